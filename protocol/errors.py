@@ -1,0 +1,104 @@
+"""Error codes as they stand on the wire, and the exceptions that carry them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorType:
+    """What follows `ERR `: the text exactly as sent."""
+
+    text: bytes
+
+    def __str__(self) -> str:
+        return self.text.decode("ascii", "backslashreplace")
+
+
+BLOCK = ErrorType(b"BLOCK")
+SESSION = ErrorType(b"SESSION")
+CMD_UNKNOWN = ErrorType(b"CMD UNKNOWN")
+CMD_SYNTAX = ErrorType(b"CMD SYNTAX")
+CMD_PROHIBITED = ErrorType(b"CMD PROHIBITED")
+CMD_NO_AUTH = ErrorType(b"CMD NO_AUTH")
+CMD_HAS_AUTH = ErrorType(b"CMD HAS_AUTH")
+CMD_NO_ENTITY = ErrorType(b"CMD NO_ENTITY")
+AUTH = ErrorType(b"AUTH")
+SERVICE = ErrorType(b"SERVICE")
+QUOTA = ErrorType(b"QUOTA")
+NO_MSG = ErrorType(b"NO_MSG")
+LARGE_MSG = ErrorType(b"LARGE_MSG")
+INTERNAL = ErrorType(b"INTERNAL")
+
+MAX_STORE_TEXT = 200
+"Keeps an `ERR STORE …` answer inside one NTF block."
+
+
+def store_error(text: str) -> ErrorType:
+    return ErrorType(b"STORE " + text.encode("ascii", "replace")[:MAX_STORE_TEXT])
+
+
+class ProtocolError(Exception):
+    """The peer sent something it should not have; `error` is the answer it deserves."""
+
+    def __init__(self, error: ErrorType) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class DecodeError(ProtocolError):
+    """Bytes that do not parse. Never says what the bytes were: they may hold keys."""
+
+    def __init__(self, error: ErrorType = BLOCK) -> None:
+        super().__init__(error)
+
+
+class TooLarge(ProtocolError):
+    """A message of ours does not fit in a block."""
+
+    def __init__(self) -> None:
+        super().__init__(LARGE_MSG)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportErrorType:
+    """The error set of the handshake layer, as text: `VERSION`, `HANDSHAKE IDENTITY`…"""
+
+    text: bytes
+
+    def __str__(self) -> str:
+        return self.text.decode("ascii")
+
+
+TE_BLOCK = TransportErrorType(b"BLOCK")
+TE_VERSION = TransportErrorType(b"VERSION")
+TE_LARGE_MSG = TransportErrorType(b"LARGE_MSG")
+TE_SESSION = TransportErrorType(b"SESSION")
+TE_NO_AUTH = TransportErrorType(b"NO_AUTH")
+TE_PARSE = TransportErrorType(b"HANDSHAKE PARSE")
+TE_IDENTITY = TransportErrorType(b"HANDSHAKE IDENTITY")
+TE_BAD_AUTH = TransportErrorType(b"HANDSHAKE BAD_AUTH")
+TE_BAD_SERVICE = TransportErrorType(b"HANDSHAKE BAD_SERVICE")
+
+TRANSPORT_ERRORS = {
+    e.text: e
+    for e in (
+        TE_BLOCK,
+        TE_VERSION,
+        TE_LARGE_MSG,
+        TE_SESSION,
+        TE_NO_AUTH,
+        TE_PARSE,
+        TE_IDENTITY,
+        TE_BAD_AUTH,
+        TE_BAD_SERVICE,
+    )
+}
+
+
+class HandshakeError(Exception):
+    """The handshake ends here; `error` says why in the protocol's words."""
+
+    def __init__(self, error: TransportErrorType) -> None:
+        super().__init__(str(error))
+        self.error = error

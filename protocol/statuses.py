@@ -1,0 +1,205 @@
+"""Token and subscription states: what the words are, and which input moves which state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from protocol.encoding import Reader
+from protocol.errors import DecodeError
+
+
+class IllegalMove(Exception):
+    """A state was given an input that its table does not list."""
+
+
+class InvalidReason(StrEnum):
+    BAD = "BAD"
+    TOPIC = "TOPIC"
+    EXPIRED = "EXPIRED"
+    UNREGISTERED = "UNREGISTERED"
+
+
+class TokenStatus(StrEnum):
+    NEW = "NEW"
+    REGISTERED = "REGISTERED"
+    INVALID = "INVALID"
+    INVALID_BAD = "INVALID,BAD"
+    INVALID_TOPIC = "INVALID,TOPIC"
+    INVALID_EXPIRED = "INVALID,EXPIRED"
+    INVALID_UNREGISTERED = "INVALID,UNREGISTERED"
+    CONFIRMED = "CONFIRMED"
+    ACTIVE = "ACTIVE"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def is_invalid(self) -> bool:
+        return self.value.startswith("INVALID")
+
+    @property
+    def allows_verification(self) -> bool:
+        return self in _VERIFIABLE
+
+    @property
+    def allows_subscriptions(self) -> bool:
+        """ACTIVE, and dead ones: their client may be about to repair them."""
+        return self is TokenStatus.ACTIVE or self is TokenStatus.EXPIRED or self.is_invalid
+
+
+_VERIFIABLE = frozenset({TokenStatus.REGISTERED, TokenStatus.CONFIRMED, TokenStatus.ACTIVE})
+
+INVALID_FOR_REASON: Mapping[InvalidReason, TokenStatus] = {
+    InvalidReason.BAD: TokenStatus.INVALID_BAD,
+    InvalidReason.TOPIC: TokenStatus.INVALID_TOPIC,
+    InvalidReason.EXPIRED: TokenStatus.INVALID_EXPIRED,
+    InvalidReason.UNREGISTERED: TokenStatus.INVALID_UNREGISTERED,
+}
+
+
+class TokenInput(Enum):
+    REGISTERED_AGAIN = "TNEW repeated"
+    VERIFICATION_ACCEPTED = "the provider took the verification push"
+    CODE_MATCHED = "TVFY with the right code"
+    REPLACED = "TRPL"
+
+
+def _token_moves() -> dict[tuple[TokenStatus, TokenInput], TokenStatus]:
+    moves = {
+        (TokenStatus.REGISTERED, TokenInput.VERIFICATION_ACCEPTED): TokenStatus.CONFIRMED,
+        # A repeated verification push may be accepted late; it never takes a state back.
+        (TokenStatus.CONFIRMED, TokenInput.VERIFICATION_ACCEPTED): TokenStatus.CONFIRMED,
+        (TokenStatus.ACTIVE, TokenInput.VERIFICATION_ACCEPTED): TokenStatus.ACTIVE,
+    }
+    for status in TokenStatus:
+        if status.allows_verification:
+            moves[status, TokenInput.CODE_MATCHED] = TokenStatus.ACTIVE
+        dead = status.is_invalid or status in (TokenStatus.EXPIRED, TokenStatus.NEW)
+        moves[status, TokenInput.REGISTERED_AGAIN] = TokenStatus.REGISTERED if dead else status
+        moves[status, TokenInput.REPLACED] = TokenStatus.REGISTERED
+    return moves
+
+
+TOKEN_MOVES: Mapping[tuple[TokenStatus, TokenInput], TokenStatus] = _token_moves()
+
+
+def move_token(status: TokenStatus, event: TokenInput) -> TokenStatus:
+    try:
+        return TOKEN_MOVES[status, event]
+    except KeyError:
+        raise IllegalMove(f"token {status}: {event.value}") from None
+
+
+def pull_token_status(r: Reader) -> TokenStatus:
+    try:
+        return TokenStatus(r.pull_tail().decode("ascii"))
+    except ValueError:
+        raise DecodeError from None
+
+
+def token_status_text(status: TokenStatus, with_reason: bool) -> bytes:
+    text = status.value if with_reason else status.value.partition(",")[0]
+    return text.encode("ascii")
+
+
+class SubState(StrEnum):
+    NEW = "NEW"
+    PENDING = "PENDING"
+    ACTIVE = "ACTIVE"
+    INACTIVE = "INACTIVE"
+    END = "END"
+    DELETED = "DELETED"
+    AUTH = "AUTH"
+    SERVICE = "SERVICE"
+    ERR = "ERR"
+
+
+SUBSCRIBABLE = frozenset({SubState.NEW, SubState.PENDING, SubState.ACTIVE, SubState.INACTIVE})
+"Subscribed at start-up and after every reconnection."
+
+RETRIED_SLOWLY = frozenset({SubState.END, SubState.SERVICE, SubState.ERR})
+"Tried again with a slow back-off; AUTH and DELETED are final until SNEW comes again."
+
+MAX_ERROR_DETAIL = 200
+"Keeps `SUB ERR …` inside one NTF block."
+
+
+@dataclass(frozen=True, slots=True)
+class SubStatus:
+    """A state, and for ERR the router's words."""
+
+    state: SubState
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"ERR {self.detail}" if self.state is SubState.ERR else self.state.value
+
+    @classmethod
+    def error(cls, detail: str) -> SubStatus:
+        return cls(SubState.ERR, detail.encode("ascii", "replace")[:MAX_ERROR_DETAIL].decode())
+
+    @classmethod
+    def parse(cls, text: str) -> SubStatus:
+        word, _, detail = text.partition(" ")
+        try:
+            state = SubState(word)
+        except ValueError:
+            raise DecodeError from None
+        if (state is SubState.ERR) != (" " in text):
+            raise DecodeError
+        return cls(state, detail)
+
+
+def pull_sub_status(r: Reader) -> SubStatus:
+    try:
+        return SubStatus.parse(r.pull_tail().decode("utf-8"))
+    except UnicodeDecodeError:
+        raise DecodeError from None
+
+
+class SubInput(Enum):
+    HANDED_OVER = "given to the router's subscriber"
+    SUBSCRIBED = "SOK"
+    DISCONNECTED = "the router's connection dropped"
+    ENDED = "END"
+    QUEUE_DELETED = "DELD"
+    REFUSED = "ERR AUTH"
+    SERVICE_REFUSED = "ERR SERVICE"
+    FAILED = "another error of the router"
+    CREATED_AGAIN = "SNEW repeated"
+    RETRIED = "the slow back-off elapsed"
+
+
+_EVENT_TARGETS = {
+    SubInput.SUBSCRIBED: SubState.ACTIVE,
+    SubInput.ENDED: SubState.END,
+    SubInput.QUEUE_DELETED: SubState.DELETED,
+    SubInput.REFUSED: SubState.AUTH,
+    SubInput.SERVICE_REFUSED: SubState.SERVICE,
+    SubInput.FAILED: SubState.ERR,
+}
+
+
+def _sub_moves() -> dict[tuple[SubState, SubInput], SubState]:
+    moves = {(state, event): target for event, target in _EVENT_TARGETS.items() for state in SubState}
+    for state in SubState:
+        alive = state in SUBSCRIBABLE
+        # A dropped connection says nothing new about queues that were not subscribed.
+        moves[state, SubInput.DISCONNECTED] = SubState.INACTIVE if state is SubState.ACTIVE else state
+        moves[state, SubInput.CREATED_AGAIN] = state if alive else SubState.NEW
+        if alive:
+            moves[state, SubInput.HANDED_OVER] = SubState.PENDING
+        if state in RETRIED_SLOWLY:
+            moves[state, SubInput.RETRIED] = SubState.PENDING
+    return moves
+
+
+SUB_MOVES: Mapping[tuple[SubState, SubInput], SubState] = _sub_moves()
+
+
+def move_sub(state: SubState, event: SubInput) -> SubState:
+    try:
+        return SUB_MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"subscription {state}: {event.value}") from None
