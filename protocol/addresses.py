@@ -12,7 +12,9 @@ KEY_HASH_SIZE = 32
 SMP_PORT = 5223
 NTF_PORT = 443
 
-_ADDRESS = re.compile(rb"([a-z]+)://([A-Za-z0-9_=-]+)@([^/@:,\s]+(?:,[^/@:,\s]+)*)(?::([0-9]{1,5}))?", re.ASCII)
+_ADDRESS = re.compile(
+    rb"([a-z]+)://([A-Za-z0-9_=-]+)@([^/@:,\s]+(?:,[^/@:,\s]+)*)(?::([0-9]{1,5}))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,169 @@
+"""Rows of the store as values. Keys and codes are never part of a repr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, NewType
+
+from protocol.addresses import SmpServer
+from protocol.device_token import DeviceToken
+from protocol.encoding import EntityId
+from protocol.statuses import SubStatus, TokenStatus
+
+TokenKey = NewType("TokenKey", int)
+"The store's own short name of a token; never leaves the server."
+SubKey = NewType("SubKey", int)
+ServerKey = NewType("ServerKey", int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    token_id: EntityId = field(repr=False)
+    device_token: DeviceToken = field(repr=False)
+    verify_key: bytes = field(repr=False)
+    "DER public key (Ed25519, Ed448 or X25519)."
+    dh_private: bytes = field(repr=False)
+    "Raw X25519 private key of the server."
+    dh_secret: bytes = field(repr=False)
+    "Raw X25519 shared secret with the device."
+    code: bytes = field(repr=False)
+    updated_on: int
+    "Start of the day (seconds): the only time that is kept."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord(NewToken):
+    key: TokenKey
+    status: TokenStatus
+    cron_minutes: int = 0
+    cron_due: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSubscription:
+    subscription_id: EntityId = field(repr=False)
+    token_key: TokenKey
+    server: SmpServer
+    notifier_id: EntityId = field(repr=False)
+    notifier_key: bytes = field(repr=False)
+    "DER private key, as it came in SNEW."
+
+
+class CreatedSubscription(NamedTuple):
+    """`created` is False for a repeated SNEW: the id is the one given first.
+    `status` is the row's after the call: a repeat revives END, DELETED, AUTH, SERVICE and ERR to NEW."""
+
+    subscription_id: EntityId
+    sub_key: SubKey
+    server_key: ServerKey
+    created: bool
+    status: SubStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionRecord:
+    """A subscription with what is needed to authorise a command on it."""
+
+    key: SubKey
+    subscription_id: EntityId = field(repr=False)
+    server_key: ServerKey
+    notifier_id: EntityId = field(repr=False)
+    status: SubStatus
+    associated: bool
+    token_key: TokenKey
+    token_id: EntityId = field(repr=False)
+    verify_key: bytes = field(repr=False)
+
+
+class QueueRow(NamedTuple):
+    """What a router's subscriber needs of a subscription. Do not print: holds the notifier key."""
+
+    key: SubKey
+    notifier_id: EntityId
+    notifier_key: bytes
+    associated: bool
+
+
+class LiveQueue(NamedTuple):
+    """A queue whose row was deleted: the subscriber forgets it."""
+
+    server_key: ServerKey
+    notifier_id: EntityId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceCredentials:
+    chain: tuple[bytes, ...] = field(repr=False)
+    private_key: bytes = field(repr=False)
+    "DER PKCS#8 Ed25519."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRecord:
+    key: ServerKey
+    server: SmpServer
+    credentials: ServiceCredentials | None
+    service_id: EntityId | None = field(repr=False)
+    associated_count: int
+    associated_hash: bytes
+    "XOR of MD5 of the associated notifier ids, kept in the transaction that changes them."
+
+
+class Notification(NamedTuple):
+    """One NMSG. Do not print."""
+
+    notifier_id: EntityId
+    nonce: bytes
+    meta: bytes
+
+
+class Stored(NamedTuple):
+    """Where a notification went: the token to push to, or None if it has no ACTIVE token."""
+
+    token_key: TokenKey | None
+    sub_key: SubKey | None
+
+
+class LastNotification(NamedTuple):
+    """An entry of a token's list. `seq` rises with every NMSG; a newer one of the queue replaces it."""
+
+    sub_key: SubKey
+    seq: int
+    server: SmpServer
+    notifier_id: EntityId
+    received_at: int
+    nonce: bytes
+    meta: bytes
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPush:
+    """A token with its last notifications, oldest first: every unsent one and the newest sent ones."""
+
+    token: TokenRecord
+    entries: tuple[LastNotification, ...] = field(repr=False)
+
+
+class SentEntry(NamedTuple):
+    token_key: TokenKey
+    sub_key: SubKey
+    seq: int
+
+
+class StatusChange(NamedTuple):
+    """New status of a queue; `retry_at` (seconds) for END, SERVICE and ERR is the store's business."""
+
+    notifier_id: EntityId
+    status: SubStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    tokens: int
+    active_tokens: int
+    subscriptions: int
+    active_subscriptions: int
+    associated_subscriptions: int
+    servers: int
+    unsent_notifications: int
