@@ -1,0 +1,349 @@
+"""Journal segments on disk: an open Arrow stream that survives kill -9, sealed into Parquet or JSON Lines.
+
+The open segment is a plain Arrow IPC stream whose every batch is complete once written, so a process that
+dies leaves a readable file. Sealing turns it into `date=YYYY-MM-DD/<writer>-<first seq>.parquet`: written
+under a hidden name, fsynced, renamed. A crash between any two of these steps is repaired by `recover` in the
+next process; sealing twice gives the same name and the same events.
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from store.journal_schema import COLUMNS, OPEN_PREFIX, ColumnType, pseudonym
+
+log = logging.getLogger(__name__)
+
+Row = tuple[
+    int,  # time
+    str,  # event
+    str | None,  # server
+    str | None,  # provider
+    bytes | None,  # token, raw
+    bytes | None,  # subscription, raw
+    str | None,  # status_from
+    str | None,  # status_to
+    int | None,  # latency_us
+    str | None,  # error
+    int | None,  # count
+    int | None,  # total
+]
+"""One event before it has a writer, a number and pseudonyms."""
+
+ARROW_TYPES: dict[ColumnType, pa.DataType] = {
+    "timestamp_us": pa.timestamp("us", tz="UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int64": pa.int64(),
+}
+SCHEMA = pa.schema([pa.field(c.name, ARROW_TYPES[c.type], nullable=not c.required) for c in COLUMNS])
+
+DAY_US = 86_400_000_000
+MAX_TEXT = 100  # longer texts are no host, status or class: cut, so that no peer can fill the journal
+PSEUDONYMS_KEPT = 100_000  # about 15 MB; ids that come again are looked up, not hashed again
+DELTA_COLUMNS = ("time", "seq")
+
+ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class SegmentWriter:
+    """Appends rows to segments of one writer. Used from one thread at a time; never raises for a bad disk.
+
+    Rows that could not be written wait for the next call, up to `pending_limit`; the oldest beyond that are
+    counted in `lost`.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        key: bytes,
+        writer_id: bytes,
+        file_format: Literal["parquet", "jsonl"] = "parquet",
+        segment_bytes: int,
+        segment_us: int,
+        pending_limit: int,
+    ) -> None:
+        self.written = 0
+        self.rejected = 0
+        self.lost = 0
+        self._folder = folder
+        self._key = key
+        self._writer_id = writer_id
+        self._format: Literal["parquet", "jsonl"] = file_format
+        self._segment_bytes = segment_bytes
+        self._segment_us = segment_us
+        self._pending_limit = pending_limit
+        self._pending: list[Row] = []
+        self._pseudonyms: dict[bytes, bytes] = {}
+        self._open: OpenSegment | None = None
+        self._unsealed: list[Path] = []
+        self._failing = False
+
+    def write(self, rows: list[Row], now: int) -> None:
+        """Append rows, seal what is due at `now` (microseconds)."""
+        rows = self._pending + rows if self._pending else rows
+        self._pending = []
+        done = 0
+        try:
+            for run in runs_of_one_day(rows):
+                self._append(run)
+                done += len(run)
+            self._seal_if_due(now)
+            self._seal_leftovers()
+        except OSError as error:
+            self._keep(rows[done:])
+            if not self._failing:
+                log.warning("journal: cannot write to %s: %s", self._folder, error.strerror)
+        self._failing = bool(self._pending)
+
+    def close(self) -> None:
+        """Seal the open segment; if the disk refuses, the next process does it."""
+        try:
+            self._rotate()
+            self._seal_leftovers()
+        except OSError as error:
+            log.warning("journal: cannot seal a segment in %s: %s", self._folder, error.strerror)
+        self.lost += len(self._pending)
+        self._pending = []
+
+    def recover(self) -> None:
+        """Seal what processes that died have left open; those of living ones are locked and left alone."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in sorted(self._folder.glob(f"{OPEN_PREFIX}*")):
+                seal_abandoned(path, self._folder, self._format)
+        except OSError as error:
+            log.warning("journal: cannot recover segments in %s: %s", self._folder, error.strerror)
+
+    def _keep(self, rows: list[Row]) -> None:
+        surplus = max(0, len(rows) - self._pending_limit)
+        self.lost += surplus
+        self._pending = rows[surplus:]
+
+    def _append(self, rows: list[Row]) -> None:
+        day = rows[0][0] // DAY_US
+        if self._open is not None and self._open.day != day:
+            self._rotate()
+        batch = self._batch(rows)
+        if self._open is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open = OpenSegment(self._folder, self._writer_id, self.written, rows[0][0])
+        self._open.append(batch)
+        self.written += batch.num_rows
+
+    def _batch(self, rows: list[Row]) -> pa.RecordBatch:
+        try:
+            return self._convert(rows)
+        except ARROW_ERRORS:
+            good = [row for row in rows if self._is_good(row)]
+            self.rejected += len(rows) - len(good)
+            log.warning("journal: %d malformed events left out", len(rows) - len(good))
+            return self._convert(good)
+
+    def _is_good(self, row: Row) -> bool:
+        try:
+            self._convert([row])
+        except ARROW_ERRORS:
+            return False
+        return True
+
+    def _convert(self, rows: list[Row]) -> pa.RecordBatch:
+        size = len(rows)
+        columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * 12
+        time, event, server, provider, token, subscription, *rest = columns
+        status_from, status_to, latency, error, count, total = rest
+        values = [
+            time,
+            event,
+            pa.repeat(pa.scalar(self._writer_id, pa.binary()), size),
+            pa.arange(self.written, self.written + size),
+            texts(server),
+            texts(provider),
+            self._names(token),
+            self._names(subscription),
+            texts(status_from),
+            texts(status_to),
+            latency,
+            texts(error),
+            count,
+            total,
+        ]
+        arrays = [
+            v if isinstance(v, pa.Array) else pa.array(v, field.type)
+            for v, field in zip(values, SCHEMA, strict=True)
+        ]
+        return pa.record_batch(arrays, schema=SCHEMA)
+
+    def _names(self, ids: Sequence[bytes | None]) -> list[bytes | None]:
+        known = self._pseudonyms
+        if len(known) > PSEUDONYMS_KEPT:
+            known.clear()
+        for entity_id in set(ids).difference(known):
+            if entity_id is not None:
+                known[entity_id] = pseudonym(self._key, entity_id)
+        lookup = known.get
+        return [None if entity_id is None else lookup(entity_id) for entity_id in ids]
+
+    def _seal_if_due(self, now: int) -> None:
+        segment = self._open
+        if segment is None:
+            return
+        too_old = now - segment.opened_at >= self._segment_us or now < segment.opened_at - self._segment_us
+        if too_old or segment.size >= self._segment_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        """End the open segment; a disk that refuses the sealed form leaves it for `_seal_leftovers`."""
+        if self._open is not None:
+            segment, self._open = self._open, None
+            segment.close()
+            self._unsealed.append(segment.path)
+
+    def _seal_leftovers(self) -> None:
+        while self._unsealed:
+            seal(self._unsealed[0], self._folder, self._format)
+            del self._unsealed[0]
+
+
+def runs_of_one_day(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows in order, cut wherever the day changes."""
+    times = [row[0] for row in rows]
+    if rows and min(times) // DAY_US == max(times) // DAY_US:
+        yield rows
+        return
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or times[end] // DAY_US != times[start] // DAY_US:
+            yield rows[start:end]
+            start = end
+
+
+def texts(values: Sequence[str | None]) -> Sequence[str | None]:
+    """Values cut to `MAX_TEXT`."""
+    distinct = set(values)
+    if all(v is None or len(v) <= MAX_TEXT for v in distinct):
+        return values
+    return [None if v is None else v[:MAX_TEXT] for v in values]
+
+
+class OpenSegment:
+    """An Arrow IPC stream being appended to. After a failed append the file ends with the last good batch."""
+
+    def __init__(self, folder: Path, writer_id: bytes, first_seq: int, opened_at: int) -> None:
+        self.opened_at = opened_at
+        self.day = opened_at // DAY_US
+        self.path = folder / f"{OPEN_PREFIX}{writer_id.hex()}-{first_seq:015d}.arrows"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.size = 0
+        self._write(SCHEMA.serialize())
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write one batch whole or not at all."""
+        if batch.num_rows:
+            self._write(batch.serialize())
+
+    def _write(self, message: pa.Buffer) -> None:
+        view = memoryview(message)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, self.size)
+            os.lseek(self._fd, self.size, os.SEEK_SET)
+            raise
+        self.size += message.size
+
+    def close(self) -> None:
+        """Release the file; it stays where it is."""
+        os.close(self._fd)
+
+
+def seal_abandoned(path: Path, folder: Path, file_format: Literal["parquet", "jsonl"]) -> None:
+    """Seal an open segment unless a living process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seal(path, folder, file_format)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(fd)
+
+
+def seal(path: Path, folder: Path, file_format: Literal["parquet", "jsonl"]) -> None:
+    """Turn an open segment into its final file and remove it."""
+    batches = list(whole_batches(path))
+    if batches:
+        day = batches[0].column("time")[0].value // DAY_US
+        partition = folder / f"date={datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"
+        partition.mkdir(mode=0o700, exist_ok=True)
+        target = partition / f"{path.stem.removeprefix(OPEN_PREFIX)}.{file_format}"
+        draft = partition / f".{target.name}.draft"
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                (write_parquet if file_format == "parquet" else write_jsonl)(batches, file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_folder(partition)
+        sync_folder(folder)
+    path.unlink(missing_ok=True)
+
+
+def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow stream up to its end or to the first that is cut off or damaged."""
+    content = path.read_bytes()  # what fails while reading is the disk; what fails below is the content
+    with contextlib.suppress(pa.ArrowException, OSError):
+        for batch in pa.ipc.open_stream(content):
+            batch.validate(full=True)
+            yield batch
+
+
+def write_parquet(batches: Sequence[pa.RecordBatch], file: Any) -> None:
+    """Write one Parquet file whose pages carry checksums."""
+    with pq.ParquetWriter(
+        file,
+        SCHEMA,
+        compression="zstd",
+        use_dictionary=[name for name in SCHEMA.names if name not in (*DELTA_COLUMNS, "latency_us")],
+        column_encoding=dict.fromkeys(DELTA_COLUMNS, "DELTA_BINARY_PACKED"),
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_table(pa.Table.from_batches(batches, SCHEMA))
+
+
+def write_jsonl(batches: Sequence[pa.RecordBatch], file: Any) -> None:
+    """Write one JSON object per event; times in ISO 8601, binary values in base64, absent values left out."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            file.write(json.dumps({k: as_json(v) for k, v in row.items() if v is not None}).encode() + b"\n")
+
+
+def as_json(value: object) -> object:
+    """A column's value as JSON."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames within the folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
