@@ -1,0 +1,424 @@
+"""APNs through aioapns, whose connection and pool are extended so that every send ends.
+
+aioapns 4.0 matches answers by a header that not every answer has, reads error texts frame by frame, keeps
+finished requests for ever, fails when a flow-control window is used up and forgets resets, silence and
+GOAWAY. The subclasses here keep one exchange per stream instead, with a queue for what has to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from typing import Any, Final
+
+from aioapns.common import NotificationRequest, NotificationResult, PushType
+from aioapns.connection import APNsBaseConnectionPool, APNsTLSClientProtocol
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+
+from ntf_server.push.apns_client import ApnsRequest
+from ntf_server.push.http2 import (
+    CONNECT_TIMEOUT,
+    MAX_BODY,
+    MIN_LANE_AGE,
+    Origin,
+    OriginLimits,
+    Response,
+    TransportError,
+    closed_error,
+)
+
+MAX_ATTEMPTS: Final = 5  # on other connections, for requests that the peer did not process
+MAX_STREAMS: Final = 250  # per connection: h2 looks at all open streams whenever one is opened
+MAX_CONNECTIONS: Final = 4
+IDLE_TIME: Final = 120.0  # seconds without a request after which a connection is closed
+FIRST_STREAM: Final = 1
+LAST_STREAM: Final = 2**31 - 1
+
+
+class NotProcessedError(Exception):
+    """The peer has provably not processed the request: it may be sent again."""
+
+
+class _H2(H2Connection):
+    """Goes on receiving after GOAWAY: streams up to its last one are still answered."""
+
+    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
+        event = ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
+
+
+class _Exchange(NotificationRequest):
+    """A request together with what came back so far."""
+
+    __slots__ = ("answer", "connection", "done", "request", "started", "status", "stream_id", "unsent")
+
+    def __init__(self, request: ApnsRequest) -> None:
+        super().__init__(
+            request.device_token,
+            {},
+            notification_id=request.push_id,
+            priority=request.priority,
+            push_type=PushType(request.push_type),
+            apns_topic=request.topic,
+        )
+        self.request = request
+        self.connection: ApnsConnection | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare for a connection."""
+        self.done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.unsent = memoryview(self.request.body)
+        self.answer = bytearray()
+        self.status = 0
+        self.stream_id: int | None = None
+        self.started = time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        """End without an answer."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Header fields of the request."""
+        request = self.request
+        fields = [
+            (":method", "POST"),
+            (":scheme", "https"),
+            (":authority", request.origin.host),
+            (":path", f"/3/device/{self.device_token}"),
+            ("authorization", request.authorization),
+            ("apns-id", request.push_id),
+            ("apns-topic", request.topic),
+            ("apns-push-type", request.push_type),
+            ("apns-priority", str(request.priority)),
+            ("content-type", "application/json"),
+        ]
+        if request.expiration is not None:
+            fields.append(("apns-expiration", str(request.expiration)))
+        return fields
+
+
+class _Result(NotificationResult):
+    """aioapns' result with the whole answer."""
+
+    __slots__ = ("response",)
+
+    def __init__(self, notification_id: str, response: Response) -> None:
+        super().__init__(notification_id, str(response.status))
+        self.response = response
+
+
+class ApnsConnection(APNsTLSClientProtocol):
+    """One HTTP/2 connection with APNs."""
+
+    INACTIVITY_TIME = int(IDLE_TIME)
+
+    def __init__(self, pool: ApnsPool) -> None:
+        super().__init__("", asyncio.get_running_loop())
+        self.conn = _H2()
+        self.created = self.heard = time.monotonic()
+        self._pool = pool
+        self._used = self.created
+        self._open: dict[int, _Exchange] = {}
+        self._blocked: dict[int, _Exchange] = {}
+        self._waiting: deque[_Exchange] = deque()
+        self._next_stream = FIRST_STREAM
+        self._max_streams = 1  # until the peer's SETTINGS say more
+        self._retired = False
+
+    async def send_notification(self, request: NotificationRequest) -> _Result:
+        """The answer to a request; NotProcessedError if it may be sent on another connection."""
+        assert isinstance(request, _Exchange)
+        request.begin()
+        request.connection = self
+        if self._retired:
+            raise NotProcessedError
+        self._waiting.append(request)
+        self._pump()
+        try:
+            return _Result(request.notification_id, await request.done)
+        finally:
+            self._forget(request)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another connection would serve a new request sooner."""
+        return len(self._open) + len(self._waiting) >= self._max_streams
+
+    @property
+    def load(self) -> int:
+        """Requests under way or waiting."""
+        return len(self._open) + len(self._waiting)
+
+    def retire(self) -> None:
+        """Take no more requests; close when those under way have ended."""
+        if not self._retired:
+            self._retired = True
+            self._pool.discard_connection(self)
+            while self._waiting:
+                self._waiting.popleft().fail(NotProcessedError())
+        if not self._open:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the peer sent."""
+        try:
+            for event in self.conn.receive_data(data):
+                self._on_event(event)
+        except ProtocolError:
+            self._drop("the service broke the HTTP/2 protocol")
+            return
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what was sent, give back what was not."""
+        if self.inactivity_timer:
+            self.inactivity_timer.cancel()
+        self._fail_open(TransportError("the connection was lost", whole_origin=True))
+        self.retire()
+
+    def refresh_inactivity_timer(self) -> None:
+        """Called with every write: notes the time, for one timer that stays."""
+        self._used = time.monotonic()
+        if self.inactivity_timer is None:
+            self.inactivity_timer = self.loop.call_later(IDLE_TIME, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self.inactivity_timer = None
+        left = self._used + IDLE_TIME - time.monotonic()
+        if self._open or left > 0:
+            self.inactivity_timer = self.loop.call_later(max(left, 1.0), self._check_idle)
+        else:
+            self.retire()
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case ResponseReceived(stream_id=stream_id, headers=headers) if stream_id in self._open:
+                self._open[stream_id].status = int(dict(headers)[b":status"])
+            case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=length):
+                self.conn.acknowledge_received_data(length, stream_id)
+                self._on_data(stream_id, data)
+            case StreamEnded(stream_id=stream_id) if stream_id in self._open:
+                self._on_answer(self._open[stream_id])
+            case StreamReset(stream_id=stream_id, error_code=code) if stream_id in self._open:
+                self._on_reset(self._open[stream_id], code)
+            case ConnectionTerminated(last_stream_id=last_stream_id):
+                self._on_goaway(last_stream_id or 0)
+            case RemoteSettingsChanged():
+                self._max_streams = min(MAX_STREAMS, self.conn.remote_settings.max_concurrent_streams)
+            case WindowUpdated() | _:
+                pass  # _pump looks at the windows after each batch of events
+
+    def _on_data(self, stream_id: int, data: bytes) -> None:
+        exchange = self._open.get(stream_id)
+        if exchange is None:
+            return
+        exchange.answer += data
+        if len(exchange.answer) > MAX_BODY:
+            exchange.fail(TransportError("the answer is too long", whole_origin=False))
+
+    def _on_answer(self, exchange: _Exchange) -> None:
+        self.heard = time.monotonic()
+        if not exchange.done.done():
+            exchange.done.set_result(Response(exchange.status, bytes(exchange.answer)))
+        if exchange.status >= 500 and self.heard - self.created > MIN_LANE_AGE:
+            self.retire()
+
+    def _on_reset(self, exchange: _Exchange, code: int | None) -> None:
+        if code == ErrorCodes.REFUSED_STREAM:
+            exchange.fail(NotProcessedError())
+        elif exchange.status == 0:
+            exchange.fail(TransportError(f"the stream was reset with code {code}", whole_origin=False))
+        else:
+            self._on_answer(exchange)
+
+    def _on_goaway(self, last_stream_id: int) -> None:
+        for stream_id, exchange in self._open.items():
+            if stream_id > last_stream_id:
+                exchange.fail(NotProcessedError())
+        self.retire()
+
+    def _pump(self) -> None:
+        """Send what streams and windows allow, with one write."""
+        for exchange in list(self._blocked.values()):
+            self._send_body(exchange)
+        while self._waiting and len(self._open) < self._max_streams:
+            exchange = self._waiting.popleft()
+            if not exchange.done.done():
+                self._start(exchange)
+        if self.transport is not None and not self.transport.is_closing():
+            self.flush()
+
+    def _start(self, exchange: _Exchange) -> None:
+        stream_id = self._next_stream
+        if stream_id > LAST_STREAM:
+            exchange.fail(NotProcessedError())
+            self.retire()
+            return
+        self._next_stream += 2
+        exchange.stream_id = stream_id
+        self._open[stream_id] = exchange
+        self.conn.send_headers(stream_id, exchange.headers())
+        self._send_body(exchange)
+
+    def _send_body(self, exchange: _Exchange) -> None:
+        stream_id, unsent = exchange.stream_id, exchange.unsent
+        assert stream_id is not None
+        while unsent:
+            room = min(self.conn.local_flow_control_window(stream_id), self.conn.max_outbound_frame_size)
+            if room <= 0:
+                self._blocked[stream_id] = exchange
+                break
+            self.conn.send_data(stream_id, unsent[:room].tobytes(), end_stream=room >= len(unsent))
+            unsent = unsent[room:]
+        else:
+            self._blocked.pop(stream_id, None)
+        exchange.unsent = unsent
+
+    def _forget(self, exchange: _Exchange) -> None:
+        """The end of an exchange: answered, failed or given up."""
+        if exchange.stream_id is None:
+            return
+        if self._open.pop(exchange.stream_id, None) is None:
+            return
+        self._blocked.pop(exchange.stream_id, None)
+        self._reset(exchange.stream_id)
+        self._pump()
+        if self._retired:
+            self.retire()
+
+    def _reset(self, stream_id: int) -> None:
+        """Tell the peer about a stream that was given up; one that has ended needs nothing."""
+        try:
+            self.conn.reset_stream(stream_id, ErrorCodes.CANCEL)
+        except ProtocolError:
+            return
+
+    def _drop(self, reason: str) -> None:
+        self._fail_open(TransportError(reason, whole_origin=True))
+        self.retire()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _fail_open(self, error: Exception) -> None:
+        for exchange in self._open.values():
+            exchange.fail(error)
+
+
+class ApnsPool(APNsBaseConnectionPool):
+    """The connections with one origin."""
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(topic="", max_connections=MAX_CONNECTIONS)
+        self._origin = origin
+        self._live: list[ApnsConnection] = []
+        self.ssl_context = ssl.create_default_context(cafile=origin.ca_file)
+        self.ssl_context.set_alpn_protocols(["h2"])
+
+    async def create_connection(self) -> ApnsConnection:
+        """A new connection with a verified peer."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                _, connection = await self.loop.create_connection(
+                    lambda: ApnsConnection(self), self._origin.host, self._origin.port, ssl=self.ssl_context
+                )
+        except ssl.SSLCertVerificationError as error:
+            reason = f"certificate refused: {error.verify_message}"
+            raise TransportError(reason, whole_origin=True) from None
+        except (OSError, TimeoutError) as error:
+            reason = f"cannot connect: {type(error).__name__}"
+            raise TransportError(reason, whole_origin=True) from None
+        return connection
+
+    def discard_connection(self, connection: Any) -> None:
+        """Hand the connection out no more."""
+        if connection in self._live:
+            self._live.remove(connection)
+
+    async def acquire(self) -> ApnsConnection:
+        """A connection with a free stream, or the least loaded one if all are in use."""
+        free = self._free()
+        if free is not None:
+            return free
+        async with self._lock:
+            free = self._free()
+            if free is not None:
+                return free
+            if len(self._live) < self.max_connections:
+                connection = await self.create_connection()
+                self._live.append(connection)
+                return connection
+        return min(self._live, key=lambda connection: connection.load)
+
+    async def send_notification(self, request: NotificationRequest) -> _Result:
+        """The answer; requests that a connection did not process are sent on another one."""
+        for _ in range(MAX_ATTEMPTS):
+            connection = await self.acquire()
+            try:
+                return await connection.send_notification(request)
+            except NotProcessedError:
+                continue
+        raise TransportError("the service refused the stream again and again", whole_origin=True)
+
+    def close(self) -> None:
+        """Close all connections; requests under way fail."""
+        for connection in list(self._live):
+            connection._drop("the client was closed")
+
+    def _free(self) -> ApnsConnection | None:
+        return next((connection for connection in self._live if not connection.is_busy), None)
+
+
+class AioapnsClient:
+    """An ApnsClient that uses aioapns."""
+
+    def __init__(self, *, max_in_flight: int = 1000) -> None:
+        self._limits = OriginLimits(max_in_flight)
+        self._pools: dict[Origin, ApnsPool] = {}
+        self._closed = False
+
+    async def send(self, request: ApnsRequest, timeout: float) -> Response:
+        """See ApnsClient."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        async with self._limits.slot(request.origin, deadline):
+            if self._closed:
+                raise closed_error()
+            pool = self._pools.get(request.origin)
+            if pool is None:
+                pool = self._pools[request.origin] = ApnsPool(request.origin)
+            exchange = _Exchange(request)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return (await pool.send_notification(exchange)).response
+            except TimeoutError:
+                raise self._silence(exchange) from None
+
+    async def close(self) -> None:
+        """See ApnsClient."""
+        self._closed = True
+        for pool in self._pools.values():
+            pool.close()
+
+    def _silence(self, exchange: _Exchange) -> TransportError:
+        connection = exchange.connection
+        whole_origin = connection is None or connection.heard < exchange.started
+        if whole_origin and connection is not None:
+            connection.retire()  # a retry must not meet the same dead connection
+        return TransportError("no answer in time", whole_origin=whole_origin)

@@ -1,0 +1,60 @@
+"""A request to APNs, and what sends it: libcurl here, aioapns in its own module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from ntf_server.push.http2 import CurlHttp2, Origin, Response
+
+PushType = Literal["alert", "background"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApnsRequest:
+    """Everything of one push that goes over the wire."""
+
+    origin: Origin
+    device_token: str = field(repr=False)
+    push_id: str
+    topic: str
+    push_type: PushType
+    priority: int
+    authorization: str = field(repr=False)
+    body: bytes = field(repr=False)
+    expiration: int | None = None
+
+
+class ApnsClient(Protocol):
+    """Sends requests over HTTP/2."""
+
+    async def send(self, request: ApnsRequest, timeout: float) -> Response:
+        """The answer, whatever its status; TransportError if there is none within `timeout` seconds."""
+
+    async def close(self) -> None:
+        """Close connections; requests under way fail."""
+
+
+class CurlApnsClient:
+    """APNs through the shared libcurl client."""
+
+    def __init__(self, http: CurlHttp2) -> None:
+        self._http = http
+
+    async def send(self, request: ApnsRequest, timeout: float) -> Response:
+        """See ApnsClient."""
+        headers = [
+            f"authorization: {request.authorization}",
+            f"apns-id: {request.push_id}",
+            f"apns-topic: {request.topic}",
+            f"apns-push-type: {request.push_type}",
+            f"apns-priority: {request.priority}",
+            "content-type: application/json",
+        ]
+        if request.expiration is not None:
+            headers.append(f"apns-expiration: {request.expiration}")
+        path = f"/3/device/{request.device_token}"
+        return await self._http.post(request.origin, path, headers, request.body, timeout)
+
+    async def close(self) -> None:
+        """The HTTP client is shared; who made it closes it."""

@@ -1,0 +1,464 @@
+"""HTTP/2 over TLS through libcurl's multi interface, in one thread of its own.
+
+One thread drives the connections to all push services. Requests reach it through a queue, answers go back
+into the asyncio loop in batches, so that TLS and HTTP/2 framing cost the loop nothing and waking either
+side is paid once for many pushes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pycurl
+
+MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
+LANE_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
+SWEEP_INTERVAL: Final = 60.0  # how often idle lanes are looked for
+MIN_LANE_AGE: Final = 1.0  # seconds; a service that answers 5xx to some requests gets no more connections
+CONNECT_TIMEOUT: Final = 5.0
+USER_AGENT: Final = "ntf-server"
+CERTIFICATE_ERRORS: Final = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE})
+E_HTTP2_STREAM: Final = 92  # CURLE_HTTP2_STREAM, which pycurl has no name for
+STREAM_ERRORS: Final = frozenset({E_HTTP2_STREAM, pycurl.E_WRITE_ERROR})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where connections lead; requests of equal origins share them."""
+
+    host: str
+    port: int
+    address: str | None = None
+    "The only IP address to connect to; None: whatever the host name resolves to."
+    ca_file: str | None = None
+    "Trusted certificates; None: those of the system."
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    retry_after: float | None = None
+
+
+class TransportError(Exception):
+    """No answer came. `whole_origin`: other requests to the same origin must expect the same."""
+
+    def __init__(self, reason: str, *, whole_origin: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.whole_origin = whole_origin
+
+
+def closed_error() -> TransportError:
+    """What requests get that are under way when their client is closed."""
+    return TransportError("the client was closed", whole_origin=True)
+
+
+Outcome: TypeAlias = Response | TransportError
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request on its way through the thread."""
+
+    origin: Origin
+    path: str = field(repr=False)
+    headers: Sequence[str] = field(repr=False)
+    body: bytes = field(repr=False)
+    timeout: float
+    done: asyncio.Future[Response]
+    started: float = 0.0
+    lane: _Lane | None = None
+    easy: Any = None
+
+
+class OriginLimits:
+    """Bounds how many requests are under way at each origin, so that a slow one holds up only its own."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._semaphores: dict[Origin, tuple[asyncio.Semaphore, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def slot(self, origin: Origin, deadline: float) -> AsyncIterator[None]:
+        """Hold one of the origin's places; TransportError if none is free before the deadline."""
+        semaphore, users = self._semaphores.get(origin, (None, 0))
+        if semaphore is None:
+            semaphore = asyncio.Semaphore(self._limit)
+        self._semaphores[origin] = (semaphore, users + 1)
+        try:
+            await self._acquire(semaphore, deadline)
+            try:
+                yield
+            finally:
+                semaphore.release()
+        finally:
+            users = self._semaphores[origin][1] - 1
+            if users:
+                self._semaphores[origin] = (semaphore, users)
+            else:
+                del self._semaphores[origin]
+
+    async def _acquire(self, semaphore: asyncio.Semaphore, deadline: float) -> None:
+        if not semaphore.locked():
+            await semaphore.acquire()
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await semaphore.acquire()
+        except TimeoutError:
+            raise TransportError("no free stream in time", whole_origin=True) from None
+
+
+class CurlHttp2:
+    """An HTTP/2 client for many small POST requests to few origins.
+
+    Certificates and host names are verified, redirects are never followed, proxies of the environment are
+    not used. Requests that the peer provably did not process (GOAWAY, REFUSED_STREAM) are sent again on
+    another connection without the caller noticing.
+    """
+
+    def __init__(self, *, max_in_flight: int = 1000, max_connections: int = 4) -> None:
+        self._limits = OriginLimits(max_in_flight)
+        self._max_connections = max_connections
+        self._thread: _CurlThread | None = None
+        self._closed = False
+
+    async def post(
+        self, origin: Origin, path: str, headers: Sequence[str], body: bytes, timeout: float
+    ) -> Response:
+        """Answer of the peer, whatever its status; TransportError if there is none within `timeout`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        async with self._limits.slot(origin, deadline):
+            if self._closed:
+                raise closed_error()
+            if self._thread is None:
+                self._thread = _CurlThread(loop, self._max_connections)
+            left = max(deadline - loop.time(), 0.001)
+            job = _Job(origin, path, headers, body, left, loop.create_future())
+            self._thread.submit(job)
+            try:
+                return await job.done
+            except asyncio.CancelledError:
+                self._thread.abandon(job)
+                raise
+
+    async def close(self) -> None:
+        """Close all connections; requests under way fail."""
+        self._closed = True
+        if self._thread is not None:
+            await self._thread.stop()
+
+
+class _Lane:
+    """The connections to one origin, from the first request until one of them fell silent or all are idle.
+
+    A lane that is retired finishes what it has and takes nothing new: that is how a fresh connection is
+    enforced, as libcurl offers no way to close a single one.
+    """
+
+    def __init__(self, origin: Origin, selector: selectors.BaseSelector, max_connections: int) -> None:
+        self.origin = origin
+        self.active: set[_Job] = set()
+        self.deadline: float | None = None
+        self.created = time.monotonic()
+        self.last_answer = self.last_used = 0.0
+        self._selector = selector
+        self._spare: list[Any] = []
+        self.multi = pycurl.CurlMulti()
+        self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
+        self.multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+        self.multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, max_connections)
+        self.multi.setopt(pycurl.M_MAX_CONCURRENT_STREAMS, 1000)
+
+    def _on_socket(self, event: int, fd: int, _multi: object, _data: object) -> None:
+        if event == pycurl.POLL_REMOVE:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fd)
+            return
+        mask = selectors.EVENT_READ if event & pycurl.POLL_IN else 0
+        mask |= selectors.EVENT_WRITE if event & pycurl.POLL_OUT else 0
+        try:
+            self._selector.modify(fd, mask, self)
+        except KeyError:
+            self._selector.register(fd, mask, self)
+
+    def _on_timer(self, timeout_ms: int) -> None:
+        self.deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+
+    def on_ready(self, fd: int, mask: int) -> None:
+        """Let libcurl work on a socket."""
+        bits = pycurl.CSELECT_IN if mask & selectors.EVENT_READ else 0
+        bits |= pycurl.CSELECT_OUT if mask & selectors.EVENT_WRITE else 0
+        self.multi.socket_action(fd, bits)
+
+    def on_time(self) -> None:
+        """Let libcurl start new requests and look at its time limits."""
+        self.deadline = None
+        self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+
+    def start(self, job: _Job, now: float) -> None:
+        """Begin a request."""
+        easy = self._spare.pop() if self._spare else self._make_easy()
+        easy.setopt(pycurl.URL, f"https://{_url_host(self.origin.host)}:{self.origin.port}{job.path}")
+        easy.setopt(pycurl.HTTPHEADER, job.headers)
+        easy.setopt(pycurl.POSTFIELDS, job.body)
+        easy.setopt(pycurl.TIMEOUT_MS, max(1, int(job.timeout * 1000)))
+        easy.job = job
+        job.lane, job.easy, job.started = self, easy, now
+        self.last_used = now
+        self.active.add(job)
+        self.multi.add_handle(easy)
+
+    def _make_easy(self) -> Any:
+        easy = pycurl.Curl()
+        answer = bytearray()
+        easy.answer = answer
+        easy.setopt(pycurl.POST, 1)
+        easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
+        easy.setopt(pycurl.PIPEWAIT, 1)
+        easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTPS)
+        easy.setopt(pycurl.FOLLOWLOCATION, 0)
+        easy.setopt(pycurl.PROXY, "")
+        easy.setopt(pycurl.NOSIGNAL, 1)
+        easy.setopt(pycurl.TCP_KEEPALIVE, 1)
+        easy.setopt(pycurl.SSL_VERIFYPEER, 1)
+        easy.setopt(pycurl.SSL_VERIFYHOST, 2)
+        easy.setopt(pycurl.CAINFO, self.origin.ca_file or system_ca_file())
+        easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT * 1000))
+        easy.setopt(pycurl.USERAGENT, USER_AGENT)
+        easy.setopt(pycurl.WRITEFUNCTION, lambda data: _collect(answer, data))
+        if self.origin.address is not None:
+            address = _url_host(self.origin.address)
+            easy.setopt(pycurl.RESOLVE, [f"{self.origin.host}:{self.origin.port}:{address}"])
+        return easy
+
+    def collect(self, now: float) -> list[tuple[_Job, Outcome]]:
+        """Outcomes of the requests that ended since the last call."""
+        outcomes: list[tuple[_Job, Outcome]] = []
+        more = 1
+        while more:
+            more, succeeded, failed = self.multi.info_read()
+            for easy in succeeded:
+                self.last_answer = now
+                retry_after = easy.getinfo(pycurl.RETRY_AFTER)
+                response = Response(
+                    easy.getinfo(pycurl.RESPONSE_CODE),
+                    bytes(easy.answer),
+                    float(retry_after) if retry_after > 0 else None,
+                )
+                outcomes.append((self._release(easy), response))
+            for easy, code, text in failed:
+                error = self._error(easy.job, code, text)
+                outcomes.append((self._release(easy), error))
+        return outcomes
+
+    def _error(self, job: _Job, code: int, text: str) -> TransportError:
+        if code == pycurl.E_OPERATION_TIMEDOUT:
+            return TransportError("no answer in time", whole_origin=self.last_answer < job.started)
+        if code in CERTIFICATE_ERRORS:
+            return TransportError(f"certificate refused: {text}", whole_origin=True)
+        return TransportError(f"curl error {code}: {text}", whole_origin=code not in STREAM_ERRORS)
+
+    def _release(self, easy: Any) -> _Job:
+        job: _Job = easy.job
+        self.multi.remove_handle(easy)
+        self.active.discard(job)
+        easy.job = job.easy = None
+        easy.answer.clear()
+        self._spare.append(easy)
+        return job
+
+    def is_spoilt_by(self, outcome: Outcome, now: float) -> bool:
+        """Whether the next request should meet a fresh connection."""
+        if isinstance(outcome, TransportError):
+            return outcome.whole_origin
+        return outcome.status >= 500 and now - self.created > MIN_LANE_AGE
+
+    def abandon(self, job: _Job) -> None:
+        """Reset the stream of a request that nobody waits for any more."""
+        if job in self.active:
+            self._release(job.easy)
+
+    def close(self) -> None:
+        """Close the connections; the lane has no request left or all of them are given up."""
+        for job in list(self.active):
+            self.abandon(job)
+        for easy in self._spare:
+            easy.close()
+        self.multi.close()
+
+
+class _CurlThread:
+    """The push thread: everything here except submit, abandon and stop runs in it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_connections: int) -> None:
+        self._loop = loop
+        self._max_connections = max_connections
+        self._commands: deque[tuple[_Job, bool]] = deque()
+        self._awake = False
+        self._stopping = False
+        self._lanes: dict[Origin, _Lane] = {}
+        self._retired: list[_Lane] = []
+        self._outcomes: list[tuple[_Job, Outcome]] = []
+        self._next_sweep = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._bell_rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="push-http2", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: _Job) -> None:
+        """Queue a request."""
+        self._commands.append((job, True))
+        self._ring()
+
+    def abandon(self, job: _Job) -> None:
+        """Give a request up."""
+        self._commands.append((job, False))
+        self._ring()
+
+    async def stop(self) -> None:
+        """End the thread; what is under way fails."""
+        if not self._stopping:
+            self._stopping = True
+            self._awake = False
+            self._ring()
+        await asyncio.to_thread(self._thread.join)
+
+    def _ring(self) -> None:
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(OSError):
+                self._bell_rope.send(b"\0")
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._shut_down()
+
+    def _turn(self) -> None:
+        for key, mask in self._selector.select(self._wait_time()):
+            if key.data is None:
+                self._hear_bell()
+            elif self._selector.get_map().get(key.fd) is not None:
+                key.data.on_ready(key.fd, mask)
+        now = time.monotonic()
+        self._take_commands(now)
+        for lane in (*self._lanes.values(), *self._retired):
+            if lane.deadline is not None and lane.deadline <= now:
+                lane.on_time()
+            if lane.active:
+                self._collect(lane, now)
+        if self._outcomes:
+            self._hand_over()
+        if now >= self._next_sweep or self._retired:
+            self._sweep(now)
+
+    def _wait_time(self) -> float:
+        deadlines = [x.deadline for x in (*self._lanes.values(), *self._retired) if x.deadline is not None]
+        return max(0.0, min(deadlines, default=time.monotonic() + SWEEP_INTERVAL) - time.monotonic())
+
+    def _hear_bell(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(4096)
+        # Cleared before the queue is read: what is queued from now on rings again.
+        self._awake = False
+
+    def _take_commands(self, now: float) -> None:
+        while self._commands:
+            job, wanted = self._commands.popleft()
+            if not wanted:
+                if job.lane is not None:
+                    job.lane.abandon(job)
+            elif not job.done.cancelled():
+                self._start(job, now)
+
+    def _start(self, job: _Job, now: float) -> None:
+        lane = self._lanes.get(job.origin)
+        if lane is None:
+            lane = _Lane(job.origin, self._selector, self._max_connections)
+            self._lanes[job.origin] = lane
+        try:
+            lane.start(job, now)
+        except pycurl.error as error:
+            self._outcomes.append((job, TransportError(f"curl: {error}", whole_origin=True)))
+
+    def _collect(self, lane: _Lane, now: float) -> None:
+        for job, outcome in lane.collect(now):
+            self._outcomes.append((job, outcome))
+            if lane.is_spoilt_by(outcome, now) and self._lanes.get(lane.origin) is lane:
+                del self._lanes[lane.origin]
+                self._retired.append(lane)
+
+    def _hand_over(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+    def _sweep(self, now: float) -> None:
+        self._next_sweep = now + SWEEP_INTERVAL
+        for lane in [x for x in self._retired if not x.active]:
+            self._retired.remove(lane)
+            lane.close()
+        for lane in [x for x in self._lanes.values() if not x.active and now - x.last_used > LANE_IDLE]:
+            del self._lanes[lane.origin]
+            lane.close()
+
+    def _shut_down(self) -> None:
+        lanes = (*self._lanes.values(), *self._retired)
+        jobs = [job for lane in lanes for job in lane.active]
+        jobs += [job for job, wanted in self._commands if wanted]
+        self._outcomes += [(job, closed_error()) for job in jobs]
+        for lane in lanes:
+            lane.close()
+        self._hand_over()
+        self._selector.close()
+        self._bell.close()
+        self._bell_rope.close()
+
+
+def _resolve(outcomes: list[tuple[_Job, Outcome]]) -> None:
+    for job, outcome in outcomes:
+        if job.done.done():
+            continue
+        if isinstance(outcome, Response):
+            job.done.set_result(outcome)
+        else:
+            job.done.set_exception(outcome)
+
+
+def _collect(answer: bytearray, data: bytes) -> int:
+    if len(answer) + len(data) > MAX_BODY:
+        return 0  # fewer bytes than given: libcurl ends the request
+    answer += data
+    return len(data)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def system_ca_file() -> str:
+    """The file of the system's trusted certificates (SSL_CERT_FILE overrides it, as for OpenSSL)."""
+    path = ssl.get_default_verify_paths().cafile
+    if path is None:
+        raise FileNotFoundError("the system has no file of trusted certificates: set SSL_CERT_FILE")
+    return path

@@ -1,0 +1,66 @@
+"""JSON texts of notifications.
+
+Everything secret in them is already ciphertext; base64url has no character that JSON would escape, so the
+texts are put together from constant parts.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final, assert_never
+
+from ntf_server.push.provider import CheckMessages, Message, PushNotification, Verification
+
+ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
+ALERT_CATEGORY: Final = b"NTF_CAT_CHECK_MESSAGE"
+_BACKGROUND: Final = b'{"aps":{"content-available":1},"notificationData":'
+_ALERT: Final = (
+    b'{"aps":{"mutable-content":1,"alert":"' + ALERT_TEXT + b'","category":"' + ALERT_CATEGORY + b'"}'
+    b',"notificationData":'
+)
+
+
+def is_background(notification: PushNotification) -> bool:
+    """Whether the device handles it without showing anything; only messages are shown."""
+    return not isinstance(notification, Message)
+
+
+def notification_data(notification: PushNotification) -> bytes:
+    """The JSON object that the device's code reads; also the whole text of a Web Push."""
+    match notification:
+        case Verification(nonce, boxed):
+            return _boxed_data(b"verification", nonce, boxed)
+        case Message(nonce, boxed):
+            return _boxed_data(b"message", nonce, boxed)
+        case CheckMessages():
+            return b'{"checkMessages":true}'
+        case _:
+            assert_never(notification)
+
+
+def apns_payload(notification: PushNotification) -> bytes:
+    """The body of a request to APNs."""
+    head = _BACKGROUND if is_background(notification) else _ALERT
+    return head + notification_data(notification) + b"}"
+
+
+def fcm_data(notification: PushNotification) -> dict[str, str]:
+    """The data of an FCM message: the same fields, but FCM takes strings only."""
+    match notification:
+        case Verification(nonce, boxed):
+            return {"nonce": _text(nonce), "verification": _text(boxed)}
+        case Message(nonce, boxed):
+            return {"nonce": _text(nonce), "message": _text(boxed)}
+        case CheckMessages():
+            return {"checkMessages": "true"}
+        case _:
+            assert_never(notification)
+
+
+def _boxed_data(name: bytes, nonce: bytes, boxed: bytes) -> bytes:
+    encode = base64.urlsafe_b64encode
+    return b'{"nonce":"' + encode(nonce) + b'","' + name + b'":"' + encode(boxed) + b'"}'
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode()
