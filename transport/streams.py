@@ -1,0 +1,559 @@
+"""TLS over asyncio: the stream every server and client here uses, and how to get one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import traceback
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import TypeAlias
+
+from OpenSSL import SSL
+
+from transport.engine import TlsEngine
+from transport.errors import ConnectionClosed, TlsFailed, TransportError
+from transport.identity import check_chain
+
+READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then the peer has to wait
+CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up
+SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
+
+logger = logging.getLogger(__name__)
+
+HandshakeCallback: TypeAlias = "Callable[[TlsStream, TransportError | None], None]"
+
+
+class TlsStream(asyncio.Protocol):
+    """Bytes over one TLS connection, for one reader and any number of writers.
+
+    The methods of `asyncio.Protocol` are for the event loop only.
+    """
+
+    __slots__ = (
+        "_check",
+        "_client_side",
+        "_close_waiters",
+        "_context",
+        "_drain_waiters",
+        "_engine",
+        "_error",
+        "_loop",
+        "_lost",
+        "_no_more",
+        "_on_handshake",
+        "_reader",
+        "_reading_paused",
+        "_received",
+        "_received_size",
+        "_timer",
+        "_transport",
+        "_writing_paused",
+        "alpn",
+        "certificate_sent",
+        "last_received",
+        "peer",
+        "peer_chain",
+        "read_limit",
+        "session_id",
+    )
+
+    def __init__(
+        self,
+        context: SSL.Context,
+        on_handshake: HandshakeCallback,
+        *,
+        client_side: bool,
+        check: Callable[[tuple[bytes, ...]], None] | None = None,
+        read_limit: int = READ_LIMIT,
+    ) -> None:
+        """`on_handshake` is called once, when the handshake ended; `check` may refuse the peer's chain."""
+        self._loop = asyncio.get_running_loop()
+        self._context = context
+        self._client_side = client_side
+        self._engine: TlsEngine  # made when the peer is admitted: until then it costs nothing
+        self._on_handshake: HandshakeCallback | None = on_handshake
+        self._check = check
+        self.read_limit = read_limit
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._received: list[bytes] = []
+        self._received_size = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._drain_waiters: list[asyncio.Future[None]] | None = None
+        self._close_waiters: list[asyncio.Future[None]] | None = None
+        self._reading_paused = self._writing_paused = self._no_more = self._lost = False
+        self._error: TransportError | None = None
+        self.session_id = b""
+        self.peer_chain: tuple[bytes, ...] = ()
+        self.alpn = b""
+        self.certificate_sent = False
+        self.peer: tuple[str, int] = ("", 0)
+        self.last_received = self._loop.time()
+
+    async def receive(self) -> bytes:
+        """All bytes received so far, at least one; empty when the peer closed. Raises `ConnectionClosed`."""
+        while not self._received:
+            if self._error is not None:
+                raise self._error
+            if self._no_more:
+                return b""
+            if self._reader is not None:
+                raise RuntimeError("another task is already receiving from this stream")
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        data = self._received[0] if len(self._received) == 1 else b"".join(self._received)
+        self._received.clear()
+        self._received_size = 0
+        if self._reading_paused:
+            self._continue_reading()
+        return data
+
+    def write(self, data: bytes) -> None:
+        """Encrypt and send without waiting; call `drain` now and then. Raises `ConnectionClosed`."""
+        transport = self._transport
+        if transport is None or self._lost or transport.is_closing():
+            raise self._error or ConnectionClosed("the connection is closed")
+        records = self._engine.encrypt(data)
+        transport.write(records[0] if len(records) == 1 else b"".join(records))
+
+    async def drain(self) -> None:
+        """Wait until the peer has taken enough of what was written. Raises `ConnectionClosed`."""
+        if self._lost:
+            raise self._error or ConnectionClosed("the connection is closed")
+        while self._writing_paused:
+            if self._drain_waiters is None:
+                self._drain_waiters = []
+            await self._wait_in(self._drain_waiters)
+            if self._lost:
+                raise self._error or ConnectionClosed("the connection is closed")
+
+    @property
+    def write_buffer_size(self) -> int:
+        """Encrypted bytes that the operating system has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """Send what was written and say goodbye; a peer that does not take it within a bound is cut off."""
+        transport = self._transport
+        if transport is None or self._lost or transport.is_closing():
+            return
+        if goodbye := self._engine.close():
+            transport.write(goodbye)
+        transport.close()
+        self._no_more = True
+        self._wake_reader()
+        self._set_timer(CLOSE_TIMEOUT, transport.abort)
+
+    def abort(self) -> None:
+        """Close at once; what is unsent is lost."""
+        self._no_more = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake_reader()
+
+    async def wait_closed(self) -> None:
+        """Wait until the socket is closed."""
+        if not self._lost:
+            if self._close_waiters is None:
+                self._close_waiters = []
+            await self._wait_in(self._close_waiters)
+
+    def start_timeout(self, seconds: float) -> None:
+        """Refuse a peer whose handshake takes longer."""
+        self._set_timer(seconds, self._fail, TlsFailed("the peer did not finish the handshake in time"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        address = transport.get_extra_info("peername")
+        if address:
+            self.peer = (
+                (str(address[0]), int(address[1])) if isinstance(address, tuple) else (str(address), 0)
+            )
+        self._start()
+
+    def data_received(self, data: bytes) -> None:
+        """Decrypt, and wake the reader."""
+        self.last_received = self._loop.time()
+        self._engine.feed(data)
+        self._process()
+
+    def eof_received(self) -> None:
+        """Let the transport close itself: nobody here talks to a peer that stopped listening to answers."""
+        self._no_more = True
+        if self._on_handshake is not None:
+            self._fail(ConnectionClosed("the peer closed the connection during the handshake"))
+        self._wake_reader()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self._lost = self._no_more = True
+        self._cancel_timer()
+        if error is not None and self._error is None:
+            self._error = ConnectionClosed(f"the connection broke: {type(error).__name__}")
+        if self._on_handshake is not None:
+            self._finish_handshake(
+                self._error or ConnectionClosed("the connection closed during the handshake")
+            )
+        self._wake_reader()
+        _wake(self._drain_waiters)
+        _wake(self._close_waiters)
+
+    def pause_writing(self) -> None:
+        """The peer reads slowly: `drain` waits."""
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        """`drain` goes on."""
+        self._writing_paused = False
+        _wake(self._drain_waiters)
+
+    def _start(self) -> None:
+        self._engine = TlsEngine(self._context, client_side=self._client_side)
+        self._process()
+
+    def _process(self) -> None:
+        try:
+            if self._engine.established or self._shake_hands():
+                self._decrypt()
+        except TransportError as error:
+            self._fail(error)
+
+    def _shake_hands(self) -> bool:
+        assert self._transport is not None
+        finished = self._engine.shake_hands()
+        if finished:
+            self.peer_chain = self._engine.peer_chain()
+            if self._check is not None:
+                # Before our last flight leaves: an impostor does not get to see the client's certificate.
+                self._check(self.peer_chain)
+                self._check = None
+            self.session_id, self.alpn = self._engine.session_id, self._engine.alpn
+            self.certificate_sent = self._engine.certificate_sent
+        if flight := self._engine.take_outgoing():
+            self._transport.write(flight)
+        if finished:
+            self._cancel_timer()
+            self._finish_handshake(None)
+        return finished
+
+    def _decrypt(self) -> None:
+        assert self._transport is not None
+        plaintexts, closed = self._engine.decrypt(self.read_limit - self._received_size)
+        if plaintexts:
+            self._received += plaintexts
+            self._received_size += sum(map(len, plaintexts))
+        elif outgoing := self._engine.take_outgoing():
+            self._transport.write(outgoing)
+        if closed:
+            self._no_more = True
+        if plaintexts or closed:
+            self._wake_reader()
+        if self._received_size >= self.read_limit and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _continue_reading(self) -> None:
+        """The reader took everything: decrypt what waits, and let the peer send again if that was little."""
+        if self._engine.has_waiting:
+            self._process()
+        if self._received_size < self.read_limit and self._reading_paused:
+            self._reading_paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _fail(self, error: TransportError) -> None:
+        """End the connection because of `error`, after telling the peer why."""
+        if self._error is None:
+            self._error = error
+        self._no_more = True
+        self._cancel_timer()
+        if self._transport is not None and not self._transport.is_closing():
+            if self._check is None:
+                self._transport.write(self._engine.take_outgoing())
+            self._transport.abort()
+        if self._on_handshake is not None:
+            self._finish_handshake(error)
+        self._wake_reader()
+
+    def _finish_handshake(self, error: TransportError | None) -> None:
+        callback, self._on_handshake = self._on_handshake, None
+        if callback is not None:
+            callback(self, error)
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def _wait_in(self, waiters: list[asyncio.Future[None]]) -> None:
+        waiter = self._loop.create_future()
+        waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            waiters.remove(waiter)
+
+    def _set_timer(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(seconds, action, *arguments)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _wake(waiters: list[asyncio.Future[None]] | None) -> None:
+    for waiter in waiters or ():
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    context: SSL.Context,
+    identity: bytes | None,
+    now: Callable[[], datetime],
+    sock: socket.socket | None = None,
+    timeout: float = 45.0,
+) -> TlsStream:
+    """Connect, shake hands and check the server's chain against the pinned `identity` (None: any identity).
+
+    The name is resolved anew on every call and each address is tried. With `sock`, a connected socket (say, a
+    proxy's) is used instead, and owned from then on. Raises `OSError` (also `TimeoutError`) for network
+    failures, otherwise `TransportError`s. Nothing stays open when it fails or is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    handshake: asyncio.Future[TransportError | None] = loop.create_future()
+
+    def finished(_stream: TlsStream, error: TransportError | None) -> None:
+        if not handshake.done():
+            handshake.set_result(error)
+
+    def check(chain: tuple[bytes, ...]) -> None:
+        check_chain(chain, identity, now())
+
+    stream: TlsStream | None = None
+    try:
+        async with asyncio.timeout(timeout):
+            if sock is None:
+                sock = await _connected_socket(host, port, loop.time() + timeout)
+            sock.setblocking(False)
+            _, stream = await loop.create_connection(
+                lambda: TlsStream(context, finished, client_side=True, check=check), sock=sock
+            )
+            if (error := await handshake) is not None:
+                raise error
+    except BaseException:
+        if stream is not None:
+            stream.abort()
+        elif sock is not None:
+            sock.close()
+        raise
+    return stream
+
+
+async def _connected_socket(host: str, port: int, deadline: float) -> socket.socket:
+    """Try the host's addresses in turn, sharing out the time so that a silent one does not use it up."""
+    loop = asyncio.get_running_loop()
+    try:
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (ValueError, OverflowError) as error:  # names that cannot be asked for at all
+        raise OSError(f"{host!r} is not a host name") from error
+    failure: OSError = OSError(f"{host} has no address")
+    for index, (family, _, _, _, address) in enumerate(addresses):
+        try:
+            async with asyncio.timeout((deadline - loop.time()) / (len(addresses) - index)):
+                return await _connect_socket(family, address)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+async def _connect_socket(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Server:
+    """A listening TLS server; it owns the tasks that run the handler."""
+
+    def __init__(
+        self,
+        handler: Callable[[TlsStream], Awaitable[None]],
+        context: SSL.Context | Callable[[], SSL.Context],
+        *,
+        handshake_timeout: float,
+        admit: Callable[[str], bool] | None,
+        on_handshake_error: Callable[[TransportError], None] | None,
+    ) -> None:
+        self._handler = handler
+        self._context = context
+        self._handshake_timeout = handshake_timeout
+        self._admit = admit
+        self._on_handshake_error = on_handshake_error
+        self._listener: asyncio.Server | None = None
+        self._streams: set[TlsStream] = set()
+        self._handshaking: set[TlsStream] = set()
+        self._running: dict[asyncio.Task[None], TlsStream] = {}
+        self._closing = False
+
+    async def listen(self, host: str | None, port: int, backlog: int) -> None:
+        """Start to accept connections."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._accept, host, port, backlog=backlog, reuse_address=True
+        )
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The listening sockets."""
+        return () if self._listener is None else tuple(self._listener.sockets)
+
+    @property
+    def port(self) -> int:
+        """The port really listened on."""
+        return int(self.sockets[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """How many connections have a running handler."""
+        return len(self._running)
+
+    def close(self) -> None:
+        """Accept no more, drop unfinished handshakes, cancel the handlers."""
+        self._closing = True
+        if self._listener is not None:
+            self._listener.close()
+        for stream in list(self._handshaking):
+            stream.abort()
+        for task in list(self._running):
+            task.cancel()
+
+    async def wait_closed(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
+        """Wait until all handlers and connections have ended; what takes too long is logged and cut off."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._running:
+                    await asyncio.wait(list(self._running))
+                for stream in list(self._streams):
+                    await stream.wait_closed()
+        except TimeoutError:
+            for task in self._running:
+                logger.error("%s did not stop in time", task.get_name())
+        for stream in list(self._streams):
+            stream.abort()
+            await stream.wait_closed()
+
+    def admit(self, stream: TlsStream) -> bool:
+        """Whether a connection that was just accepted may start its handshake."""
+        if (
+            self._closing
+            or not stream.peer[0]
+            or (self._admit is not None and not self._admit(stream.peer[0]))
+        ):
+            return False
+        self._handshaking.add(stream)
+        stream.start_timeout(self._handshake_timeout)
+        return True
+
+    def opened(self, stream: TlsStream) -> None:
+        """A socket was opened."""
+        self._streams.add(stream)
+
+    def lost(self, stream: TlsStream) -> None:
+        """Its socket was closed."""
+        self._streams.discard(stream)
+
+    def _accept(self) -> _AcceptedStream:
+        context = self._context() if callable(self._context) else self._context
+        return _AcceptedStream(context, self._handshake_finished, owner=self)
+
+    def _handshake_finished(self, stream: TlsStream, error: TransportError | None) -> None:
+        admitted = stream in self._handshaking
+        self._handshaking.discard(stream)
+        if error is None:
+            name = f"tls {stream.peer[0]} {stream.peer[1]}"
+            task = asyncio.get_running_loop().create_task(self._run(stream), name=name)
+            self._running[task] = stream
+            task.add_done_callback(self._forget)
+        elif admitted and not self._closing and self._on_handshake_error is not None:
+            self._on_handshake_error(error)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+
+    async def _run(self, stream: TlsStream) -> None:
+        try:
+            await self._handler(stream)
+        except ConnectionClosed:
+            stream.abort()
+        except Exception as error:
+            stream.abort()
+            # The error's text may hold what the peer sent, so only its kind and place are logged.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("a connection's handler failed with %s\n%s", type(error).__name__, place)
+        finally:
+            stream.close()
+
+
+class _AcceptedStream(TlsStream):
+    """A server's side of a connection: its peer is admitted, or dropped before TLS starts."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, context: SSL.Context, on_handshake: HandshakeCallback, *, owner: Server) -> None:
+        super().__init__(context, on_handshake, client_side=False)
+        self._owner = owner
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._owner.lost(self)
+
+    def _start(self) -> None:
+        self._owner.opened(self)
+        if self._owner.admit(self):
+            super()._start()
+        else:
+            self.abort()
+
+
+async def serve(
+    handler: Callable[[TlsStream], Awaitable[None]],
+    host: str | None,
+    port: int,
+    *,
+    context: SSL.Context | Callable[[], SSL.Context],
+    handshake_timeout: float = 15.0,
+    admit: Callable[[str], bool] | None = None,
+    on_handshake_error: Callable[[TransportError], None] | None = None,
+    backlog: int = 1024,
+) -> Server:
+    """Listen, and run `handler` for every connection whose handshake succeeded.
+
+    The stream is closed when the handler returns, and aborted when it raises. `admit` gets the peer's address
+    before TLS starts. A function as `context` is called for every connection, so certificates can be replaced.
+    """
+    server = Server(
+        handler,
+        context,
+        handshake_timeout=handshake_timeout,
+        admit=admit,
+        on_handshake_error=on_handshake_error,
+    )
+    await server.listen(host, port, backlog)
+    return server
