@@ -8,14 +8,16 @@ keyed pseudonyms, appends Arrow batches to the open segment and seals it by size
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ntf_server.journal_segments import Row, SegmentWriter
+from ntf_server.journal_segments import JournalItem, ReceivedBlock, SegmentWriter
 from store.journal_schema import WRITER_ID_SIZE, JournalEvent
+
+FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
 
 Clock = Callable[[], int]
 """Wall time in microseconds since the epoch."""
@@ -58,7 +60,7 @@ class EventSink(Protocol):
     ) -> None:
         """Note one event, now. Ids are raw here and pseudonyms on disk; `error` is a class, not a text."""
 
-    def record_received(self, server: str, ids: Iterable[tuple[bytes, bytes]]) -> None:
+    def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note one received notification per (token id, subscription id): a whole block in one call."""
 
 
@@ -82,7 +84,7 @@ class NullJournal:
     ) -> None:
         """Forget it."""
 
-    def record_received(self, server: str, ids: Iterable[tuple[bytes, bytes]]) -> None:
+    def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Forget them."""
 
 
@@ -95,9 +97,10 @@ class Journal:
     def __init__(self, settings: JournalSettings, clock: Clock, writer_id: bytes | None = None) -> None:
         self._settings = settings
         self._clock = clock
-        self._rows: list[Row] = []
+        self._items: list[JournalItem] = []
+        self._buffered = 0
         self._limit = settings.buffered_events
-        self._wake_at = max(1, settings.buffered_events // 4)
+        self._wake_at = min(FLUSH_EVENTS, settings.buffered_events)
         self._wake = asyncio.Event()
         self._stopping = False
         self._refused = 0
@@ -114,7 +117,7 @@ class Journal:
     @property
     def recorded(self) -> int:
         """Events on disk or on their way there."""
-        return self._segments.written + len(self._rows)
+        return self._segments.written + self._buffered
 
     @property
     def dropped(self) -> int:
@@ -141,11 +144,11 @@ class Journal:
         count: int | None = None,
         total: int | None = None,
     ) -> None:
-        """See `EventSink.record`. Costs well under a microsecond; call from the event loop's thread."""
-        rows = self._rows
-        if len(rows) >= self._wake_at and not self._admit(1):
+        """See `EventSink.record`. Costs about a microsecond; call from the event loop's thread."""
+        if self._buffered >= self._wake_at and not self._admit(1):
             return
-        rows.append(
+        self._buffered += 1
+        self._items.append(
             (
                 self._clock(),
                 event,
@@ -162,20 +165,16 @@ class Journal:
             )
         )
 
-    def record_received(self, server: str, ids: Iterable[tuple[bytes, bytes]]) -> None:
+    def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """See `EventSink.record_received`."""
-        now = self._clock()
-        event = JournalEvent.NTF_RECEIVED
-        block: list[Row] = [
-            (now, event, server, None, token, subscription, None, None, None, None, None, None)
-            for token, subscription in ids
-        ]
-        if len(self._rows) + len(block) < self._wake_at or self._admit(len(block)):
-            self._rows += block
+        if self._buffered >= self._wake_at and not self._admit(len(ids)):
+            return
+        self._buffered += len(ids)
+        self._items.append(ReceivedBlock(self._clock(), server, ids))
 
     def _admit(self, events: int) -> bool:
         self._wake.set()
-        if len(self._rows) + events <= self._limit:
+        if self._buffered + events <= self._limit:
             return True
         self._refused += events
         return False
@@ -203,14 +202,15 @@ class Journal:
             await asyncio.wait_for(self._wake.wait(), self._settings.flush_seconds)
         self._wake.clear()
 
-    def _take(self) -> list[Row]:
-        # On the loop's thread like `record`, so no row can be added to a list that was already taken.
-        rows, self._rows = self._rows, []
-        return rows
+    def _take(self) -> list[JournalItem]:
+        # On the loop's thread like `record`, so nothing can be added to a list that was already taken.
+        items, self._items = self._items, []
+        self._buffered = 0
+        return items
 
-    def _write(self, rows: list[Row]) -> None:
-        self._segments.write(rows, self._clock())
+    def _write(self, items: list[JournalItem]) -> None:
+        self._segments.write(items, self._clock())
 
-    def _finish(self, rows: list[Row]) -> None:
-        self._write(rows)
+    def _finish(self, items: list[JournalItem]) -> None:
+        self._write(items)
         self._segments.close()

@@ -12,15 +12,17 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from store.journal_schema import COLUMNS, OPEN_PREFIX, ColumnType, pseudonym
+from store.journal_schema import COLUMNS, OPEN_PREFIX, ColumnType, JournalEvent, pseudonym
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,20 @@ Row = tuple[
 ]
 """One event before it has a writer, a number and pseudonyms."""
 
+
+class ReceivedBlock:
+    """The notifications of one received block: (token id, subscription id), raw."""
+
+    __slots__ = ("ids", "server", "time")
+
+    def __init__(self, time: int, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
+        self.time = time
+        self.server = server
+        self.ids = ids
+
+
+JournalItem = Row | ReceivedBlock
+
 ARROW_TYPES: dict[ColumnType, pa.DataType] = {
     "timestamp_us": pa.timestamp("us", tz="UTC"),
     "string": pa.string(),
@@ -48,6 +64,8 @@ ARROW_TYPES: dict[ColumnType, pa.DataType] = {
 }
 SCHEMA = pa.schema([pa.field(c.name, ARROW_TYPES[c.type], nullable=not c.required) for c in COLUMNS])
 
+ROW_COLUMNS = [name for name in SCHEMA.names if name not in ("writer", "seq")]
+TIMESTAMP = ARROW_TYPES["timestamp_us"]
 DAY_US = 86_400_000_000
 MAX_TEXT = 100  # longer texts are no host, status or class: cut, so that no peer can fill the journal
 PSEUDONYMS_KEPT = 100_000  # about 15 MB; ids that come again are looked up, not hashed again
@@ -57,9 +75,9 @@ ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class SegmentWriter:
-    """Appends rows to segments of one writer. Used from one thread at a time; never raises for a bad disk.
+    """Appends events to segments of one writer. Used from one thread at a time; never raises for a bad disk.
 
-    Rows that could not be written wait for the next call, up to `pending_limit`; the oldest beyond that are
+    What could not be written waits for the next call, up to `pending_limit`; the oldest beyond that are
     counted in `lost`.
     """
 
@@ -78,31 +96,30 @@ class SegmentWriter:
         self.rejected = 0
         self.lost = 0
         self._folder = folder
-        self._key = key
         self._writer_id = writer_id
         self._format: Literal["parquet", "jsonl"] = file_format
         self._segment_bytes = segment_bytes
         self._segment_us = segment_us
         self._pending_limit = pending_limit
-        self._pending: list[Row] = []
-        self._pseudonyms: dict[bytes, bytes] = {}
+        self._pending: list[JournalItem] = []
+        self._pseudonyms = Pseudonyms(key)
         self._open: OpenSegment | None = None
         self._unsealed: list[Path] = []
         self._failing = False
 
-    def write(self, rows: list[Row], now: int) -> None:
-        """Append rows, seal what is due at `now` (microseconds)."""
-        rows = self._pending + rows if self._pending else rows
+    def write(self, items: list[JournalItem], now: int) -> None:
+        """Append events, seal what is due at `now` (microseconds)."""
+        items = self._pending + items if self._pending else items
         self._pending = []
         done = 0
         try:
-            for run in runs_of_one_day(rows):
+            for run in runs_of_one_day(items):
                 self._append(run)
                 done += len(run)
             self._seal_if_due(now)
             self._seal_leftovers()
         except OSError as error:
-            self._keep(rows[done:])
+            self._keep(items[done:])
             if not self._failing:
                 log.warning("journal: cannot write to %s: %s", self._folder, error.strerror)
         self._failing = bool(self._pending)
@@ -114,7 +131,7 @@ class SegmentWriter:
             self._seal_leftovers()
         except OSError as error:
             log.warning("journal: cannot seal a segment in %s: %s", self._folder, error.strerror)
-        self.lost += len(self._pending)
+        self.lost += sum(map(events_in, self._pending))
         self._pending = []
 
     def recover(self) -> None:
@@ -126,74 +143,87 @@ class SegmentWriter:
         except OSError as error:
             log.warning("journal: cannot recover segments in %s: %s", self._folder, error.strerror)
 
-    def _keep(self, rows: list[Row]) -> None:
-        surplus = max(0, len(rows) - self._pending_limit)
-        self.lost += surplus
-        self._pending = rows[surplus:]
+    def _keep(self, items: list[JournalItem]) -> None:
+        waiting = sum(map(events_in, items))
+        dropped = 0
+        while waiting > self._pending_limit:
+            events = events_in(items[dropped])
+            waiting -= events
+            self.lost += events
+            dropped += 1
+        self._pending = items[dropped:]
 
-    def _append(self, rows: list[Row]) -> None:
-        day = rows[0][0] // DAY_US
-        if self._open is not None and self._open.day != day:
+    def _append(self, items: list[JournalItem]) -> None:
+        opened_at = time_of(items[0])
+        if self._open is not None and self._open.day != opened_at // DAY_US:
             self._rotate()
-        batch = self._batch(rows)
+        events = self._batch(items)
         if self._open is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._open = OpenSegment(self._folder, self._writer_id, self.written, rows[0][0])
-        self._open.append(batch)
-        self.written += batch.num_rows
+            self._open = OpenSegment(self._folder, self._writer_id, self.written, opened_at)
+        self._open.append(events)
+        self.written += events.num_rows
 
-    def _batch(self, rows: list[Row]) -> pa.RecordBatch:
+    def _batch(self, items: list[JournalItem]) -> pa.Table:
         try:
-            return self._convert(rows)
+            return self._convert(items)
         except ARROW_ERRORS:
-            good = [row for row in rows if self._is_good(row)]
-            self.rejected += len(rows) - len(good)
-            log.warning("journal: %d malformed events left out", len(rows) - len(good))
+            good = [item for item in items if self._is_good(item)]
+            bad = sum(map(events_in, items)) - sum(map(events_in, good))
+            self.rejected += bad
+            log.warning("journal: %d malformed events left out", bad)
             return self._convert(good)
 
-    def _is_good(self, row: Row) -> bool:
+    def _is_good(self, item: JournalItem) -> bool:
         try:
-            self._convert([row])
+            self._convert([item])
         except ARROW_ERRORS:
             return False
         return True
 
-    def _convert(self, rows: list[Row]) -> pa.RecordBatch:
-        size = len(rows)
-        columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * 12
-        time, event, server, provider, token, subscription, *rest = columns
-        status_from, status_to, latency, error, count, total = rest
-        values = [
-            time,
-            event,
-            pa.repeat(pa.scalar(self._writer_id, pa.binary()), size),
-            pa.arange(self.written, self.written + size),
-            texts(server),
-            texts(provider),
-            self._names(token),
-            self._names(subscription),
-            texts(status_from),
-            texts(status_to),
-            latency,
-            texts(error),
-            count,
-            total,
-        ]
-        arrays = [
-            v if isinstance(v, pa.Array) else pa.array(v, field.type)
-            for v, field in zip(values, SCHEMA, strict=True)
-        ]
+    def _convert(self, items: list[JournalItem]) -> pa.Table:
+        blocks = [item for item in items if isinstance(item, ReceivedBlock)]
+        rows = [item for item in items if not isinstance(item, ReceivedBlock)]
+        parts = []
+        if blocks:
+            parts.append(self._convert_blocks(blocks, self.written))
+        if rows:
+            parts.append(self._convert_rows(rows, self.written + sum(part.num_rows for part in parts)))
+        return pa.Table.from_batches(parts, SCHEMA)
+
+    def _convert_blocks(self, blocks: list[ReceivedBlock], seq: int) -> pa.RecordBatch:
+        ends = list(accumulate(len(block.ids) for block in blocks))
+        size = ends[-1]
+        known = {
+            "time": spread([block.time for block in blocks], ends, pa.int64()).view(TIMESTAMP),
+            "event": pa.repeat(JournalEvent.NTF_RECEIVED.value, size),
+            "server": spread(texts([block.server for block in blocks]), ends, pa.string()),
+            "token": self._names([token for block in blocks for token, _ in block.ids]),
+            "subscription": self._names([subscription for block in blocks for _, subscription in block.ids]),
+        }
+        return self._record_batch(known, seq, size)
+
+    def _convert_rows(self, rows: list[Row], seq: int) -> pa.RecordBatch:
+        columns: dict[str, Sequence[Any]] = dict(zip(ROW_COLUMNS, zip(*rows, strict=True), strict=True))
+        known = {"time": pa.array(columns.pop("time"), pa.int64()).view(TIMESTAMP)}
+        for name in ("token", "subscription"):
+            known[name] = self._names(columns.pop(name))
+        for name, values in columns.items():
+            kind = SCHEMA.field(name).type
+            known[name] = pa.array(texts(values) if kind == pa.string() else values, kind)
+        return self._record_batch(known, seq, len(rows))
+
+    def _record_batch(self, known: Mapping[str, pa.Array], seq: int, size: int) -> pa.RecordBatch:
+        ids = {
+            "writer": pa.repeat(pa.scalar(self._writer_id, pa.binary()), size),
+            "seq": pa.arange(seq, seq + size),
+        }
+        columns = {**ids, **known}
+        arrays = [columns[f.name] if f.name in columns else pa.nulls(size, f.type) for f in SCHEMA]
         return pa.record_batch(arrays, schema=SCHEMA)
 
-    def _names(self, ids: Sequence[bytes | None]) -> list[bytes | None]:
-        known = self._pseudonyms
-        if len(known) > PSEUDONYMS_KEPT:
-            known.clear()
-        for entity_id in set(ids).difference(known):
-            if entity_id is not None:
-                known[entity_id] = pseudonym(self._key, entity_id)
-        lookup = known.get
-        return [None if entity_id is None else lookup(entity_id) for entity_id in ids]
+    def _names(self, ids: Sequence[bytes | None]) -> pa.Array:
+        return pa.array(list(map(self._pseudonyms.__getitem__, ids)), pa.binary())
 
     def _seal_if_due(self, now: int) -> None:
         segment = self._open
@@ -216,16 +246,45 @@ class SegmentWriter:
             del self._unsealed[0]
 
 
-def runs_of_one_day(rows: list[Row]) -> Iterator[list[Row]]:
-    """The rows in order, cut wherever the day changes."""
-    times = [row[0] for row in rows]
-    if rows and min(times) // DAY_US == max(times) // DAY_US:
-        yield rows
-        return
+def time_of(item: JournalItem) -> int:
+    """When it happened, in microseconds."""
+    return item.time if isinstance(item, ReceivedBlock) else item[0]
+
+
+def events_in(item: JournalItem) -> int:
+    """How many events the item stands for."""
+    return len(item.ids) if isinstance(item, ReceivedBlock) else 1
+
+
+def spread(values: Sequence[Any], ends: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Each value repeated up to its end position."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int64()), pa.array(values, kind))
+    return pc.run_end_decode(runs)
+
+
+class Pseudonyms(dict[bytes | None, bytes | None]):
+    """Pseudonyms by id, computed on first use."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__({None: None})
+        self._key = key
+
+    def __missing__(self, entity_id: bytes | None) -> bytes | None:
+        if entity_id is None:
+            return None
+        if len(self) > PSEUDONYMS_KEPT:
+            self.clear()
+        self[entity_id] = name = pseudonym(self._key, entity_id)
+        return name
+
+
+def runs_of_one_day(items: list[JournalItem]) -> Iterator[list[JournalItem]]:
+    """The items in order, cut wherever the day changes."""
+    days = [time_of(item) // DAY_US for item in items]
     start = 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or times[end] // DAY_US != times[start] // DAY_US:
-            yield rows[start:end]
+    for end in range(1, len(items) + 1):
+        if end == len(items) or days[end] != days[start]:
+            yield items[start:end]
             start = end
 
 
@@ -247,15 +306,14 @@ class OpenSegment:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.size = 0
-        self._write(SCHEMA.serialize())
+        self._write(SCHEMA.serialize().to_pybytes())
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Write one batch whole or not at all."""
-        if batch.num_rows:
-            self._write(batch.serialize())
+    def append(self, events: pa.Table) -> None:
+        """Write the events whole or not at all."""
+        self._write(b"".join(memoryview(batch.serialize()) for batch in events.to_batches()))
 
-    def _write(self, message: pa.Buffer) -> None:
-        view = memoryview(message)
+    def _write(self, messages: bytes) -> None:
+        view = memoryview(messages)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
@@ -263,7 +321,7 @@ class OpenSegment:
             os.ftruncate(self._fd, self.size)
             os.lseek(self._fd, self.size, os.SEEK_SET)
             raise
-        self.size += message.size
+        self.size += len(messages)
 
     def close(self) -> None:
         """Release the file; it stays where it is."""
