@@ -1,0 +1,13 @@
+"""`python -m ntf_server.fake_push`."""
+
+import argparse
+import sys
+
+from ntf_server.fake_push.program import add_arguments, run
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        prog="ntf_server.fake_push", description="A fake push service for tests."
+    )
+    add_arguments(parser)
+    sys.exit(run(parser.parse_args()))

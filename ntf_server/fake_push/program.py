@@ -1,0 +1,112 @@
+"""The fake push service as a program, and as a child process of tests and benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from ntf_server.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
+from ntf_server.push.http2 import CurlHttp2, Origin
+
+START_TIMEOUT: Final = 20.0
+CONTROL_TIMEOUT: Final = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Command line of the fake push service."""
+    parser.add_argument("--folder", type=Path, required=True, help="where its CA and certificate are written")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append pushes to FILE as JSON lines")
+    parser.add_argument("--record-limit", type=int, default=10_000, help="pushes kept in memory")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds until a push is answered")
+    parser.add_argument("--apns-key", type=Path, metavar="PEM", help="public key that signs APNs tokens")
+    parser.add_argument("--fcm-key", type=Path, metavar="PEM", help="public key of the FCM service account")
+    parser.add_argument("--body-limit", type=int, help="refuse longer bodies with 413")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; the first line printed is JSON with address and CA file."""
+    config = FakePushConfig(
+        folder=args.folder,
+        host=args.host,
+        port=args.port,
+        record_file=args.record,
+        record_limit=args.record_limit,
+        delay=args.delay,
+        apns_key=_public_key(args.apns_key, ec.EllipticCurvePublicKey),
+        fcm_key=_public_key(args.fcm_key, rsa.RSAPublicKey),
+        body_limit=args.body_limit,
+    )
+    asyncio.run(_serve(config))
+    return 0
+
+
+async def _serve(config: FakePushConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with FakePushServer(config) as server:
+        address = {"host": config.host, "port": server.port, "ca_file": str(server.ca_file)}
+        print(json.dumps(address), flush=True)
+        await stop.wait()
+        print(json.dumps(server.summary()), flush=True)
+
+
+def _public_key(path: Path | None, kind: type[Any]) -> Any:
+    if path is None:
+        return None
+    key = serialization.load_pem_public_key(path.read_bytes())
+    if not isinstance(key, kind):
+        raise SystemExit(f"{path} holds no public key of the right kind")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class FakePushProcess:
+    """A fake push service in a process of its own."""
+
+    host: str
+    port: int
+    ca_file: str
+    pid: int
+    _http: CurlHttp2
+
+    async def control(self, **command: Any) -> dict[str, Any]:
+        """Send a command to the control endpoint; returns its counts."""
+        origin = Origin(self.host, self.port, ca_file=self.ca_file)
+        body = json.dumps(command).encode()
+        response = await self._http.post(origin, CONTROL_PATH, [], body, CONTROL_TIMEOUT)
+        answer: dict[str, Any] = json.loads(response.body)
+        if response.status != 200:
+            raise ValueError(answer["error"])
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def fake_push_process(folder: Path, *options: str) -> AsyncIterator[FakePushProcess]:
+    """Run `python -m ntf_server.fake_push` with further command line options until the block is left."""
+    command = [sys.executable, "-m", "ntf_server.fake_push", "--folder", str(folder), *options]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    http = CurlHttp2()
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(START_TIMEOUT):
+            address = json.loads(await child.stdout.readline())
+        yield FakePushProcess(address["host"], address["port"], address["ca_file"], child.pid, http)
+    finally:
+        await http.close()
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        await child.communicate()
