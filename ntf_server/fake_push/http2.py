@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from hpack import Decoder, HPACKError
 
@@ -214,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
         stream_id, flags, block = self._header_block
         self._header_block = None
         # Decoded even if the stream is ignored: the compression state is shared.
-        headers = dict(self._decoder.decode(bytes(block)))
+        headers = cast("dict[str, str]", dict(self._decoder.decode(bytes(block))))
         self._highest = max(self._highest, stream_id)
         if self._last_processed is not None and stream_id > self._last_processed:
             return

@@ -8,7 +8,6 @@ import datetime
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -184,12 +183,10 @@ class FakePushServer:
         self._record(request, verdict, status)
         retry_after = fault.retry_after if fault else None
         body = verdict.body if status == verdict.status < 300 else error_body(verdict.api, status, reason)
-        head = _plain_head(status) if not verdict.push_id and retry_after is None else b""
-        if not head:
-            fields = [("apns-id", verdict.push_id)] if verdict.push_id else []
-            if retry_after is not None:
-                fields.append(("retry-after", str(retry_after)))
-            head = response_head(status, tuple(fields))
+        fields = [("apns-id", verdict.push_id)] if verdict.push_id else []
+        if retry_after is not None:
+            fields.append(("retry-after", str(retry_after)))
+        head = response_head(status, tuple(fields))
         split = fault.split if fault else False
         request.connection.answer(request.stream_id, head, body, split=split)
 
@@ -250,8 +247,3 @@ class FakePushServer:
             "connections_made": self.connections_made,
             "violations": self.violations[:100],
         }
-
-
-@lru_cache(maxsize=64)
-def _plain_head(status: int) -> bytes:
-    return response_head(status, ())
