@@ -41,6 +41,10 @@ class Reader:
         if self._pos != self._end:
             raise DecodeError
 
+    def peek(self) -> bytes:
+        """The next byte, or nothing at the end."""
+        return self._data[self._pos : self._pos + 1]
+
     def pull_bytes(self, size: int) -> bytes:
         start = self._pos
         end = start + size
@@ -86,10 +90,6 @@ class Reader:
 
     def pull_nonce(self) -> bytes:
         return self.pull_bytes(NONCE_SIZE)
-
-    def pull_space(self) -> None:
-        if self.pull_bytes(1) != b" ":
-            raise DecodeError
 
     def pull_optional(self, pull: Callable[[Reader], T]) -> T | None:
         char = self.pull_bytes(1)

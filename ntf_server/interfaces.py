@@ -1,0 +1,31 @@
+"""The two seams of the daemon: what commands ask of the subscriber, and what everyone asks of the push side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from store.records import LiveQueue, ServerKey, TokenKey
+
+
+class Subscriber(Protocol):
+    """Keeps the store's subscribable queues subscribed at their routers. Calls return at once."""
+
+    def subscribe(self, server_key: ServerKey, server: SmpServer, notifier_id: EntityId) -> None:
+        """The queue was stored as NEW (or revived): hand it to its router's task."""
+
+    def forget(self, queues: Sequence[LiveQueue]) -> None:
+        """The rows are gone: ignore what still arrives for them."""
+
+
+class PushSink(Protocol):
+    """Takes work for devices. Everything was stored before it comes here."""
+
+    async def verify(self, token_key: TokenKey) -> None:
+        """Push the registration code of a token."""
+
+    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
+        """Tokens have unsent notifications, received at this monotonic time. Waits while the push side is full:
+        whoever reads from routers then reads no further."""

@@ -1,0 +1,187 @@
+"""The connection machine of both protocols and both sides: bytes in, events out; batches in, bytes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from protocol.authorization import authorize
+from protocol.blocks import BlockChain, pack_batches, pad, split_batch, unpad
+from protocol.commands import Codec, check_credentials
+from protocol.crypto import AuthPrivateKey
+from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
+from protocol.errors import BLOCK, TE_BLOCK, DecodeError, ErrorType, HandshakeError, TransportErrorType
+from protocol.handshake import Handshake, Refused
+from protocol.session_params import SessionParams
+from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Received(NamedTuple, Generic[In]):
+    """A transmission whose command was understood. `raw` holds what its authorisation covers."""
+
+    corr_id: CorrId
+    entity_id: EntityId
+    message: In
+    raw: RawTransmission
+
+
+class Rejected(NamedTuple):
+    """A transmission that was not; a server answers `error`, with these ids."""
+
+    corr_id: CorrId
+    entity_id: EntityId
+    error: ErrorType
+
+
+class Outgoing(NamedTuple, Generic[Out]):
+    """What to send. A client's command also has the key that authorises it."""
+
+    corr_id: CorrId
+    entity_id: EntityId
+    message: Out
+    key: AuthPrivateKey | None = None
+    with_service: bool = False
+    "Also sign with the service's session key and bind the entity key's signature to the service."
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeDone:
+    params: SessionParams
+
+
+class Block(NamedTuple, Generic[In]):
+    """The transmissions of one block, in order."""
+
+    items: list[Received[In] | Rejected]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The connection must end: the peer broke the protocol below the level of transmissions."""
+
+    error: TransportErrorType
+
+
+class Connection(Generic[In, Out]):
+    """Feed it what the stream received; send what `data_to_send` returns.
+
+    `codec_in` reads the peer's words, `codec_out` writes ours. A server (`checks_credentials`) also refuses
+    commands that come without what they need, so that handlers see only well-formed requests.
+    """
+
+    def __init__(
+        self, handshake: Handshake, codec_in: Codec[In], codec_out: Codec[Out], *, checks_credentials: bool
+    ) -> None:
+        self._handshake = handshake
+        self._codec_in = codec_in
+        self._codec_out = codec_out
+        self._checks_credentials = checks_credentials
+        self._block_size = handshake.block_size
+        self._buffer = b""
+        self._outbox: list[bytes] = []
+        self._sending: BlockChain | None = None
+        self._receiving: BlockChain | None = None
+        self._failed = False
+        self.params: SessionParams | None = None
+        hello = handshake.start()
+        if hello is not None:
+            self._outbox.append(pad(hello, self._block_size))
+
+    def data_to_send(self) -> bytes:
+        data = b"".join(self._outbox)
+        self._outbox.clear()
+        return data
+
+    def receive_data(self, data: bytes) -> list[HandshakeDone | Block[In] | Failed]:
+        events: list[HandshakeDone | Block[In] | Failed] = []
+        buffer = self._buffer + data if self._buffer else data
+        start, size = 0, self._block_size
+        while len(buffer) - start >= size and not self._failed:
+            event = self._receive_block(buffer[start : start + size])
+            start += size
+            if event is not None:
+                events.append(event)
+        self._buffer = buffer[start:]
+        return events
+
+    def _receive_block(self, block: bytes) -> HandshakeDone | Block[In] | Failed | None:
+        try:
+            if self.params is None:
+                return self._shake(unpad(block))
+            content = unpad(block) if self._receiving is None else self._receiving.decrypt(block)
+            return Block(self._items(content, self.params))
+        except HandshakeError as error:
+            self._failed = True
+            return Failed(error.error)
+        except DecodeError:
+            self._failed = True
+            return Failed(TE_BLOCK)
+
+    def _shake(self, content: bytes) -> HandshakeDone | None:
+        try:
+            step = self._handshake.receive(content)
+        except Refused as refused:
+            self._outbox.append(pad(refused.reply, self._block_size))
+            raise
+        if step.reply is not None:
+            self._outbox.append(pad(step.reply, self._block_size))
+        if step.agreed is None:
+            return None
+        self.params = step.agreed.params
+        self._sending, self._receiving = step.agreed.sending, step.agreed.receiving
+        return HandshakeDone(self.params)
+
+    def _items(self, content: bytes, params: SessionParams) -> list[Received[In] | Rejected]:
+        transmissions = split_batch(content) if params.batch else [content]
+        return [self._item(params, transmission) for transmission in transmissions]
+
+    def _item(self, params: SessionParams, data: bytes) -> Received[In] | Rejected:
+        try:
+            raw = parse_transmission(params, data)
+        except DecodeError:
+            return Rejected(NO_CORR, NO_ENTITY, BLOCK)
+        error = raw.fault
+        if error is None:
+            try:
+                message = self._codec_in.decode(raw.command, params.version)
+            except DecodeError as problem:
+                return Rejected(raw.corr_id, raw.entity_id, problem.error)
+            if self._checks_credentials:
+                error = check_credentials(self._codec_in.credentials(message), raw.auth, raw.entity_id)
+            if error is None:
+                return Received(raw.corr_id, raw.entity_id, message, raw)
+        return Rejected(raw.corr_id, raw.entity_id, error)
+
+    def send(self, batch: Iterable[Outgoing[Out]]) -> bytes:
+        """Whole padded blocks, ready for the stream. A server's answers and a client's commands alike."""
+        assert self.params is not None
+        params = self.params
+        transmissions = [self._encode(params, outgoing) for outgoing in batch]
+        contents = pack_batches(transmissions, params.block_size) if params.batch else transmissions
+        return b"".join(self._seal(contents))
+
+    def _seal(self, contents: Sequence[bytes]) -> list[bytes]:
+        if self._sending is None:
+            return [pad(content, self._block_size) for content in contents]
+        return [self._sending.encrypt(content, self._block_size) for content in contents]
+
+    def _encode(self, params: SessionParams, outgoing: Outgoing[Out]) -> bytes:
+        corr_id, entity_id, message, key, with_service = outgoing
+        content = body(corr_id, entity_id, self._codec_out.encode(message, params.version))
+        if key is None:
+            return (
+                b"\0" + content
+                if params.implied_session_id
+                else encode_transmission(params, b"", None, content)
+            )
+        session = params.session_id
+        text = bytes((len(session),)) + session + content
+        service = params.service if with_service else None
+        if service is None or service.private_key is None:
+            return encode_transmission(params, authorize(params, key, corr_id, text), None, content)
+        auth = authorize(params, key, corr_id, service.fingerprint + text)
+        return encode_transmission(params, auth, service.private_key.sign(text), content)

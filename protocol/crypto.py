@@ -1,0 +1,246 @@
+"""Keys, crypto_box, hashes and key derivation. Randomness is always an argument."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from functools import cached_property
+from struct import Struct
+
+from Crypto.Cipher import Salsa20
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ed448
+from nacl import bindings as sodium
+from nacl.exceptions import CryptoError
+
+from protocol.encoding import Reader, Writer
+from protocol.errors import DecodeError
+
+TAG_SIZE = 16
+KEY_SIZE = 32
+ED25519_SIGNATURE_SIZE = 64
+ED448_SIGNATURE_SIZE = 114
+
+_ED25519_SPKI = bytes.fromhex("302a300506032b6570032100")
+_ED448_SPKI = bytes.fromhex("3043300506032b6571033a00")
+_X25519_SPKI = bytes.fromhex("302a300506032b656e032100")
+_ED25519_PKCS8 = bytes.fromhex("302e020100300506032b657004220420")
+_ED448_PKCS8 = bytes.fromhex("3047020100300506032b6571043b0439")
+_X25519_PKCS8 = bytes.fromhex("302e020100300506032b656e04220420")
+
+
+class BoxError(Exception):
+    """A box does not open: wrong key, wrong nonce or changed bytes."""
+
+
+@dataclass(frozen=True)
+class Ed25519PublicKey:
+    raw: bytes
+
+    @property
+    def der(self) -> bytes:
+        return _ED25519_SPKI + self.raw
+
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        try:
+            sodium.crypto_sign_open(signature + message, self.raw)
+        except CryptoError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Ed25519PrivateKey:
+    seed: bytes = field(repr=False)
+
+    @property
+    def der(self) -> bytes:
+        return _ED25519_PKCS8 + self.seed
+
+    @cached_property
+    def _pair(self) -> tuple[bytes, bytes]:
+        public, secret = sodium.crypto_sign_seed_keypair(self.seed)
+        return public, secret
+
+    @property
+    def public(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey(self._pair[0])
+
+    def sign(self, message: bytes) -> bytes:
+        return sodium.crypto_sign(message, self._pair[1])[:ED25519_SIGNATURE_SIZE]
+
+
+@dataclass(frozen=True)
+class Ed448PublicKey:
+    raw: bytes
+
+    @property
+    def der(self) -> bytes:
+        return _ED448_SPKI + self.raw
+
+    @cached_property
+    def _key(self) -> ed448.Ed448PublicKey:
+        return ed448.Ed448PublicKey.from_public_bytes(self.raw)
+
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        try:
+            self._key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Ed448PrivateKey:
+    seed: bytes = field(repr=False)
+
+    @property
+    def der(self) -> bytes:
+        return _ED448_PKCS8 + self.seed
+
+    @cached_property
+    def _key(self) -> ed448.Ed448PrivateKey:
+        return ed448.Ed448PrivateKey.from_private_bytes(self.seed)
+
+    @property
+    def public(self) -> Ed448PublicKey:
+        return Ed448PublicKey(self._key.public_key().public_bytes_raw())
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+@dataclass(frozen=True)
+class X25519PublicKey:
+    raw: bytes
+
+    @property
+    def der(self) -> bytes:
+        return _X25519_SPKI + self.raw
+
+
+@dataclass(frozen=True)
+class X25519PrivateKey:
+    raw: bytes = field(repr=False)
+
+    @property
+    def der(self) -> bytes:
+        return _X25519_PKCS8 + self.raw
+
+    @property
+    def public(self) -> X25519PublicKey:
+        return X25519PublicKey(sodium.crypto_scalarmult_base(self.raw))
+
+    def exchange(self, peer: X25519PublicKey) -> bytes:
+        """The raw shared secret; a peer key that would make it all zeros is refused."""
+        try:
+            return sodium.crypto_scalarmult(self.raw, peer.raw)
+        except CryptoError:
+            raise DecodeError from None
+
+
+SigningKey = Ed25519PrivateKey | Ed448PrivateKey
+VerifyKey = Ed25519PublicKey | Ed448PublicKey
+AuthPublicKey = Ed25519PublicKey | Ed448PublicKey | X25519PublicKey
+AuthPrivateKey = Ed25519PrivateKey | Ed448PrivateKey | X25519PrivateKey
+
+_PUBLIC_KINDS: tuple[tuple[bytes, int, type[AuthPublicKey]], ...] = (
+    (_ED25519_SPKI, 32, Ed25519PublicKey),
+    (_X25519_SPKI, 32, X25519PublicKey),
+    (_ED448_SPKI, 57, Ed448PublicKey),
+)
+_PRIVATE_KINDS: tuple[tuple[bytes, int, type[AuthPrivateKey]], ...] = (
+    (_ED25519_PKCS8, 32, Ed25519PrivateKey),
+    (_X25519_PKCS8, 32, X25519PrivateKey),
+    (_ED448_PKCS8, 57, Ed448PrivateKey),
+)
+
+
+def decode_public_key(der: bytes) -> AuthPublicKey:
+    for prefix, size, kind in _PUBLIC_KINDS:
+        if der.startswith(prefix) and len(der) == len(prefix) + size:
+            return kind(der[len(prefix) :])
+    raise DecodeError
+
+
+def decode_private_key(der: bytes) -> AuthPrivateKey:
+    for prefix, size, kind in _PRIVATE_KINDS:
+        if der.startswith(prefix) and len(der) == len(prefix) + size:
+            return kind(der[len(prefix) :])
+    raise DecodeError
+
+
+def decode_x25519_public(der: bytes) -> X25519PublicKey:
+    key = decode_public_key(der)
+    if not isinstance(key, X25519PublicKey):
+        raise DecodeError
+    return key
+
+
+def pull_public_key(r: Reader) -> AuthPublicKey:
+    return decode_public_key(r.pull_short())
+
+
+def pull_x25519_public(r: Reader) -> X25519PublicKey:
+    return decode_x25519_public(r.pull_short())
+
+
+def pull_private_key(r: Reader) -> AuthPrivateKey:
+    return decode_private_key(r.pull_short())
+
+
+def push_key(w: Writer, key: AuthPublicKey | AuthPrivateKey) -> None:
+    w.push_short(key.der)
+
+
+# HSalsa20 is one Salsa20 core without its final addition. PyNaCl does not export it, so it is taken from a
+# keystream block (key, zero nonce, counter 0): subtract the input words that the block had added.
+_SIGMA = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+_CORE = Struct("<16I")
+_OUT = Struct("<8I")
+_ZERO_BLOCK = bytes(64)
+_ZERO_NONCE = bytes(8)
+_MASK = 0xFFFFFFFF
+
+
+def _hsalsa20(key: bytes) -> bytes:
+    w = _CORE.unpack(Salsa20.new(key, _ZERO_NONCE).encrypt(_ZERO_BLOCK))
+    diagonal = (w[0], w[5], w[10], w[15])
+    head = [(word - sigma) & _MASK for word, sigma in zip(diagonal, _SIGMA, strict=True)]
+    # Words 6..9 are nonce and counter: zero here, so nothing was added to them.
+    return _OUT.pack(*head, w[6], w[7], w[8], w[9])
+
+
+def box(secret: bytes, nonce: bytes, message: bytes) -> bytes:
+    """NaCl crypto_box after its DH step: HSalsa20 of the secret keys XSalsa20-Poly1305; tag first."""
+    return sodium.crypto_box_easy_afternm(message, nonce, _hsalsa20(secret))
+
+
+def open_box(secret: bytes, nonce: bytes, boxed: bytes) -> bytes:
+    if len(boxed) < TAG_SIZE:
+        raise BoxError
+    try:
+        return sodium.crypto_box_open_easy_afternm(boxed, nonce, _hsalsa20(secret))
+    except CryptoError:
+        raise BoxError from None
+
+
+def hkdf_sha512(salt: bytes, key: bytes, info: bytes, size: int) -> bytes:
+    """RFC 5869, straight over hmac.digest: it runs once per block, where object set-up would dominate."""
+    prk = hmac.digest(salt, key, "sha512")
+    output = block = b""
+    counter = 1
+    while len(output) < size:
+        block = hmac.digest(prk, block + info + bytes((counter,)), "sha512")
+        output += block
+        counter += 1
+    return output[:size]
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def sha512(data: bytes) -> bytes:
+    return hashlib.sha512(data).digest()

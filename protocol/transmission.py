@@ -1,0 +1,62 @@
+"""Transmissions: authorisation, correlation id, entity and command, as bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocol.crypto import ED448_SIGNATURE_SIZE, ED25519_SIGNATURE_SIZE, TAG_SIZE
+from protocol.encoding import CorrId, EntityId, Reader, short
+from protocol.errors import BLOCK, SESSION, DecodeError, ErrorType
+from protocol.session_params import SessionParams
+
+AUTHENTICATOR_SIZE = 64 + TAG_SIZE
+AUTH_SIZES = frozenset({0, AUTHENTICATOR_SIZE, ED25519_SIGNATURE_SIZE, ED448_SIGNATURE_SIZE})
+
+
+class RawTransmission(NamedTuple):
+    """A parsed transmission whose command is still bytes. `signed` is what an authorisation covers."""
+
+    auth: bytes
+    service_signature: bytes | None
+    corr_id: CorrId
+    entity_id: EntityId
+    command: bytes
+    signed: bytes
+    fault: ErrorType | None = None
+    "SESSION or a bad authorisation length: known only now, answered with this transmission's ids."
+
+
+def body(corr_id: CorrId, entity_id: EntityId, command: bytes) -> bytes:
+    return short(corr_id) + short(entity_id) + command
+
+
+def encode_transmission(
+    params: SessionParams, auth: bytes, service_signature: bytes | None, content: bytes
+) -> bytes:
+    """`content` is body(…). A service signature is sent only behind an authorisation."""
+    sent = content if params.implied_session_id else short(params.session_id) + content
+    if not auth:
+        return b"\0" + sent
+    if not params.service_signatures:
+        return short(auth) + sent
+    mark = b"0" if service_signature is None else b"1" + short(service_signature)
+    return short(auth) + mark + sent
+
+
+def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
+    r = Reader(data)
+    auth = r.pull_short()
+    service_signature = None
+    fault = None if len(auth) in AUTH_SIZES else BLOCK
+    if auth and params.service_signatures:
+        service_signature = r.pull_optional(Reader.pull_short)
+        if service_signature is not None and len(service_signature) != ED25519_SIGNATURE_SIZE:
+            raise DecodeError
+    if not params.implied_session_id and r.pull_short() != params.session_id:
+        fault = SESSION
+    corr_id = CorrId(r.pull_short())
+    entity_id = EntityId(r.pull_short())
+    command = r.pull_tail()
+    # Responses are not authorised: their signed text is never needed.
+    signed = short(params.session_id) + body(corr_id, entity_id, command) if auth else b""
+    return RawTransmission(auth, service_signature, corr_id, entity_id, command, signed, fault)
