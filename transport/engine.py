@@ -142,7 +142,7 @@ class TlsEngine:
             if not self._client_side:  # on this side OpenSSL's list lacks the leaf
                 leaf = connection.get_peer_certificate(as_cryptography=True)
                 chain = [leaf, *chain] if leaf is not None else []
-        except (ValueError, Warning) as error:
+        except ValueError as error:
             raise ChainInvalid("a certificate cannot be read") from error
         return tuple(certificate.public_bytes(Encoding.DER) for certificate in chain)
 

@@ -546,7 +546,7 @@ async def serve(
     """Listen, and run `handler` for every connection whose handshake succeeded.
 
     The stream is closed when the handler returns, and aborted when it raises. `admit` gets the peer's address
-    before TLS starts. A function as `context` is called for every connection, so certificates can be replaced.
+    before TLS starts. A function as `context` is called per connection, so certificates can be replaced.
     """
     server = Server(
         handler,
