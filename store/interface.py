@@ -66,12 +66,19 @@ class NtfStore(Protocol):
         """Durable. REGISTERED; if (device token, verify key) exists already, the existing record."""
 
     async def activate_token(self, key: TokenKey, updated_on: int) -> list[LiveQueue]:
-        """Durable. ACTIVE; every other token of the device is deleted; returns the queues that went with them."""
+        """Durable. ACTIVE, if the token is in a state that allows verification; every other token of the
+        device is deleted; returns the queues that went with them."""
 
     async def set_token_status(
-        self, key: TokenKey, status: TokenStatus, *, only_from: Sequence[TokenStatus] | None = None
+        self,
+        key: TokenKey,
+        status: TokenStatus,
+        *,
+        only_from: Sequence[TokenStatus] | None = None,
+        updated_on: int | None = None,
     ) -> bool:
-        """Durable. False if the token is gone or not in one of `only_from`."""
+        """Durable. False if the token is gone or not in one of `only_from`. Give `updated_on` for a token
+        that dies, or `purge_tokens` counts from the day it was registered."""
 
     async def replace_device_token(
         self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
@@ -102,7 +109,7 @@ class NtfStore(Protocol):
         """Concurrent calls share one query."""
 
     async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
-        """Durable. None: the queue is another token's, or the notifier key differs."""
+        """Durable. None: the queue is another token's, the notifier key differs, or the token is gone."""
 
     async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
         """Durable."""
@@ -112,7 +119,8 @@ class NtfStore(Protocol):
     async def servers(self) -> list[ServerRecord]:
         """Routers that have subscribable or slowly retried rows."""
 
-    async def server(self, key: ServerKey) -> ServerRecord: ...
+    async def server(self, key: ServerKey) -> ServerRecord:
+        """StoreError if there is no such router."""
 
     async def queues(
         self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
@@ -132,14 +140,15 @@ class NtfStore(Protocol):
         """SOK: ACTIVE, associated exactly if `service_id` is given (and still the router's)."""
 
     async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> None:
-        """Other outcomes. END, DELETED, AUTH, SERVICE and ERR end an association too.
-        END, SERVICE and ERR get a retry time: 10 minutes doubling to 24 hours; SOK resets it."""
+        """Other outcomes (not NEW, not ACTIVE). END, DELETED, AUTH, SERVICE and ERR end an association too.
+        END, SERVICE and ERR get a retry time: 10 minutes doubling to 24 hours; SOK resets it. Changes that
+        `SUB_MOVES` does not list, and unknown ids, are ignored."""
 
     async def set_disconnected(self, key: ServerKey) -> int:
         """ACTIVE queues of the router become INACTIVE; returns how many."""
 
     async def set_service_subscribed(self, key: ServerKey) -> int:
-        """SOKS: associated subscribable queues become ACTIVE; returns how many."""
+        """SOKS: associated subscribable queues become ACTIVE; returns how many were not."""
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
         """Durable: before the handshake that uses them."""
@@ -158,7 +167,7 @@ class NtfStore(Protocol):
         """One block of NMSGs in one transaction, in order; one result each."""
 
     async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
-        """For ACTIVE tokens that have entries."""
+        """For ACTIVE tokens that have entries; at most 64 unsent ones of each, the oldest."""
 
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
         """Entries replaced by a newer one meanwhile stay unsent."""

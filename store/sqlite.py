@@ -1,0 +1,285 @@
+"""The store in an SQLite file: one connection writes, one reads, each with a lane of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import aiosqlite
+
+from protocol.device_token import DeviceToken
+from protocol.encoding import EntityId
+from protocol.statuses import TokenStatus
+from store import migrate, sqlite_notifications, sqlite_routers, sqlite_subscriptions, sqlite_tokens
+from store.interface import SchemaError, StoreUnavailable
+from store.records import (
+    Counts,
+    CreatedSubscription,
+    LiveQueue,
+    NewSubscription,
+    NewToken,
+    Notification,
+    QueueRow,
+    SentEntry,
+    ServerKey,
+    ServerRecord,
+    ServiceCredentials,
+    StatusChange,
+    Stored,
+    SubKey,
+    SubscriptionRecord,
+    TokenKey,
+    TokenPush,
+    TokenRecord,
+)
+from store.sqlite_engine import (
+    STATEMENT_CACHE,
+    CommitObserver,
+    GroupReader,
+    GroupWriter,
+    Lane,
+    run_each,
+    run_in_thread,
+)
+from store.sqlite_errors import store_errors
+from store.sqlite_transaction import Transaction
+
+R = TypeVar("R")
+
+_SETTINGS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -16384",  # KiB
+    "PRAGMA wal_autocheckpoint = 4000",  # pages: a page changed often is copied to the database less often
+    "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
+)
+
+
+class SqliteStore:
+    """NtfStore in the file `path`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        busy_timeout: float = 5.0,
+        auto_migrate: bool = True,
+        on_commit: CommitObserver | None = None,
+    ) -> None:
+        self._path = path
+        self._busy_timeout = busy_timeout
+        self._auto_migrate = auto_migrate
+        self._connections: list[aiosqlite.Connection] = []
+        self._writer: Lane[Transaction] | None = None
+        self._reader: Lane[sqlite3.Connection] | None = None
+        self._run_writes = GroupWriter(path, on_commit)
+        self._run_reads = GroupReader(path)
+
+    async def open(self) -> None:
+        """Create or upgrade the database. StoreUnavailable or SchemaError, and nothing changed, if it
+        cannot be used."""
+        try:
+            with store_errors(self._path):
+                writing = await self._connect(self._prepare)
+                reading = await self._connect(_prepare_reader)
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._writer = Lane("store writer", writing, self._run_writes)
+        self._reader = Lane("store reader", reading, self._run_reads)
+        self._writer.start()
+        self._reader.start()
+
+    async def close(self) -> None:
+        for lane in (self._writer, self._reader):
+            if lane is not None:
+                await lane.stop()
+        await self._disconnect()
+
+    async def _connect(self, prepare: Callable[[sqlite3.Connection], None]) -> aiosqlite.Connection:
+        migrate.protect(self._path)
+        connection = await aiosqlite.connect(
+            self._path,
+            timeout=self._busy_timeout,
+            isolation_level=None,
+            cached_statements=STATEMENT_CACHE,
+        )
+        self._connections.append(connection)
+        await run_in_thread(connection, prepare)
+        return connection
+
+    async def _disconnect(self) -> None:
+        """The writer last: it can fold the log into the database when it is alone."""
+        while self._connections:
+            await self._connections.pop().close()
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        # First of all: nothing may be written to a file that is not ours.
+        steps = migrate.plan(migrate.schema_version(db), migrate.latest_version())
+        if steps and not self._auto_migrate:
+            raise SchemaError(f"{self._path} has an old schema: run the migration")
+        for setting in _SETTINGS:
+            db.execute(setting)
+        migrate.apply(db, steps)
+        # A lock or a missing permission shows now, not at the first command.
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+
+    async def _write(self, call: Callable[[Transaction], R], *, durable: bool = True) -> R:
+        return await self._writing.run(run_each, call, durable=durable)
+
+    async def _read(self, call: Callable[[sqlite3.Connection], R]) -> R:
+        return await self._reading.run(run_each, call)
+
+    @property
+    def _writing(self) -> Lane[Transaction]:
+        if self._writer is None:
+            raise StoreUnavailable("the store is not open")
+        return self._writer
+
+    @property
+    def _reading(self) -> Lane[sqlite3.Connection]:
+        if self._reader is None:
+            raise StoreUnavailable("the store is not open")
+        return self._reader
+
+    # Tokens
+
+    async def token(self, token_id: EntityId) -> TokenRecord | None:
+        return await self._reading.run(sqlite_tokens.tokens, token_id)
+
+    async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
+        return await self._read(lambda db: sqlite_tokens.by_device(db, device_token, verify_key))
+
+    async def create_token(self, token: NewToken) -> TokenRecord:
+        return await self._write(lambda tx: sqlite_tokens.create(tx, token))
+
+    async def activate_token(self, key: TokenKey, updated_on: int) -> list[LiveQueue]:
+        return await self._write(lambda tx: sqlite_tokens.activate(tx, key, updated_on))
+
+    async def set_token_status(
+        self,
+        key: TokenKey,
+        status: TokenStatus,
+        *,
+        only_from: Sequence[TokenStatus] | None = None,
+        updated_on: int | None = None,
+    ) -> bool:
+        return await self._write(lambda tx: sqlite_tokens.set_status(tx, key, status, only_from, updated_on))
+
+    async def replace_device_token(
+        self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
+    ) -> bool:
+        return await self._write(
+            lambda tx: sqlite_tokens.replace_device(tx, key, device_token, code, updated_on)
+        )
+
+    async def delete_token(self, key: TokenKey) -> list[LiveQueue]:
+        return await self._write(lambda tx: sqlite_tokens.delete(tx, key))
+
+    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> None:
+        await self._write(lambda tx: sqlite_tokens.set_cron(tx, key, minutes, due))
+
+    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
+        return await self._read(lambda db: sqlite_tokens.due_crons(db, now, limit))
+
+    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None:
+        await self._write(lambda tx: sqlite_tokens.set_cron_due(tx, due), durable=False)
+
+    async def next_cron_due(self) -> int | None:
+        return await self._read(sqlite_tokens.next_cron_due)
+
+    async def purge_tokens(
+        self, *, unverified_before: int, invalid_before: int, limit: int
+    ) -> list[LiveQueue]:
+        return await self._write(
+            lambda tx: sqlite_tokens.purge(tx, unverified_before, invalid_before, limit), durable=False
+        )
+
+    # Subscriptions
+
+    async def subscription(self, subscription_id: EntityId) -> SubscriptionRecord | None:
+        return await self._reading.run(sqlite_subscriptions.subscriptions, subscription_id)
+
+    async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
+        return await self._writing.run(sqlite_subscriptions.create, new, durable=True)
+
+    async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
+        return await self._write(lambda tx: sqlite_subscriptions.delete(tx, key))
+
+    # Routers
+
+    async def servers(self) -> list[ServerRecord]:
+        return await self._read(sqlite_routers.servers)
+
+    async def server(self, key: ServerKey) -> ServerRecord:
+        return await self._read(lambda db: sqlite_routers.server(db, key))
+
+    async def queues(
+        self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
+    ) -> list[QueueRow]:
+        return await self._read(lambda db: sqlite_routers.queues(db, key, after, limit, associated))
+
+    async def queues_by_id(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:
+        return await self._read(lambda db: sqlite_routers.queues_by_id(db, key, notifier_ids))
+
+    async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
+        return await self._write(lambda tx: sqlite_routers.due_retries(tx, key, now, limit), durable=False)
+
+    async def next_retry(self, key: ServerKey) -> int | None:
+        return await self._read(lambda db: sqlite_routers.next_retry(db, key))
+
+    async def set_subscribed(
+        self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
+    ) -> None:
+        await self._write(
+            lambda tx: sqlite_routers.set_subscribed(tx, key, notifier_ids, service_id), durable=False
+        )
+
+    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> None:
+        await self._write(lambda tx: sqlite_routers.set_statuses(tx, key, changes, now), durable=False)
+
+    async def set_disconnected(self, key: ServerKey) -> int:
+        return await self._write(lambda tx: sqlite_routers.set_disconnected(tx, key), durable=False)
+
+    async def set_service_subscribed(self, key: ServerKey) -> int:
+        return await self._write(lambda tx: sqlite_routers.set_service_subscribed(tx, key), durable=False)
+
+    async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
+        await self._write(lambda tx: sqlite_routers.set_credentials(tx, key, credentials))
+
+    async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
+        return await self._write(lambda tx: sqlite_routers.set_service_id(tx, key, service_id))
+
+    async def clear_service(self, key: ServerKey) -> None:
+        await self._write(lambda tx: sqlite_routers.clear_service(tx, key))
+
+    # Notifications
+
+    async def add_notifications(
+        self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
+    ) -> list[Stored]:
+        return await self._write(
+            lambda tx: sqlite_notifications.add(tx, key, notifications, received_at), durable=False
+        )
+
+    async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
+        return await self._read(lambda db: sqlite_notifications.pushes(db, keys))
+
+    async def set_sent(self, entries: Sequence[SentEntry]) -> None:
+        await self._writing.run(sqlite_notifications.set_sent, entries)
+
+    async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
+        return await self._read(lambda db: sqlite_notifications.unsent_tokens(db, after, limit))
+
+    async def counts(self) -> Counts:
+        return await self._read(sqlite_notifications.counts)
+
+
+def _prepare_reader(db: sqlite3.Connection) -> None:
+    for setting in _SETTINGS:
+        db.execute(setting)
+    db.execute("PRAGMA query_only = ON")

@@ -1,0 +1,223 @@
+"""How operations reach SQLite: many callers, one hop to the connection's thread, one transaction.
+
+A hop between the event loop and the thread costs more than most statements, and a commit that waits for the
+disk costs more than both. So each connection has a lane: operations queue up while a group is running, then
+all that wait run as the next group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import aiosqlite
+
+from store.interface import StoreError, StoreUnavailable
+from store.sqlite_errors import store_error
+from store.sqlite_transaction import Transaction
+
+Context = TypeVar("Context")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+T = TypeVar("T")
+
+Batch = Callable[[Context, Sequence[Argument]], Sequence[Result]]
+"Runs one kind of operation for several callers; one result for each, in order."
+
+QUEUED_OPERATIONS = 8192
+"Per lane; callers wait when so many are queued."
+
+GROUP_SIZE = 2048
+"Operations in one transaction: bounds how long the first of them waits for the last."
+
+STATEMENT_CACHE = 256
+"All our statements, in all their sizes, stay prepared."
+
+CommitObserver = Callable[[float, int], None]
+"Told the seconds and the number of operations of each committed group."
+
+
+async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3.Connection], T]) -> T:
+    """Run a function on the connection's own thread.
+
+    aiosqlite offers this for its single statements only; a whole transaction in one hop needs its private
+    `_execute`. The function must be a closure: aiosqlite writes the arguments of a call to its debug log.
+    """
+    return cast("T", await connection._execute(lambda: run(connection._conn)))  # type: ignore[no-untyped-call]
+
+
+class Operation(NamedTuple):
+    batch: Batch[Any, Any, Any]
+    argument: Any
+    durable: bool
+    future: asyncio.Future[Any]
+
+
+class _Failed(NamedTuple):
+    error: Exception
+
+
+GroupRunner = Callable[[sqlite3.Connection, Sequence[Operation]], list[Any]]
+"Results of the operations, in order; a `_Failed` for one that failed."
+
+
+class Lane(Generic[Context]):
+    """Operations of one connection. `start` and `stop` own the task that runs them."""
+
+    def __init__(self, name: str, connection: aiosqlite.Connection, run_group: GroupRunner) -> None:
+        self._name = name
+        self._connection = connection
+        self._run_group = run_group
+        self._queue: asyncio.Queue[Operation | None] = asyncio.Queue(QUEUED_OPERATIONS)
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name=self._name)
+
+    async def stop(self) -> None:
+        """Finish what is queued, then end."""
+        self._closing = True
+        if self._task is not None:
+            await self._queue.put(None)
+            await self._task
+            self._task = None
+
+    async def run(
+        self, batch: Batch[Context, Argument, Result], argument: Argument, *, durable: bool = False
+    ) -> Result:
+        """The operation is carried out even if the caller is cancelled while it waits for the result."""
+        if self._closing:
+            raise StoreUnavailable("the store is closed")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        await self._queue.put(Operation(batch, argument, durable, future))
+        return await future
+
+    async def _serve(self) -> None:
+        while (first := await self._queue.get()) is not None:
+            group = [first]
+            last = self._collect(group)
+            await self._run(group)
+            if last:
+                break
+        self._refuse_the_rest()
+
+    def _collect(self, group: list[Operation]) -> bool:
+        """Add what waits; True if the lane is to stop after this group."""
+        while len(group) < GROUP_SIZE and not self._queue.empty():
+            operation = self._queue.get_nowait()
+            if operation is None:
+                return True
+            group.append(operation)
+        return False
+
+    async def _run(self, group: list[Operation]) -> None:
+        try:
+            results = await run_in_thread(self._connection, lambda db: self._run_group(db, group))
+        except Exception as error:
+            results = [_Failed(error)] * len(group)
+        for operation, result in zip(group, results, strict=True):
+            if operation.future.done():
+                continue
+            if isinstance(result, _Failed):
+                operation.future.set_exception(result.error)
+            else:
+                operation.future.set_result(result)
+
+    def _refuse_the_rest(self) -> None:
+        """Callers that were waiting for room in the queue when the lane stopped."""
+        while not self._queue.empty():
+            operation = self._queue.get_nowait()
+            if operation is not None and not operation.future.done():
+                operation.future.set_exception(StoreUnavailable("the store is closed"))
+
+
+def _runs(group: Sequence[Operation]) -> Iterator[tuple[Batch[Any, Any, Any], list[Any]]]:
+    """Neighbours of one kind together: operations take effect in the order they were queued."""
+    for batch, run in groupby(group, key=lambda operation: operation.batch):
+        yield batch, [operation.argument for operation in run]
+
+
+class GroupWriter:
+    """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
+
+    def __init__(self, path: Path, on_commit: CommitObserver | None) -> None:
+        self._path = path
+        self._on_commit = on_commit
+        self._synchronous = ""
+
+    def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
+        started = time.perf_counter()
+        try:
+            self._begin(db, durable=any(operation.durable for operation in group))
+        except sqlite3.Error as error:
+            return [_Failed(store_error(error, self._path))] * len(group)
+        try:
+            results = self._transact(db, group)
+        except Exception as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if len(group) > 1:
+                return [self(db, [operation])[0] for operation in group]
+            return [_Failed(_for_caller(error, self._path))]
+        if self._on_commit is not None:
+            self._on_commit(time.perf_counter() - started, len(group))
+        return results
+
+    def _begin(self, db: sqlite3.Connection, *, durable: bool) -> None:
+        # In WAL mode FULL waits for the disk at each commit, NORMAL only at checkpoints.
+        synchronous = "FULL" if durable else "NORMAL"
+        if synchronous != self._synchronous:
+            db.execute(f"PRAGMA synchronous = {synchronous}")
+            self._synchronous = synchronous
+        db.execute("BEGIN IMMEDIATE")
+
+    def _transact(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
+        results: list[Any] = []
+        transaction = Transaction(db)
+        for batch, arguments in _runs(group):
+            results += batch(transaction, arguments)
+        transaction.flush()
+        db.execute("COMMIT")
+        return results
+
+
+class GroupReader:
+    """Runs groups of reads, all on one state of the database: that of the last commit or a later one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
+        results: list[Any] = []
+        try:
+            db.execute("BEGIN")
+            for batch, arguments in _runs(group):
+                results += batch(db, arguments)
+        except Exception as error:
+            if len(group) == 1:
+                return [_Failed(_for_caller(error, self._path))]
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        if len(results) == len(group):
+            return results
+        return [self(db, [operation])[0] for operation in group]
+
+
+def _for_caller(error: Exception, path: Path) -> Exception:
+    return store_error(error, path) if isinstance(error, sqlite3.Error) else error
+
+
+def run_each(context: Context, calls: Sequence[Callable[[Context], Result]]) -> list[Result]:
+    """The batch of operations that gain nothing from being run together."""
+    return [call(context) for call in calls]
+
+
+class NoSuchRow(StoreError):
+    """The caller's key names nothing."""

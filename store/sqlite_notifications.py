@@ -1,0 +1,151 @@
+"""SQL of last notifications."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.encoding import EntityId
+from protocol.statuses import TokenStatus
+from store import sqlite_tokens
+from store.interface import KEPT_NOTIFICATIONS
+from store.records import (
+    Counts,
+    LastNotification,
+    Notification,
+    SentEntry,
+    ServerKey,
+    Stored,
+    SubKey,
+    TokenKey,
+    TokenPush,
+)
+from store.sqlite_subscriptions import smp_server
+from store.sqlite_transaction import Transaction, insert_rows, select_in
+
+UNSENT_LOADED = 64
+"Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
+
+_NOWHERE = Stored(None, None)
+
+_TARGETS = """
+SELECT s.notifier_id, s.sub_key, s.token_key, t.status
+FROM subscriptions s CROSS JOIN tokens t USING (token_key)
+WHERE s.server_key = ? AND s.notifier_id IN ({})
+"""
+_UPSERT = """
+INSERT INTO last_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}
+ON CONFLICT (token_key, sub_key) DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at,
+    nonce = excluded.nonce, meta = excluded.meta, sent = 0
+"""
+_ENTRIES = f"""
+SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta, n.sent
+FROM (
+    SELECT * FROM (
+        SELECT * FROM last_notifications INDEXED BY last_notifications_unsent
+        WHERE token_key = ?1 AND sent = 0 ORDER BY seq LIMIT {UNSENT_LOADED}
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM last_notifications WHERE token_key = ?1 AND sent = 1
+        ORDER BY seq DESC LIMIT {KEPT_NOTIFICATIONS}
+    )
+) n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
+ORDER BY n.sent, n.seq
+"""
+_ACTIVE_TOKENS = f"""
+SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = 'ACTIVE'
+"""
+_SENT = "UPDATE last_notifications SET sent = 1 WHERE token_key = ? AND sub_key = ? AND seq = ?"
+_FORGET = f"""
+DELETE FROM last_notifications WHERE token_key = ?1 AND sent = 1 AND seq < (
+    SELECT seq FROM last_notifications WHERE token_key = ?1
+    ORDER BY seq DESC LIMIT 1 OFFSET {KEPT_NOTIFICATIONS - 1}
+)
+"""
+_UNSENT_TOKENS = """
+SELECT DISTINCT n.token_key
+FROM last_notifications n INDEXED BY last_notifications_unsent CROSS JOIN tokens t USING (token_key)
+WHERE n.sent = 0 AND n.token_key > ? AND t.status = 'ACTIVE' ORDER BY n.token_key LIMIT ?
+"""
+_COUNTS = """
+SELECT tokens, active_tokens, subscriptions, active_subscriptions,
+    (SELECT ifnull(sum(associated_count), 0) FROM smp_servers),
+    (SELECT count(*) FROM smp_servers),
+    (SELECT count(*) FROM last_notifications INDEXED BY last_notifications_unsent WHERE sent = 0)
+FROM totals
+"""
+
+
+def add(
+    tx: Transaction, key: ServerKey, notifications: Sequence[Notification], received_at: int
+) -> list[Stored]:
+    notifier_ids = [notification.notifier_id for notification in notifications]
+    targets: dict[EntityId, Stored] = {
+        row[0]: Stored(row[2], row[1])
+        for row in select_in(tx.db, _TARGETS, notifier_ids, key)
+        if row[3] == TokenStatus.ACTIVE
+    }
+    newest: dict[EntityId, tuple[Any, ...]] = {}
+    for seq, (notifier_id, nonce, meta) in zip(tx.take_seqs(len(notifications)), notifications, strict=True):
+        if (target := targets.get(notifier_id)) is not None:
+            newest[notifier_id] = (*target, seq, received_at, nonce, meta)
+    insert_rows(tx.db, _UPSERT, list(newest.values()))
+    return [targets.get(notifier_id, _NOWHERE) for notifier_id in notifier_ids]
+
+
+def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:
+    tokens = {row[0]: row for row in select_in(db, _ACTIVE_TOKENS, keys)}
+    found = []
+    for key, row in tokens.items():
+        if entries := _entries(db, key):
+            found.append(TokenPush(sqlite_tokens.record(row), entries))
+    return found
+
+
+def _entries(db: sqlite3.Connection, key: TokenKey) -> tuple[LastNotification, ...]:
+    """Unsent ones first in the rows, then the sent ones, each by age."""
+    rows = db.execute(_ENTRIES, (key,)).fetchall()
+    unsent = [row for row in rows if not row[9]]
+    room = max(0, KEPT_NOTIFICATIONS - len(unsent))
+    sent = rows[len(unsent) :][-room:] if room else []
+    return tuple(_entry(row) for row in sorted(unsent + sent, key=lambda row: row[1]))
+
+
+def _entry(row: Sequence[Any]) -> LastNotification:
+    return LastNotification(
+        sub_key=SubKey(row[0]),
+        seq=row[1],
+        server=smp_server(row[2], row[3], row[4]),
+        notifier_id=EntityId(row[5]),
+        received_at=row[6],
+        nonce=row[7],
+        meta=row[8],
+        sent=bool(row[9]),
+    )
+
+
+def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:
+    """Old sent entries go here, not when new ones come: until then a token has at most 6 sent ones."""
+    tx.db.executemany(_SENT, [entry for entries in calls for entry in entries])
+    token_keys = {entry.token_key for entries in calls for entry in entries}
+    tx.db.executemany(_FORGET, [(key,) for key in token_keys])
+    return [None] * len(calls)
+
+
+def unsent_tokens(db: sqlite3.Connection, after: TokenKey, limit: int) -> list[TokenKey]:
+    return [TokenKey(key) for (key,) in db.execute(_UNSENT_TOKENS, (after, limit))]
+
+
+def counts(db: sqlite3.Connection) -> Counts:
+    row = db.execute(_COUNTS).fetchone()
+    return Counts(
+        tokens=row[0],
+        active_tokens=row[1],
+        subscriptions=row[2],
+        active_subscriptions=row[3],
+        associated_subscriptions=row[4],
+        servers=row[5],
+        unsent_notifications=row[6],
+    )

@@ -1,0 +1,292 @@
+"""SQL of routers: their queues, the outcomes of subscribing, service credentials and associations."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.encoding import EntityId, Reader, Writer
+from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubInput, SubState
+from store.records import (
+    QueueRow,
+    ServerKey,
+    ServerRecord,
+    ServiceCredentials,
+    StatusChange,
+    SubKey,
+)
+from store.sqlite_engine import NoSuchRow
+from store.sqlite_subscriptions import smp_server
+from store.sqlite_transaction import Transaction, select_in, update_in
+
+FIRST_RETRY = 10 * 60
+LONGEST_RETRY = 24 * 60 * 60
+
+_INPUTS = {
+    SubState.PENDING: SubInput.HANDED_OVER,
+    SubState.INACTIVE: SubInput.DISCONNECTED,
+    SubState.END: SubInput.ENDED,
+    SubState.DELETED: SubInput.QUEUE_DELETED,
+    SubState.AUTH: SubInput.REFUSED,
+    SubState.SERVICE: SubInput.SERVICE_REFUSED,
+    SubState.ERR: SubInput.FAILED,
+}
+"What `set_statuses` may be told; NEW and ACTIVE come about otherwise."
+
+
+def _listed(states: frozenset[SubState]) -> str:
+    return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+_SERVER_COLUMNS = """
+server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count, associated_hash
+"""
+_SERVERS = f"""
+SELECT {_SERVER_COLUMNS} FROM smp_servers v
+WHERE EXISTS (
+        SELECT 1 FROM subscriptions s
+        WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL
+    ) OR EXISTS (
+        SELECT 1 FROM subscriptions s INDEXED BY subscriptions_of_server
+        WHERE s.server_key = v.server_key AND s.state IN ({_listed(SUBSCRIBABLE)})
+    )
+ORDER BY server_key
+"""
+_SERVER = f"SELECT {_SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
+
+_QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
+_PAGE = f"""
+SELECT {_QUEUE_COLUMNS} FROM subscriptions INDEXED BY subscriptions_of_server
+WHERE server_key = ?1 AND associated = {{}} AND sub_key > ?2 AND state IN ({_listed(SUBSCRIBABLE)})
+"""
+_PAGES = {
+    False: f"{_PAGE.format(0)} ORDER BY sub_key LIMIT ?3",
+    True: f"{_PAGE.format(1)} ORDER BY sub_key LIMIT ?3",
+    None: f"{_PAGE.format(0)} UNION ALL {_PAGE.format(1)} ORDER BY sub_key LIMIT ?3",
+}
+_QUEUES_BY_ID = f"""
+SELECT {_QUEUE_COLUMNS} FROM subscriptions WHERE server_key = ? AND notifier_id IN ({{}})
+"""
+_DUE = f"""
+SELECT {_QUEUE_COLUMNS} FROM subscriptions
+WHERE server_key = ? AND retry_at IS NOT NULL AND retry_at <= ? ORDER BY retry_at LIMIT ?
+"""
+_RETRIED = "UPDATE subscriptions SET state = 'PENDING', detail = '', retry_at = NULL WHERE sub_key IN ({})"
+_SUBSCRIBED_ROWS = """
+SELECT sub_key, notifier_id, state, associated FROM subscriptions
+WHERE server_key = ? AND notifier_id IN ({})
+"""
+_SUBSCRIBED = """
+UPDATE subscriptions SET state = 'ACTIVE', detail = '', associated = ?, retry_count = 0, retry_at = NULL
+WHERE sub_key IN ({})
+"""
+_CHANGED_ROWS = """
+SELECT sub_key, notifier_id, state, detail, associated, retry_count, retry_at FROM subscriptions
+WHERE server_key = ? AND notifier_id IN ({})
+"""
+_CHANGE = """
+UPDATE subscriptions SET state = ?, detail = ?, associated = ?, retry_count = ?, retry_at = ?
+WHERE sub_key = ?
+"""
+_DISCONNECTED = """
+UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'INACTIVE'
+WHERE server_key = ? AND state = 'ACTIVE'
+"""
+_SERVICE_SUBSCRIBED = """
+UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'ACTIVE'
+WHERE server_key = ? AND associated = 1 AND state IN ('NEW', 'PENDING', 'INACTIVE')
+"""
+
+
+def _record(row: Sequence[Any]) -> ServerRecord:
+    return ServerRecord(
+        key=ServerKey(row[0]),
+        server=smp_server(row[1], row[2], row[3]),
+        credentials=None if row[4] is None else ServiceCredentials(chain=_chain(row[4]), private_key=row[5]),
+        service_id=None if row[6] is None else EntityId(row[6]),
+        associated_count=row[7],
+        associated_hash=row[8],
+    )
+
+
+def _chain(encoded: bytes) -> tuple[bytes, ...]:
+    return tuple(Reader(encoded).pull_nonempty(Reader.pull_large))
+
+
+def servers(db: sqlite3.Connection) -> list[ServerRecord]:
+    return [_record(row) for row in db.execute(_SERVERS)]
+
+
+def server(db: sqlite3.Connection, key: ServerKey) -> ServerRecord:
+    row = db.execute(_SERVER, (key,)).fetchone()
+    if row is None:
+        raise NoSuchRow("no such router in the store")
+    return _record(row)
+
+
+def _queue(row: tuple[Any, ...]) -> QueueRow:
+    return QueueRow(row[0], row[1], row[2], bool(row[3]))
+
+
+def queues(
+    db: sqlite3.Connection, key: ServerKey, after: SubKey, limit: int, associated: bool | None
+) -> list[QueueRow]:
+    return [_queue(row) for row in db.execute(_PAGES[associated], (key, after, limit))]
+
+
+def queues_by_id(db: sqlite3.Connection, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:
+    found = {row[0]: _queue(row) for row in select_in(db, _QUEUES_BY_ID, notifier_ids, key)}
+    return list(found.values())
+
+
+def due_retries(tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
+    due = [_queue(row) for row in tx.db.execute(_DUE, (key, now, limit))]
+    update_in(tx.db, _RETRIED, [row.key for row in due])
+    return due
+
+
+def next_retry(db: sqlite3.Connection, key: ServerKey) -> int | None:
+    (at,) = db.execute(
+        "SELECT min(retry_at) FROM subscriptions WHERE server_key = ? AND retry_at IS NOT NULL", (key,)
+    ).fetchone()
+    return None if at is None else int(at)
+
+
+def set_subscribed(
+    tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId], service_id: EntityId | None
+) -> None:
+    associated = service_id is not None and service_id == _service_id(tx, key)
+    changed: list[SubKey] = []
+    flipped: list[EntityId] = []
+    for sub_key, notifier_id, state, was_associated in _rows_once(tx, _SUBSCRIBED_ROWS, key, notifier_ids):
+        if state != SubState.ACTIVE or was_associated != associated:
+            changed.append(sub_key)
+        tx.active_subscriptions += state != SubState.ACTIVE
+        if was_associated != associated:
+            flipped.append(notifier_id)
+    update_in(tx.db, _SUBSCRIBED, changed, associated)
+    if associated:
+        tx.add_associated(key, flipped)
+    else:
+        tx.remove_associated(key, flipped)
+
+
+def _service_id(tx: Transaction, key: ServerKey) -> bytes | None:
+    row = tx.db.execute("SELECT service_id FROM smp_servers WHERE server_key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _rows_once(
+    tx: Transaction, sql: str, key: ServerKey, notifier_ids: Sequence[EntityId]
+) -> list[tuple[Any, ...]]:
+    """Each row once, however often its id is named; rows start with their key."""
+    return list({row[0]: row for row in select_in(tx.db, sql, notifier_ids, key)}.values())
+
+
+class _Row:
+    """A subscription while a list of changes is applied to it."""
+
+    __slots__ = ("associated", "detail", "retry_at", "retry_count", "state", "sub_key", "was")
+
+    def __init__(
+        self,
+        sub_key: SubKey,
+        state: str,
+        detail: str,
+        associated: int,
+        retry_count: int,
+        retry_at: int | None,
+    ) -> None:
+        self.sub_key = sub_key
+        self.state = SubState(state)
+        self.detail = detail
+        self.associated = bool(associated)
+        self.retry_count = retry_count
+        self.retry_at = retry_at
+        self.was = self.columns()
+        "What is in the database; equal columns need no update."
+
+    def columns(self) -> tuple[SubState, str, bool, int, int | None]:
+        return (self.state, self.detail, self.associated, self.retry_count, self.retry_at)
+
+    def apply(self, change: StatusChange, now: int) -> None:
+        state = change.status.state
+        if SUB_MOVES.get((self.state, _INPUTS[state])) is not state:
+            return
+        self.state, self.detail = state, change.status.detail
+        if state in SUBSCRIBABLE:
+            self.retry_at = None
+            return
+        self.associated = False
+        if state not in RETRIED_SLOWLY:
+            self.retry_at, self.retry_count = None, 0
+        elif self.retry_at is None:
+            # A second failure while one is waited for is the same outage: it does not double the delay.
+            self.retry_at = now + min(FIRST_RETRY << min(self.retry_count, 10), LONGEST_RETRY)
+            self.retry_count += 1
+
+
+def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange], now: int) -> None:
+    found = _rows_once(tx, _CHANGED_ROWS, key, [change.notifier_id for change in changes])
+    rows = {EntityId(row[1]): _Row(row[0], *row[2:]) for row in found}
+    for change in changes:
+        if (row := rows.get(change.notifier_id)) is not None:
+            row.apply(change, now)
+    changed = [(notifier_id, row) for notifier_id, row in rows.items() if row.columns() != row.was]
+    tx.db.executemany(_CHANGE, [(*row.columns(), row.sub_key) for _, row in changed])
+    tx.active_subscriptions -= sum(row.was[0] is SubState.ACTIVE for _, row in changed)
+    tx.remove_associated(key, [notifier_id for notifier_id, row in changed if row.was[2] > row.associated])
+
+
+def set_disconnected(tx: Transaction, key: ServerKey) -> int:
+    count = tx.db.execute(_DISCONNECTED, (key,)).rowcount
+    tx.active_subscriptions -= count
+    return count
+
+
+def set_service_subscribed(tx: Transaction, key: ServerKey) -> int:
+    count = tx.db.execute(_SERVICE_SUBSCRIBED, (key,)).rowcount
+    tx.active_subscriptions += count
+    return count
+
+
+def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
+    w = Writer()
+    w.push_nonempty(credentials.chain, Writer.push_large)
+    tx.db.execute(
+        "UPDATE smp_servers SET chain = ?, private_key = ? WHERE server_key = ?",
+        (w.value(), credentials.private_key, key),
+    )
+
+
+def set_service_id(tx: Transaction, key: ServerKey, service_id: EntityId) -> bool:
+    before = _service_id(tx, key)
+    if before == service_id:
+        return False
+    tx.db.execute("UPDATE smp_servers SET service_id = ? WHERE server_key = ?", (service_id, key))
+    _clear_associations(tx, key)
+    return before is not None
+
+
+def clear_service(tx: Transaction, key: ServerKey) -> None:
+    tx.db.execute(
+        "UPDATE smp_servers SET chain = NULL, private_key = NULL, service_id = NULL WHERE server_key = ?",
+        (key,),
+    )
+    _clear_associations(tx, key)
+
+
+def _clear_associations(tx: Transaction, key: ServerKey) -> None:
+    (active,) = tx.db.execute(
+        "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server"
+        " WHERE server_key = ? AND associated = 1 AND state = 'ACTIVE'",
+        (key,),
+    ).fetchone()
+    tx.db.execute(
+        "UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = 'INACTIVE'"
+        " WHERE server_key = ? AND associated = 1",
+        (key,),
+    )
+    tx.active_subscriptions -= active
+    tx.clear_associated(key)

@@ -1,0 +1,170 @@
+"""SQL of subscriptions, as clients see them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from protocol.statuses import SUB_MOVES, SubInput, SubState, SubStatus
+from store.records import (
+    CreatedSubscription,
+    LiveQueue,
+    NewSubscription,
+    ServerKey,
+    SubKey,
+    SubscriptionRecord,
+    TokenKey,
+)
+from store.sqlite_transaction import Transaction, select_in
+
+_BY_ID = """
+SELECT s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
+    s.token_key, t.token_id, t.verify_key
+FROM subscriptions s CROSS JOIN tokens t USING (token_key) WHERE s.subscription_id IN ({})
+"""
+_EXISTING = """
+SELECT notifier_id, sub_key, subscription_id, token_key, notifier_key, state, detail
+FROM subscriptions WHERE server_key = ? AND notifier_id IN ({})
+"""
+_INSERT = """
+INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, notifier_key, state)
+VALUES (?, ?, ?, ?, ?, 'NEW')
+"""
+_REVIVE = """
+UPDATE subscriptions SET state = ?, detail = '', retry_count = 0, retry_at = NULL WHERE sub_key = ?
+"""
+_SERVER_KEY = "SELECT server_key FROM smp_servers WHERE hosts = ? AND port = ? AND key_hash = ?"
+
+NEW = SubStatus(SubState.NEW)
+_BARE = {state: SubStatus(state) for state in SubState}
+
+
+def status(state: str, detail: str) -> SubStatus:
+    return SubStatus(SubState(state), detail) if detail else _BARE[SubState(state)]
+
+
+@lru_cache(maxsize=4096)
+def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
+    """An address from its columns; many rows name few routers."""
+    return SmpServer(tuple(hosts.split(",")), port, key_hash)
+
+
+def subscriptions(
+    db: sqlite3.Connection, subscription_ids: Sequence[EntityId]
+) -> list[SubscriptionRecord | None]:
+    found = {row[1]: _record(row) for row in select_in(db, _BY_ID, subscription_ids)}
+    return [found.get(subscription_id) for subscription_id in subscription_ids]
+
+
+def _record(row: Sequence[Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        key=SubKey(row[0]),
+        subscription_id=EntityId(row[1]),
+        server_key=ServerKey(row[2]),
+        notifier_id=EntityId(row[3]),
+        status=status(row[4], row[5]),
+        associated=bool(row[6]),
+        token_key=TokenKey(row[7]),
+        token_id=EntityId(row[8]),
+        verify_key=row[9],
+    )
+
+
+class _Existing:
+    """What a repeated SNEW must agree with."""
+
+    __slots__ = ("notifier_key", "status", "sub_key", "subscription_id", "token_key")
+
+    def __init__(
+        self,
+        sub_key: SubKey,
+        subscription_id: EntityId,
+        token_key: TokenKey,
+        notifier_key: bytes,
+        status: SubStatus,
+    ) -> None:
+        self.sub_key = sub_key
+        self.subscription_id = subscription_id
+        self.token_key = token_key
+        self.notifier_key = notifier_key
+        self.status = status
+
+
+def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
+    """All SNEWs of a group: one query for each router, one insertion for each new row."""
+    by_server: dict[SmpServer, list[NewSubscription]] = {}
+    for new in news:
+        by_server.setdefault(new.server, []).append(new)
+    server_keys = {server: _server_key(tx, server) for server in by_server}
+    existing = {
+        server: _existing(tx, server_keys[server], of_server) for server, of_server in by_server.items()
+    }
+    return [_create_one(tx, server_keys[new.server], existing[new.server], new) for new in news]
+
+
+def _server_key(tx: Transaction, server: SmpServer) -> ServerKey:
+    address = (",".join(server.hosts), server.port, server.key_hash)
+    row = tx.db.execute(_SERVER_KEY, address).fetchone()
+    if row is not None:
+        return ServerKey(row[0])
+    cursor = tx.db.execute("INSERT INTO smp_servers (hosts, port, key_hash) VALUES (?, ?, ?)", address)
+    assert cursor.lastrowid is not None
+    return ServerKey(cursor.lastrowid)
+
+
+def _existing(
+    tx: Transaction, server_key: ServerKey, news: Sequence[NewSubscription]
+) -> dict[EntityId, _Existing]:
+    rows = select_in(tx.db, _EXISTING, [new.notifier_id for new in news], server_key)
+    return {row[0]: _Existing(row[1], row[2], row[3], row[4], status(row[5], row[6])) for row in rows}
+
+
+def _create_one(
+    tx: Transaction, server_key: ServerKey, existing: dict[EntityId, _Existing], new: NewSubscription
+) -> CreatedSubscription | None:
+    if (row := existing.get(new.notifier_id)) is not None:
+        return _repeat(tx, server_key, row, new)
+    try:
+        cursor = tx.db.execute(
+            _INSERT, (new.subscription_id, new.token_key, server_key, new.notifier_id, new.notifier_key)
+        )
+    except sqlite3.IntegrityError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+            return None
+        raise
+    assert cursor.lastrowid is not None
+    sub_key = SubKey(cursor.lastrowid)
+    existing[new.notifier_id] = _Existing(sub_key, new.subscription_id, new.token_key, new.notifier_key, NEW)
+    tx.subscriptions += 1
+    return CreatedSubscription(new.subscription_id, sub_key, server_key, True, NEW)
+
+
+def _repeat(
+    tx: Transaction, server_key: ServerKey, row: _Existing, new: NewSubscription
+) -> CreatedSubscription | None:
+    if row.token_key != new.token_key or row.notifier_key != new.notifier_key:
+        return None
+    state = SUB_MOVES[row.status.state, SubInput.CREATED_AGAIN]
+    if state is not row.status.state:
+        tx.db.execute(_REVIVE, (state, row.sub_key))
+        row.status = SubStatus(state)
+    return CreatedSubscription(row.subscription_id, row.sub_key, server_key, False, row.status)
+
+
+def delete(tx: Transaction, key: SubKey) -> LiveQueue | None:
+    row = tx.db.execute(
+        "DELETE FROM subscriptions WHERE sub_key = ? RETURNING server_key, notifier_id, associated, state",
+        (key,),
+    ).fetchone()
+    if row is None:
+        return None
+    server_key, notifier_id, associated, state = row
+    tx.subscriptions -= 1
+    tx.active_subscriptions -= state == SubState.ACTIVE
+    if associated:
+        tx.remove_associated(server_key, [notifier_id])
+    return LiveQueue(server_key, notifier_id)

@@ -1,0 +1,142 @@
+"""A write transaction with the sums that must change together with the rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from protocol.encoding import EntityId
+from protocol.ids_hash import NO_IDS, ids_hash, xor
+from store.records import ServerKey
+
+_SIZES = (256, 64, 16, 4, 1)
+"A list in a statement has one of these lengths, so that few different statements stay prepared."
+
+_READ_ASSOCIATED = "SELECT associated_count, associated_hash FROM smp_servers WHERE server_key = ?"
+_WRITE_ASSOCIATED = "UPDATE smp_servers SET associated_count = ?, associated_hash = ? WHERE server_key = ?"
+_WRITE_TOTALS = """
+UPDATE totals SET tokens = tokens + ?, active_tokens = active_tokens + ?, subscriptions = subscriptions + ?,
+    active_subscriptions = active_subscriptions + ?, last_seq = last_seq + ?
+"""
+
+
+class Transaction:
+    """Sums are collected here and written by `flush`, once for each group of operations."""
+
+    __slots__ = (
+        "_associated",
+        "_last_seq",
+        "_new_seqs",
+        "active_subscriptions",
+        "active_tokens",
+        "db",
+        "subscriptions",
+        "tokens",
+    )
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.tokens = 0
+        self.active_tokens = 0
+        self.subscriptions = 0
+        self.active_subscriptions = 0
+        self._associated: dict[ServerKey, tuple[int, bytes]] = {}
+        self._last_seq: int | None = None
+        self._new_seqs = 0
+
+    def add_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
+        self._change_associated(key, len(notifier_ids), notifier_ids)
+
+    def remove_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
+        self._change_associated(key, -len(notifier_ids), notifier_ids)
+
+    def _change_associated(self, key: ServerKey, change: int, notifier_ids: Sequence[EntityId]) -> None:
+        if notifier_ids:
+            count, digest = self._associated.get(key, (0, NO_IDS))
+            # Its own inverse: an id that leaves is XORed in again.
+            self._associated[key] = (count + change, xor(digest, ids_hash(notifier_ids)))
+
+    def clear_associated(self, key: ServerKey) -> None:
+        self._associated.pop(key, None)
+        self.db.execute(_WRITE_ASSOCIATED, (0, NO_IDS, key))
+
+    def take_seqs(self, count: int) -> range:
+        """The next numbers of last notifications."""
+        if self._last_seq is None:
+            (self._last_seq,) = self.db.execute("SELECT last_seq FROM totals").fetchone()
+        first = self._last_seq + self._new_seqs + 1
+        self._new_seqs += count
+        return range(first, first + count)
+
+    def flush(self) -> None:
+        for key, (change, digest) in self._associated.items():
+            count, before = self.db.execute(_READ_ASSOCIATED, (key,)).fetchone()
+            self.db.execute(_WRITE_ASSOCIATED, (count + change, xor(before, digest), key))
+        changes = (
+            self.tokens,
+            self.active_tokens,
+            self.subscriptions,
+            self.active_subscriptions,
+            self._new_seqs,
+        )
+        if any(changes):
+            self.db.execute(_WRITE_TOTALS, changes)
+
+
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Cut a list into pieces of the sizes that statements exist for."""
+    start, left = 0, len(values)
+    for size in _SIZES:
+        while left >= size:
+            yield values[start : start + size]
+            start += size
+            left -= size
+
+
+def padded(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Like `chunks`, in fewer pieces: short ones are filled up by repeating a value. For IN lists."""
+    for start in range(0, len(values), _SIZES[0]):
+        piece = list(values[start : start + _SIZES[0]])
+        size = next(size for size in reversed(_SIZES) if size >= len(piece))
+        yield piece + piece[-1:] * (size - len(piece))
+
+
+def select_in(
+    db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that has `{}` where its IN list goes; `before` are its other parameters."""
+    for piece in padded(values):
+        yield from db.execute(_with_list(sql, len(piece)), (*before, *piece))
+
+
+def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
+    """Rows changed by a statement that has `{}` where its IN list goes."""
+    return sum(
+        db.execute(_with_list(sql, len(piece)), (*before, *piece)).rowcount for piece in padded(values)
+    )
+
+
+def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows with a statement that has `{}` where its VALUES go.
+
+    Several rows in one step: each step gives up the interpreter lock and has to get it back.
+    """
+    for piece in chunks(rows):
+        flat = [value for row in piece for value in row]
+        db.execute(_with_rows(sql, len(piece), len(piece[0])), flat)
+
+
+@cache
+def _with_list(sql: str, size: int) -> str:
+    return sql.format(_marks(size))
+
+
+@cache
+def _with_rows(sql: str, rows: int, columns: int) -> str:
+    return sql.format(",".join([f"({_marks(columns)})"] * rows))
+
+
+def _marks(count: int) -> str:
+    return ",".join("?" * count)
