@@ -1,4 +1,4 @@
-"""How benchmarks here measure: CPU time per unit, the best of many short runs, as neighbours only add to it."""
+"""How benchmarks measure: CPU time per unit, best of many short runs, as other processes only add to it."""
 
 from __future__ import annotations
 

@@ -11,9 +11,13 @@ from protocol.errors import DecodeError
 KEY_HASH_SIZE = 32
 SMP_PORT = 5223
 NTF_PORT = 443
+MAX_PORT_DIGITS = 5
 
+_HOST = rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,253}\])"
+"A name or an IPv4 address, or an IPv6 address in brackets: what can stand in an address text."
+_IS_HOST = re.compile(_HOST).fullmatch
 _ADDRESS = re.compile(
-    rb"([a-z]+)://([A-Za-z0-9_=-]+)@([^/@:,\s]+(?:,[^/@:,\s]+)*)(?::([0-9]{1,5}))?", re.ASCII
+    rb"([a-z]+)://([A-Za-z0-9_=-]+)@(" + _HOST + rb"(?:," + _HOST + rb"){0,254})(?::([0-9]{1,5}))?"
 )
 
 
@@ -65,12 +69,12 @@ def parse_ntf_server(text: str) -> NtfServer:
 
 
 def _parse_address(text: str, scheme: bytes) -> tuple[tuple[str, ...], str, bytes]:
-    match = _ADDRESS.fullmatch(text.encode("utf-8", "surrogateescape"))
+    match = _ADDRESS.fullmatch(text.encode("ascii", "replace"))
     if match is None or match[1] != scheme:
         raise DecodeError
     key_hash = unb64(match[2])
     port = (match[4] or b"").decode()
-    hosts = tuple(_host(host) for host in match[3].split(b","))
+    hosts = tuple(match[3].decode().split(","))
     _check(port, key_hash)
     return hosts, port, key_hash
 
@@ -93,14 +97,13 @@ def push_smp_server(w: Writer, server: SmpServer) -> None:
 
 
 def _host(raw: bytes) -> str:
-    """A name or address that can be connected to and can stand in an address text."""
-    if not raw or re.search(rb"[^A-Za-z0-9._\-\[\]:]", raw):
+    if not _IS_HOST(raw):
         raise DecodeError
     return raw.decode("ascii")
 
 
 def _check(port: str, key_hash: bytes) -> None:
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+    if port and not (port.isdecimal() and len(port) <= MAX_PORT_DIGITS and 0 < int(port) < 65536):
         raise DecodeError
     if len(key_hash) != KEY_HASH_SIZE:
         raise DecodeError
@@ -131,5 +134,5 @@ def parse_smp_queue_ntf(text: bytes) -> SmpQueueNtf:
     address, slash, notifier_id = text.rpartition(b"/")
     if not slash:
         raise DecodeError
-    server = parse_smp_server(address.decode("utf-8", "surrogateescape"))
+    server = parse_smp_server(address.decode("ascii", "replace"))
     return SmpQueueNtf(server, EntityId(unb64(notifier_id)))

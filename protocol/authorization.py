@@ -54,28 +54,22 @@ def verify(
     text = prefix + request.signed if prefix else request.signed
     size = len(request.auth)
     if size == ED25519_SIGNATURE_SIZE:
-        right = isinstance(key, Ed25519PublicKey)
-        return (key if isinstance(key, Ed25519PublicKey) else _DUMMY_ED25519).verify(
-            request.auth, text
-        ) & right
+        ed25519 = key if isinstance(key, Ed25519PublicKey) else _DUMMY_ED25519
+        return ed25519.verify(request.auth, text) and ed25519 is key
     if size == ED448_SIGNATURE_SIZE:
-        right = isinstance(key, Ed448PublicKey)
-        return (key if isinstance(key, Ed448PublicKey) else _DUMMY_ED448).verify(request.auth, text) & right
+        ed448 = key if isinstance(key, Ed448PublicKey) else _DUMMY_ED448
+        return ed448.verify(request.auth, text) and ed448 is key
     if size == AUTHENTICATOR_SIZE:
-        right = isinstance(key, X25519PublicKey)
-        return (
-            _check_authenticator(params, key if isinstance(key, X25519PublicKey) else None, request, text)
-            & right
-        )
+        own = params.own_session_key or _DUMMY_SESSION_KEY
+        x25519 = key if isinstance(key, X25519PublicKey) else _DUMMY_X25519
+        opens = _opens(own, x25519, request, text)
+        return opens and x25519 is key and own is params.own_session_key
     return False
 
 
-def _check_authenticator(
-    params: SessionParams, key: X25519PublicKey | None, request: RawTransmission, text: bytes
-) -> bool:
-    own = params.own_session_key or _DUMMY_SESSION_KEY
+def _opens(own: X25519PrivateKey, key: X25519PublicKey, request: RawTransmission, text: bytes) -> bool:
     try:
-        secret = own.exchange(key or _DUMMY_X25519)
-        return open_box(secret, nonce(request.corr_id), request.auth) == sha512(text)
+        boxed = open_box(own.exchange(key), nonce(request.corr_id), request.auth)
     except (BoxError, DecodeError):
         return False
+    return boxed == sha512(text)

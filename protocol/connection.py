@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from protocol.authorization import authorize
-from protocol.blocks import BlockChain, pack_batches, pad, split_batch, unpad
+from protocol.blocks import PAD_LENGTH_SIZE, BlockChain, pack_batches, pad, split_batch, unpad
 from protocol.commands import Codec, check_credentials
-from protocol.crypto import AuthPrivateKey
+from protocol.crypto import TAG_SIZE, AuthPrivateKey
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
-from protocol.errors import BLOCK, TE_BLOCK, DecodeError, ErrorType, HandshakeError, TransportErrorType
+from protocol.errors import (
+    BLOCK,
+    TE_BLOCK,
+    DecodeError,
+    ErrorType,
+    HandshakeError,
+    TooLarge,
+    TransportErrorType,
+)
 from protocol.handshake import Handshake, Refused
 from protocol.session_params import SessionParams
 from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
@@ -28,6 +36,9 @@ class Received(NamedTuple, Generic[In]):
     message: In
     raw: RawTransmission
 
+    def __repr__(self) -> str:
+        return f"Received({self.message!r})"
+
 
 class Rejected(NamedTuple):
     """A transmission that was not; a server answers `error`, with these ids."""
@@ -35,6 +46,9 @@ class Rejected(NamedTuple):
     corr_id: CorrId
     entity_id: EntityId
     error: ErrorType
+
+    def __repr__(self) -> str:
+        return f"Rejected({self.error})"
 
 
 class Outgoing(NamedTuple, Generic[Out]):
@@ -46,6 +60,9 @@ class Outgoing(NamedTuple, Generic[Out]):
     key: AuthPrivateKey | None = None
     with_service: bool = False
     "Also sign with the service's session key and bind the entity key's signature to the service."
+
+    def __repr__(self) -> str:
+        return f"Outgoing({self.message!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +122,7 @@ class Connection(Generic[In, Out]):
             start += size
             if event is not None:
                 events.append(event)
-        self._buffer = buffer[start:]
+        self._buffer = b"" if self._failed else buffer[start:]
         return events
 
     def _receive_block(self, block: bytes) -> HandshakeDone | Block[In] | Failed | None:
@@ -165,9 +182,13 @@ class Connection(Generic[In, Out]):
         return b"".join(self._seal(contents))
 
     def _seal(self, contents: Sequence[bytes]) -> list[bytes]:
+        size = self._block_size
         if self._sending is None:
-            return [pad(content, self._block_size) for content in contents]
-        return [self._sending.encrypt(content, self._block_size) for content in contents]
+            return [pad(content, size) for content in contents]
+        # Checked before the first is sealed: keys of blocks that are never sent would be skipped.
+        if any(len(content) > size - PAD_LENGTH_SIZE - TAG_SIZE for content in contents):
+            raise TooLarge
+        return [self._sending.encrypt(content, size) for content in contents]
 
     def _encode(self, params: SessionParams, outgoing: Outgoing[Out]) -> bytes:
         corr_id, entity_id, message, key, with_service = outgoing

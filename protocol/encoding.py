@@ -106,10 +106,10 @@ class Reader:
         return [pull(self) for _ in range(count)]
 
     def pull_word(self) -> bytes:
-        """The bytes up to the next space or the end; the space is consumed too."""
+        """The bytes up to the next space; the space is consumed too."""
         end = self._data.find(b" ", self._pos)
         if end < 0:
-            return self.pull_tail()
+            raise DecodeError
         word = self._data[self._pos : end]
         self._pos = end + 1
         return word
@@ -184,7 +184,9 @@ def b64(data: bytes) -> bytes:
 def unb64(text: bytes) -> bytes:
     """base64url with or without padding."""
     bare = text.rstrip(b"=")
+    if b"+" in bare or b"/" in bare:  # the other alphabet: the decoder takes both
+        raise DecodeError
     try:
         return base64.b64decode(bare + b"=" * (-len(bare) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DecodeError from error
+    except binascii.Error:
+        raise DecodeError from None

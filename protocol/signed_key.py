@@ -19,6 +19,7 @@ from construct import (
     stream_write,
 )
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ed448, ed25519
 
 from protocol.crypto import (
@@ -38,7 +39,7 @@ _BIT_STRING = b"\x03"
 
 
 class _DerLength(Construct):  # type: ignore[misc]
-    """Definite lengths up to 65535, in their shortest form."""
+    """Definite lengths up to 65535."""
 
     def _parse(self, stream: Any, context: Any, path: str) -> int:
         first = stream_read(stream, 1, path)[0]
@@ -88,6 +89,8 @@ def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
         body = _SignedBody.parse(_Outer.parse(signed_key))
     except ConstructError:
         raise DecodeError from None
+    if _Outer.build(_SignedBody.build(body)) != signed_key:  # one form only: shortest lengths, nothing behind
+        raise DecodeError
     signature = bytes(body.signature[1:])
     if _ALGORITHMS.get(bytes(body.algorithm)) != len(signature) or body.signature[:1] != b"\0":
         raise DecodeError
@@ -100,7 +103,7 @@ def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
 def certificate_key(certificate: bytes) -> VerifyKey:
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, UnsupportedAlgorithm):
         raise DecodeError from None
     if isinstance(key, ed25519.Ed25519PublicKey):
         return Ed25519PublicKey(key.public_bytes_raw())

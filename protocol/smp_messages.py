@@ -32,8 +32,8 @@ class QueueMode(Enum):
 class LinkData:
     """Short link data: carried for completeness of the grammar. A messaging queue has no link id."""
 
-    link_id: EntityId | None
-    sender_id: EntityId
+    link_id: EntityId | None = field(repr=False)
+    sender_id: EntityId = field(repr=False)
     fixed: bytes = field(repr=False)
     user: bytes = field(repr=False)
 
@@ -48,7 +48,7 @@ class NotifierKeys:
 
 @dataclass(frozen=True, slots=True)
 class NotifierIds:
-    notifier_id: EntityId
+    notifier_id: EntityId = field(repr=False)
     dh_key: X25519PublicKey
 
 
@@ -180,12 +180,12 @@ SmpCommand = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ids:
-    recipient_id: EntityId
-    sender_id: EntityId
+    recipient_id: EntityId = field(repr=False)
+    sender_id: EntityId = field(repr=False)
     dh_key: X25519PublicKey
     mode: QueueMode | None = None
-    link_id: EntityId | None = None
-    service_id: EntityId | None = None
+    link_id: EntityId | None = field(default=None, repr=False)
+    service_id: EntityId | None = field(default=None, repr=False)
     notifier: NotifierIds | None = None
 
 
@@ -196,7 +196,7 @@ class Nid:
 
 @dataclass(frozen=True, slots=True)
 class Sok:
-    service_id: EntityId | None = None
+    service_id: EntityId | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +215,9 @@ class Nmsg(NamedTuple):
 
     nonce: bytes
     meta: bytes
+
+    def __repr__(self) -> str:
+        return "Nmsg()"
 
 
 @dataclass(frozen=True, slots=True)

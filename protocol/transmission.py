@@ -25,6 +25,10 @@ class RawTransmission(NamedTuple):
     fault: ErrorType | None = None
     "SESSION or a bad authorisation length: known only now, answered with this transmission's ids."
 
+    def __repr__(self) -> str:
+        """Sizes only: a command may hold keys and device tokens."""
+        return f"RawTransmission(auth={len(self.auth)} B, command={len(self.command)} B, fault={self.fault})"
+
 
 def body(corr_id: CorrId, entity_id: EntityId, command: bytes) -> bytes:
     return short(corr_id) + short(entity_id) + command
