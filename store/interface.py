@@ -60,6 +60,12 @@ class NtfStore(Protocol):
     async def token(self, token_id: EntityId) -> TokenRecord | None:
         """Concurrent calls share one query."""
 
+    async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
+        """One result per id. Concurrent calls share one query."""
+
+    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
+        """Those that exist, in any state."""
+
     async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None: ...
 
     async def create_token(self, token: NewToken) -> TokenRecord:
@@ -107,6 +113,12 @@ class NtfStore(Protocol):
 
     async def subscription(self, subscription_id: EntityId) -> SubscriptionRecord | None:
         """Concurrent calls share one query."""
+
+    async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
+        """One result per id. Concurrent calls share one query."""
+
+    async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
+        """Durable. One result each; None: the queue is another token's, or the notifier key differs."""
 
     async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
         """Durable. None: the queue is another token's, the notifier key differs, or the token is gone."""

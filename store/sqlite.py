@@ -40,6 +40,7 @@ from store.sqlite_engine import (
     GroupReader,
     GroupWriter,
     Lane,
+    flattened,
     run_each,
     run_in_thread,
 )
@@ -56,6 +57,10 @@ _SETTINGS = (
     "PRAGMA wal_autocheckpoint = 4000",  # pages: a page changed often is copied to the database less often
     "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
 )
+
+_TOKENS = flattened(sqlite_tokens.tokens)
+_SUBSCRIPTIONS = flattened(sqlite_subscriptions.subscriptions)
+_CREATE_SUBSCRIPTIONS = flattened(sqlite_subscriptions.create)
 
 
 class SqliteStore:
@@ -151,6 +156,12 @@ class SqliteStore:
     async def token(self, token_id: EntityId) -> TokenRecord | None:
         return await self._reading.run(sqlite_tokens.tokens, token_id)
 
+    async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
+        return await self._reading.run(_TOKENS, token_ids)
+
+    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
+        return await self._read(lambda db: sqlite_tokens.by_key(db, keys))
+
     async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
         return await self._read(lambda db: sqlite_tokens.by_device(db, device_token, verify_key))
 
@@ -203,6 +214,12 @@ class SqliteStore:
 
     async def subscription(self, subscription_id: EntityId) -> SubscriptionRecord | None:
         return await self._reading.run(sqlite_subscriptions.subscriptions, subscription_id)
+
+    async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
+        return await self._reading.run(_SUBSCRIPTIONS, subscription_ids)
+
+    async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
+        return await self._writing.run(_CREATE_SUBSCRIPTIONS, news, durable=True)
 
     async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
         return await self._writing.run(sqlite_subscriptions.create, new, durable=True)

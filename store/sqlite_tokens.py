@@ -18,6 +18,7 @@ updated_on
 """
 
 _BY_ID = f"SELECT {COLUMNS} FROM tokens WHERE token_id IN ({{}})"
+_BY_KEY = f"SELECT {COLUMNS} FROM tokens WHERE token_key IN ({{}})"
 _BY_DEVICE = f"SELECT {COLUMNS} FROM tokens WHERE device_token = ? AND verify_key = ?"
 _INSERT = """
 INSERT INTO tokens (token_id, device_token, verify_key, dh_private, dh_secret, code, status, updated_on)
@@ -59,6 +60,10 @@ def record(row: Sequence[Any]) -> TokenRecord:
 def tokens(db: sqlite3.Connection, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
     found = {row[1]: record(row) for row in select_in(db, _BY_ID, token_ids)}
     return [found.get(token_id) for token_id in token_ids]
+
+
+def by_key(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenRecord]:
+    return [record(row) for row in select_in(db, _BY_KEY, keys)]
 
 
 def by_device(db: sqlite3.Connection, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
