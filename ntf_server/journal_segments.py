@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from store.journal_schema import COLUMNS, OPEN_PREFIX, ColumnType, JournalEvent, pseudonym
+from store.journal_files import ARROW_TYPES, SCHEMA, write_parquet
+from store.journal_schema import OPEN_PREFIX, JournalEvent, pseudonym
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +56,11 @@ class ReceivedBlock:
 
 JournalItem = Row | ReceivedBlock
 
-ARROW_TYPES: dict[ColumnType, pa.DataType] = {
-    "timestamp_us": pa.timestamp("us", tz="UTC"),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "int64": pa.int64(),
-}
-SCHEMA = pa.schema([pa.field(c.name, ARROW_TYPES[c.type], nullable=not c.required) for c in COLUMNS])
-
 ROW_COLUMNS = [name for name in SCHEMA.names if name not in ("writer", "seq")]
 TIMESTAMP = ARROW_TYPES["timestamp_us"]
 DAY_US = 86_400_000_000
 MAX_TEXT = 100  # longer texts are no host, status or class: cut, so that no peer can fill the journal
 PSEUDONYMS_KEPT = 100_000  # about 15 MB; ids that come again are looked up, not hashed again
-DELTA_COLUMNS = ("time", "seq")
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -369,19 +360,6 @@ def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
         for batch in pa.ipc.open_stream(content):
             batch.validate(full=True)
             yield batch
-
-
-def write_parquet(batches: Sequence[pa.RecordBatch], file: Any) -> None:
-    """Write one Parquet file whose pages carry checksums."""
-    with pq.ParquetWriter(
-        file,
-        SCHEMA,
-        compression="zstd",
-        use_dictionary=[name for name in SCHEMA.names if name not in (*DELTA_COLUMNS, "latency_us")],
-        column_encoding=dict.fromkeys(DELTA_COLUMNS, "DELTA_BINARY_PACKED"),
-        write_page_checksum=True,
-    ) as writer:
-        writer.write_table(pa.Table.from_batches(batches, SCHEMA))
 
 
 def write_jsonl(batches: Sequence[pa.RecordBatch], file: Any) -> None:

@@ -1,0 +1,190 @@
+"""Finding the segments of a journal and telling good ones from bad ones.
+
+Spark alone cannot skip bad segments safely: `ignoreCorruptFiles` hides some damage without a count, fails on
+other damage, and takes flipped bits within a page for data. So each segment is read once, by whichever
+executor holds it, with every page's checksum verified, before Spark is given the good ones.
+"""
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from analytics.schema import EVENT_ID, EVENTS
+from store.journal_files import SCHEMA
+from store.journal_schema import COLUMNS
+
+DATE_IN_PATH = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/")
+SEGMENT_GLOB = "*.{parquet,jsonl}"
+REQUIRED = [column.name for column in COLUMNS if column.required]
+
+
+class JournalNotFoundError(Exception):
+    """There is no journal where one was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One checked segment. `error` says why it cannot be used; otherwise its event ids lie in the range."""
+
+    path: str
+    rows: int = 0
+    first: tuple[bytes, int] = (b"", 0)
+    last: tuple[bytes, int] = (b"", 0)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcome for a whole journal."""
+
+    good: list[Segment] = field(default_factory=list)
+    bad: list[Segment] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Events in good segments, copies included."""
+        return sum(segment.rows for segment in self.good)
+
+
+def list_segments(spark: SparkSession, path: str, until: date | None = None) -> list[str]:
+    """Paths of all closed segments under `path` of days before or at `until`."""
+    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        rows = reader.option("pathGlobFilter", SEGMENT_GLOB).load(path).select("path").collect()
+    except Exception as error:
+        if "PATH_NOT_FOUND" in str(error):
+            raise JournalNotFoundError(f"no such folder: {path}") from error
+        raise
+    paths = sorted(row.path for row in rows)
+    return [p for p in paths if until is None or day_of(p) is None or str(day_of(p)) <= str(until)]
+
+
+def day_of(path: str) -> str | None:
+    """The partition's day in a segment's path."""
+    found = DATE_IN_PATH.search(path)
+    return found[1] if found else None
+
+
+def check_segments(spark: SparkSession, paths: Sequence[str]) -> Checked:
+    """Read every segment once and sort good from bad; the work is spread over the executors."""
+    if not paths:
+        return Checked()
+    contents = spark.read.format("binaryFile").load(list(paths)).select("path", "content")
+    results = contents.rdd.mapPartitions(check_contents).collect()
+    checked = Checked()
+    for segment in sorted(results, key=lambda s: s.path):
+        (checked.good if segment.error is None else checked.bad).append(segment)
+    return checked
+
+
+def check_contents(rows: Iterable[Any]) -> Iterator[Segment]:
+    """Check (path, content) rows; runs on executors."""
+    for row in rows:
+        yield check_segment(row.path, bytes(row.content))
+
+
+def check_segment(path: str, content: bytes) -> Segment:
+    """Read one whole segment; any damage is an error, never an exception."""
+    try:
+        if path.endswith(".jsonl"):
+            ids = ids_of_jsonl(content)
+        else:
+            ids = ids_of_parquet(content)
+        return with_range(path, ids)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        return Segment(
+            path, error=f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        )
+
+
+def ids_of_parquet(content: bytes) -> pa.Table:
+    """Event ids of a Parquet segment, after reading every page of every column."""
+    file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+    check_columns(file.schema_arrow)
+    ids = []
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group)
+        table.validate(full=True)
+        if any(table.column(name).null_count for name in REQUIRED):
+            raise ValueError("a required column has empty values")
+        ids.append(table.select(EVENT_ID))
+    return pa.concat_tables(ids) if ids else SCHEMA.empty_table().select(EVENT_ID)
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Known columns must have their types, required ones must be there; unknown ones are ignored."""
+    for column in SCHEMA:
+        index = schema.get_field_index(column.name)
+        if index < 0 and not column.nullable:
+            raise ValueError(f"column {column.name} is missing")
+        if index >= 0 and schema.field(index).type != column.type:
+            raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
+
+
+def ids_of_jsonl(content: bytes) -> pa.Table:
+    """Event ids of a JSON Lines segment, after parsing every line."""
+    if content and not content.endswith(b"\n"):
+        raise ValueError("the last line is cut off")
+    rows = [json.loads(line) for line in content.splitlines()]
+    if any(name not in row for row in rows for name in REQUIRED):
+        raise ValueError("a required column is missing")
+    writers = pa.array([base64.b64decode(row["writer"], validate=True) for row in rows], pa.binary())
+    return pa.table({"writer": writers, "seq": pa.array([row["seq"] for row in rows], pa.int64())})
+
+
+def with_range(path: str, ids: pa.Table) -> Segment:
+    """The segment with the range its event ids lie in."""
+    if ids.num_rows == 0:
+        return Segment(path)
+    writers, numbers = pc.min_max(ids.column("writer")), pc.min_max(ids.column("seq"))
+    first = (writers["min"].as_py(), numbers["min"].as_py())
+    last = (writers["max"].as_py(), numbers["max"].as_py())
+    return Segment(path, ids.num_rows, first, last)
+
+
+def split_overlapping(segments: Iterable[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """Segments whose event ids no other can hold, and those that may share some with another."""
+    ordered = sorted((s for s in segments if s.rows), key=lambda s: (s.first, s.last, s.path))
+    alone: list[Segment] = []
+    overlapping: list[Segment] = []
+    cluster: list[Segment] = []
+    reach: tuple[bytes, int] | None = None
+    for segment in ordered:
+        if reach is not None and segment.first > reach:
+            (alone if len(cluster) == 1 else overlapping).extend(cluster)
+            cluster, reach = [], None
+        cluster.append(segment)
+        reach = segment.last if reach is None else max(reach, segment.last)
+    (alone if len(cluster) == 1 else overlapping).extend(cluster)
+    return alone, overlapping
+
+
+def read_events(spark: SparkSession, segments: Iterable[Segment]) -> DataFrame:
+    """The events of good segments, each once, whatever copies there are.
+
+    Only segments that may share events are compared row by row: copies are rare, and comparing everything
+    would send the whole journal over the network.
+    """
+    alone, overlapping = split_overlapping(segments)
+    once = read_files(spark, [s.path for s in alone])
+    if not overlapping:
+        return once
+    return once.unionByName(read_files(spark, [s.path for s in overlapping]).dropDuplicates(EVENT_ID))
+
+
+def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """Rows of Parquet and JSON Lines files."""
+    parquet = [path for path in paths if not path.endswith(".jsonl")]
+    lines = [path for path in paths if path.endswith(".jsonl")]
+    events = spark.read.schema(EVENTS).parquet(*parquet) if parquet else spark.createDataFrame([], EVENTS)
+    return events.unionByName(spark.read.schema(EVENTS).json(lines)) if lines else events
