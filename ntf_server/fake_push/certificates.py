@@ -19,8 +19,11 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def make_certificates(folder: Path, names: tuple[str, ...] = LOCAL_NAMES) -> tuple[Path, Path]:
-    """Write a new CA and a server certificate; returns the CA's file and the server's (with its key)."""
+    """The files of a CA and of a server certificate with its key; made if the folder does not have them."""
     folder.mkdir(parents=True, exist_ok=True)
+    ca_file, server_file = folder / "ca.pem", folder / "server.pem"
+    if ca_file.exists() and server_file.exists():
+        return ca_file, server_file
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake push CA")])
     ca = _builder(ca_name, ca_name, ca_key.public_key())
@@ -36,7 +39,6 @@ def make_certificates(folder: Path, names: tuple[str, ...] = LOCAL_NAMES) -> tup
     leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = leaf.add_extension(authority, critical=False).sign(ca_key, hashes.SHA256())
-    ca_file, server_file = folder / "ca.pem", folder / "server.pem"
     ca_file.write_bytes(ca_certificate.public_bytes(serialization.Encoding.PEM))
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

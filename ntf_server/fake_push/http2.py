@@ -24,6 +24,7 @@ MAX_FRAME: Final = 1 << 14
 MAX_REQUEST_BODY: Final = 1 << 20
 DEFAULT_WINDOW: Final = 65535
 PROTOCOL_ERROR: Final = 1
+LINGER: Final = 0.1  # seconds between the last answer and closing the connection
 
 
 @dataclass(slots=True)
@@ -265,8 +266,9 @@ class ServerConnection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         if self._close_when_done and not self._open and self._transport is not None:
-            self.flush()
-            self._transport.close()
+            # Not at once: closing while the client sends would take the GOAWAY back from its buffer.
+            self._close_when_done = False
+            self._loop.call_later(LINGER, self._transport.close)
 
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         head = len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big")

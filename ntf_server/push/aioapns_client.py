@@ -140,7 +140,8 @@ class ApnsConnection(APNsTLSClientProtocol):
         self._blocked: dict[int, _Exchange] = {}
         self._waiting: deque[_Exchange] = deque()
         self._next_stream = FIRST_STREAM
-        self._max_streams = 1  # until the peer's SETTINGS say more
+        self._max_streams = 0  # until the peer's SETTINGS come
+        self.ready = asyncio.Event()
         self._retired = False
 
     async def send_notification(self, request: NotificationRequest) -> _Result:
@@ -193,6 +194,7 @@ class ApnsConnection(APNsTLSClientProtocol):
             self.inactivity_timer.cancel()
         self._fail_open(TransportError("the connection was lost", whole_origin=True))
         self.retire()
+        self.ready.set()
 
     def refresh_inactivity_timer(self) -> None:
         """Called with every write: notes the time, for one timer that stays."""
@@ -223,6 +225,7 @@ class ApnsConnection(APNsTLSClientProtocol):
                 self._on_goaway(last_stream_id or 0)
             case RemoteSettingsChanged():
                 self._max_streams = min(MAX_STREAMS, self.conn.remote_settings.max_concurrent_streams)
+                self.ready.set()
             case WindowUpdated() | _:
                 pass  # _pump looks at the windows after each batch of events
 
@@ -339,6 +342,7 @@ class ApnsPool(APNsBaseConnectionPool):
                 _, connection = await self.loop.create_connection(
                     lambda: ApnsConnection(self), self._origin.host, self._origin.port, ssl=self.ssl_context
                 )
+                await connection.ready.wait()
         except ssl.SSLCertVerificationError as error:
             reason = f"certificate refused: {error.verify_message}"
             raise TransportError(reason, whole_origin=True) from None
@@ -397,18 +401,23 @@ class AioapnsClient:
     async def send(self, request: ApnsRequest, timeout: float) -> Response:
         """See ApnsClient."""
         deadline = asyncio.get_running_loop().time() + timeout
-        async with self._limits.slot(request.origin, deadline):
+        await self._limits.acquire(request.origin, deadline)
+        try:
             if self._closed:
                 raise closed_error()
             pool = self._pools.get(request.origin)
             if pool is None:
                 pool = self._pools[request.origin] = ApnsPool(request.origin)
-            exchange = _Exchange(request)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return (await pool.send_notification(exchange)).response
-            except TimeoutError:
-                raise self._silence(exchange) from None
+            return await self._exchange(pool, _Exchange(request), deadline)
+        finally:
+            self._limits.release(request.origin)
+
+    async def _exchange(self, pool: ApnsPool, exchange: _Exchange, deadline: float) -> Response:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return (await pool.send_notification(exchange)).response
+        except TimeoutError:
+            raise self._silence(exchange) from None
 
     async def close(self) -> None:
         """See ApnsClient."""

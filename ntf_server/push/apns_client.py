@@ -10,7 +10,7 @@ from ntf_server.push.http2 import CurlHttp2, Origin, Response
 PushType = Literal["alert", "background"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per push, and freezing doubles its cost
 class ApnsRequest:
     """Everything of one push that goes over the wire."""
 

@@ -15,9 +15,9 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pycurl
 
@@ -25,6 +25,7 @@ MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile
 LANE_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
 SWEEP_INTERVAL: Final = 60.0  # how often idle lanes are looked for
 MIN_LANE_AGE: Final = 1.0  # seconds; a service that answers 5xx to some requests gets no more connections
+NO_WAIT: Final = 0.001  # seconds; below it a request's time limit needs no new value in its handle
 CONNECT_TIMEOUT: Final = 5.0
 USER_AGENT: Final = "ntf-server"
 CERTIFICATE_ERRORS: Final = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE})
@@ -32,8 +33,7 @@ E_HTTP2_STREAM: Final = 92  # CURLE_HTTP2_STREAM, which pycurl has no name for
 STREAM_ERRORS: Final = frozenset({E_HTTP2_STREAM, pycurl.E_WRITE_ERROR})
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where connections lead; requests of equal origins share them."""
 
     host: str
@@ -62,6 +62,10 @@ class TransportError(Exception):
         self.whole_origin = whole_origin
 
 
+class ConnectionCutError(TransportError):
+    """A connection that was kept open turned out to be closed when the request was written."""
+
+
 def closed_error() -> TransportError:
     """What requests get that are under way when their client is closed."""
     return TransportError("the client was closed", whole_origin=True)
@@ -81,6 +85,7 @@ class _Job:
     timeout: float
     done: asyncio.Future[Response]
     started: float = 0.0
+    resent: bool = False
     lane: _Lane | None = None
     easy: Any = None
 
@@ -90,37 +95,42 @@ class OriginLimits:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._semaphores: dict[Origin, tuple[asyncio.Semaphore, int]] = {}
+        self._used: dict[Origin, int] = {}
+        self._waiters: dict[Origin, deque[asyncio.Future[None]]] = {}
 
-    @contextlib.asynccontextmanager
-    async def slot(self, origin: Origin, deadline: float) -> AsyncIterator[None]:
-        """Hold one of the origin's places; TransportError if none is free before the deadline."""
-        semaphore, users = self._semaphores.get(origin, (None, 0))
-        if semaphore is None:
-            semaphore = asyncio.Semaphore(self._limit)
-        self._semaphores[origin] = (semaphore, users + 1)
-        try:
-            await self._acquire(semaphore, deadline)
-            try:
-                yield
-            finally:
-                semaphore.release()
-        finally:
-            users = self._semaphores[origin][1] - 1
-            if users:
-                self._semaphores[origin] = (semaphore, users)
-            else:
-                del self._semaphores[origin]
-
-    async def _acquire(self, semaphore: asyncio.Semaphore, deadline: float) -> None:
-        if not semaphore.locked():
-            await semaphore.acquire()
+    async def acquire(self, origin: Origin, deadline: float) -> None:
+        """Take one of the origin's places; TransportError if none is free before the deadline."""
+        used = self._used.get(origin, 0)
+        if used < self._limit:
+            self._used[origin] = used + 1
             return
+        waiters = self._waiters.setdefault(origin, deque())
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters.append(place)
         try:
             async with asyncio.timeout_at(deadline):
-                await semaphore.acquire()
-        except TimeoutError:
-            raise TransportError("no free stream in time", whole_origin=True) from None
+                await place
+        except BaseException as error:
+            if place.done() and not place.cancelled():
+                self.release(origin)  # it was given the place in the moment it stopped waiting
+            if isinstance(error, TimeoutError):
+                raise TransportError("no free stream in time", whole_origin=True) from None
+            raise
+
+    def release(self, origin: Origin) -> None:
+        """Give a place back, to the one who waits longest."""
+        waiters = self._waiters.get(origin)
+        while waiters:
+            place = waiters.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+        self._waiters.pop(origin, None)
+        left = self._used[origin] - 1
+        if left:
+            self._used[origin] = left
+        else:
+            del self._used[origin]
 
 
 class CurlHttp2:
@@ -143,12 +153,14 @@ class CurlHttp2:
         """Answer of the peer, whatever its status; TransportError if there is none within `timeout`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        async with self._limits.slot(origin, deadline):
+        await self._limits.acquire(origin, deadline)
+        try:
             if self._closed:
                 raise closed_error()
             if self._thread is None:
                 self._thread = _CurlThread(loop, self._max_connections)
-            left = max(deadline - loop.time(), 0.001)
+            waited = timeout - (deadline - loop.time())
+            left = timeout if waited < NO_WAIT else max(timeout - waited, 0.001)
             job = _Job(origin, path, headers, body, left, loop.create_future())
             self._thread.submit(job)
             try:
@@ -156,6 +168,8 @@ class CurlHttp2:
             except asyncio.CancelledError:
                 self._thread.abandon(job)
                 raise
+        finally:
+            self._limits.release(origin)
 
     async def close(self) -> None:
         """Close all connections; requests under way fail."""
@@ -181,7 +195,6 @@ class _Lane:
         self._spare: list[Any] = []
         self.multi = pycurl.CurlMulti()
         self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
-        self.multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
         self.multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, max_connections)
         self.multi.setopt(pycurl.M_MAX_CONCURRENT_STREAMS, 1000)
 
@@ -197,9 +210,6 @@ class _Lane:
         except KeyError:
             self._selector.register(fd, mask, self)
 
-    def _on_timer(self, timeout_ms: int) -> None:
-        self.deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
-
     def on_ready(self, fd: int, mask: int) -> None:
         """Let libcurl work on a socket."""
         bits = pycurl.CSELECT_IN if mask & selectors.EVENT_READ else 0
@@ -208,8 +218,12 @@ class _Lane:
 
     def on_time(self) -> None:
         """Let libcurl start new requests and look at its time limits."""
-        self.deadline = None
         self.multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+
+    def read_timer(self, now: float) -> None:
+        """Ask libcurl when it wants to be called next; cheaper than being told with every request."""
+        timeout_ms = self.multi.timeout()
+        self.deadline = None if timeout_ms < 0 else now + timeout_ms / 1000
 
     def start(self, job: _Job, now: float) -> None:
         """Begin a request."""
@@ -217,17 +231,19 @@ class _Lane:
         easy.setopt(pycurl.URL, f"https://{_url_host(self.origin.host)}:{self.origin.port}{job.path}")
         easy.setopt(pycurl.HTTPHEADER, job.headers)
         easy.setopt(pycurl.POSTFIELDS, job.body)
-        easy.setopt(pycurl.TIMEOUT_MS, max(1, int(job.timeout * 1000)))
+        if easy.timeout != job.timeout:
+            easy.timeout = job.timeout
+            easy.setopt(pycurl.TIMEOUT_MS, max(1, int(job.timeout * 1000)))
         easy.job = job
         job.lane, job.easy, job.started = self, easy, now
-        self.last_used = now
+        self.last_used = self.deadline = now
         self.active.add(job)
         self.multi.add_handle(easy)
 
     def _make_easy(self) -> Any:
         easy = pycurl.Curl()
         answer = bytearray()
-        easy.answer = answer
+        easy.answer, easy.timeout = answer, 0.0
         easy.setopt(pycurl.POST, 1)
         easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
         easy.setopt(pycurl.PIPEWAIT, 1)
@@ -272,7 +288,8 @@ class _Lane:
             return TransportError("no answer in time", whole_origin=self.last_answer < job.started)
         if code in CERTIFICATE_ERRORS:
             return TransportError(f"certificate refused: {text}", whole_origin=True)
-        return TransportError(f"curl error {code}: {text}", whole_origin=code not in STREAM_ERRORS)
+        kind = ConnectionCutError if code == pycurl.E_SEND_ERROR else TransportError
+        return kind(f"curl error {code}: {text}", whole_origin=code not in STREAM_ERRORS)
 
     def _release(self, easy: Any) -> _Job:
         job: _Job = easy.job
@@ -363,18 +380,22 @@ class _CurlThread:
         now = time.monotonic()
         self._take_commands(now)
         for lane in (*self._lanes.values(), *self._retired):
-            if lane.deadline is not None and lane.deadline <= now:
-                lane.on_time()
             if lane.active:
+                lane.on_time()
                 self._collect(lane, now)
+                lane.read_timer(now)
         if self._outcomes:
             self._hand_over()
         if now >= self._next_sweep or self._retired:
             self._sweep(now)
 
     def _wait_time(self) -> float:
-        deadlines = [x.deadline for x in (*self._lanes.values(), *self._retired) if x.deadline is not None]
-        return max(0.0, min(deadlines, default=time.monotonic() + SWEEP_INTERVAL) - time.monotonic())
+        if self._commands:
+            return 0.0  # queued while the lanes were served; their bell has been heard already
+        lanes = (lane for lane in (*self._lanes.values(), *self._retired) if lane.active)
+        deadlines = [lane.deadline for lane in lanes if lane.deadline is not None]
+        now = time.monotonic()
+        return max(0.0, min(deadlines, default=now + SWEEP_INTERVAL) - now)
 
     def _hear_bell(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -402,11 +423,20 @@ class _CurlThread:
             self._outcomes.append((job, TransportError(f"curl: {error}", whole_origin=True)))
 
     def _collect(self, lane: _Lane, now: float) -> None:
+        cut: list[_Job] = []
         for job, outcome in lane.collect(now):
-            self._outcomes.append((job, outcome))
             if lane.is_spoilt_by(outcome, now) and self._lanes.get(lane.origin) is lane:
                 del self._lanes[lane.origin]
                 self._retired.append(lane)
+            if isinstance(outcome, ConnectionCutError) and not job.resent:
+                cut.append(job)
+            else:
+                self._outcomes.append((job, outcome))
+        for job in cut:
+            # libcurl does the same by itself if it notices the cut when reading, but not when writing.
+            job.resent = True
+            job.timeout = max(job.timeout - (now - job.started), 0.001)
+            self._start(job, now)
 
     def _hand_over(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
