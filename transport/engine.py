@@ -30,27 +30,34 @@ class TlsEngine:
     def __init__(self, context: SSL.Context, *, client_side: bool) -> None:
         self._connection = SSL.Connection(context)
         self._client_side = client_side
-        self._waiting = b""  # ciphertext received and not yet given to OpenSSL
+        # Ciphertext not yet given to OpenSSL; from `feed` to the next call it is a view of the lent buffer.
+        self._waiting: bytes | memoryview = b""
         self.established = False
         if client_side:
             self._connection.set_connect_state()
         else:
             self._connection.set_accept_state()
 
-    def feed(self, data: bytes) -> None:
-        """Add received ciphertext."""
-        self._waiting = self._waiting + data if self._waiting else data
+    def lend(self, buffer: memoryview) -> memoryview:
+        """The part of `buffer` to receive ciphertext into; what waits already stands before it."""
+        size = len(self._waiting)
+        buffer[:size] = self._waiting
+        return buffer[size:]
+
+    def feed(self, buffer: memoryview, received: int) -> None:
+        """Take the ciphertext received into what `lend` gave; the buffer is free after the next call."""
+        self._waiting = buffer[: len(self._waiting) + received]
 
     def shake_hands(self) -> bool:
         """Go on with the handshake as far as the received records allow; True when it is finished."""
         if self._client_side and not self._waiting:
             return self._step()
-        data, start = self._waiting, 0
+        data, start, self._waiting = self._waiting, 0, b""
         while not self.established and (end := self._record_end(data, start)):
             self._connection.bio_write(data[start:end])
             start = end
             self._step()
-        self._waiting = data[start:]
+        self._waiting = bytes(data[start:])
         return self.established
 
     def decrypt(self, limit: int) -> tuple[list[bytes], bool]:
@@ -58,17 +65,16 @@ class TlsEngine:
 
         Stops at the record that reaches `limit` bytes; call again for the rest.
         """
-        data, start, plaintexts, taken = self._waiting, 0, [], 0
-        connection, size, closed = self._connection, len(self._waiting), False
-        view = memoryview(data)
+        data, start, self._waiting = self._waiting, 0, b""
+        connection, plaintexts, taken, closed = self._connection, [], 0, False
         while taken < limit and (end := self._record_end(data, start)):
             try:
-                connection.bio_write(data if start == 0 and end == size else view[start:end])
+                connection.bio_write(data[start:end])
                 plaintext = connection.recv(end - start)
             except SSL.WantReadError:
                 plaintext = b""  # a record of TLS itself
             except SSL.ZeroReturnError:
-                closed, start = True, size
+                closed, start = True, len(data)  # what follows a goodbye means nothing
                 break
             except SSL.Error as error:
                 raise ConnectionClosed(_reason(error)) from error
@@ -76,7 +82,7 @@ class TlsEngine:
             if plaintext:
                 plaintexts.append(plaintext)
                 taken += len(plaintext)
-        self._waiting = data[start:] if start else data
+        self._waiting = bytes(data[start:])
         return plaintexts, closed
 
     @property
@@ -84,20 +90,15 @@ class TlsEngine:
         """Whether ciphertext waits that `decrypt` left over (perhaps only a part of a record)."""
         return bool(self._waiting)
 
-    def encrypt(self, data: bytes) -> list[bytes]:
-        """The records that carry `data`."""
-        connection, view, records = self._connection, memoryview(data), []
+    def encrypt(self, data: bytes | memoryview) -> bytes:
+        """The record that carries `data`, which is at most `MAX_PLAINTEXT` long and not empty."""
+        wanted = len(data) + RECORD_OVERHEAD + SPARE
         try:
-            for start in range(0, len(data), MAX_PLAINTEXT):
-                chunk = view[start : start + MAX_PLAINTEXT]
-                connection.send(chunk)
-                wanted = len(chunk) + RECORD_OVERHEAD + SPARE
-                records.append(record := connection.bio_read(wanted))
-                if len(record) == wanted:
-                    records.append(self.take_outgoing())
+            self._connection.send(data)
+            record = self._connection.bio_read(wanted)
         except SSL.Error as error:
             raise ConnectionClosed(_reason(error)) from error
-        return records
+        return record if len(record) < wanted else record + self.take_outgoing()
 
     def take_outgoing(self) -> bytes:
         """What OpenSSL wants to send besides data: handshake flights, alerts, key updates."""
@@ -156,7 +157,7 @@ class TlsEngine:
         self.established = True
         return True
 
-    def _record_end(self, data: bytes, start: int) -> int:
+    def _record_end(self, data: bytes | memoryview, start: int) -> int:
         """Where the record at `start` ends; 0 if it is not complete."""
         body = start + HEADER_SIZE
         if len(data) < body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -12,11 +13,13 @@ from typing import TypeAlias
 
 from OpenSSL import SSL
 
-from transport.engine import TlsEngine
+from transport.engine import MAX_PLAINTEXT, TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
 
 READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then the peer has to wait
+RECEIVE_SIZE = 128 * 1024  # the most that is read from a socket at once
+WRITE_SIZE = 4 * MAX_PLAINTEXT  # the most that is given to a socket at once
 CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up
 SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
 
@@ -25,10 +28,20 @@ logger = logging.getLogger(__name__)
 HandshakeCallback: TypeAlias = "Callable[[TlsStream, TransportError | None], None]"
 
 
-class TlsStream(asyncio.Protocol):
+class _Scratch(threading.local):
+    """The receive buffer of an event loop's thread."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(RECEIVE_SIZE))
+
+
+_scratch = _Scratch()
+
+
+class TlsStream(asyncio.BufferedProtocol):
     """Bytes over one TLS connection, for one reader and any number of writers.
 
-    The methods of `asyncio.Protocol` are for the event loop only.
+    The methods of `asyncio.BufferedProtocol` are for the event loop only.
     """
 
     __slots__ = (
@@ -118,8 +131,14 @@ class TlsStream(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._lost or transport.is_closing():
             raise self._error or ConnectionClosed("the connection is closed")
-        records = self._engine.encrypt(data)
-        transport.write(records[0] if len(records) == 1 else b"".join(records))
+        if len(data) <= MAX_PLAINTEXT:
+            if data:
+                transport.write(self._engine.encrypt(data))
+            return
+        encrypt, view = self._engine.encrypt, memoryview(data)
+        for group in range(0, len(data), WRITE_SIZE):
+            starts = range(group, min(group + WRITE_SIZE, len(data)), MAX_PLAINTEXT)
+            transport.write(b"".join([encrypt(view[start : start + MAX_PLAINTEXT]) for start in starts]))
 
     async def drain(self) -> None:
         """Wait until the peer has taken enough of what was written. Raises `ConnectionClosed`."""
@@ -178,10 +197,14 @@ class TlsStream(asyncio.Protocol):
             )
         self._start()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to receive: one buffer for all streams, emptied before any other stream can receive."""
+        return self._engine.lend(_scratch.buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Decrypt, and wake the reader."""
         self.last_received = self._loop.time()
-        self._engine.feed(data)
+        self._engine.feed(_scratch.buffer, nbytes)
         self._process()
 
     def eof_received(self) -> None:
@@ -434,13 +457,17 @@ class Server:
         """How many connections have a running handler."""
         return len(self._running)
 
-    def close(self) -> None:
-        """Accept no more, drop unfinished handshakes, cancel the handlers."""
+    def stop_accepting(self) -> None:
+        """Accept no more and drop unfinished handshakes; handlers go on."""
         self._closing = True
         if self._listener is not None:
             self._listener.close()
         for stream in list(self._handshaking):
             stream.abort()
+
+    def close(self) -> None:
+        """Accept no more, drop unfinished handshakes, cancel the handlers."""
+        self.stop_accepting()
         for task in list(self._running):
             task.cancel()
 

@@ -1,0 +1,205 @@
+"""What TLS costs per block: `python -m bench.tls` prints CPU time for both sides together.
+
+Three ways move the same blocks: stdlib `ssl` and pyOpenSSL over memory BIOs in a plain loop, and our streams
+inside asyncio over real sockets on the loopback interface. The last one includes the event loop and the
+system calls, whose price is shown too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from OpenSSL import SSL
+
+from transport.certificates import (
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    Credentials,
+    KeyAlgorithm,
+    make_ca,
+    make_online,
+    write_server_files,
+)
+from transport.streams import RECEIVE_SIZE, TlsStream, connect, serve
+from transport.tls import client_context, server_context
+
+NTF_BLOCK, SMP_BLOCK = 512, 16384
+BLOCKS = {NTF_BLOCK: 8_000, SMP_BLOCK: 4_000}
+RECORD_OVERHEAD = 22
+TARGET = 1.5  # ours may cost this many times the bare pyOpenSSL loop
+ROUNDS = 5
+
+
+def now() -> datetime:
+    """The time at which the certificates are checked."""
+    return datetime.now(UTC)
+
+
+def per_block(run: Callable[[int], None], size: int) -> float:
+    """Microseconds of CPU time per block: the best of a few rounds, as other processes only add to it."""
+    count = BLOCKS[size]
+    run(count // 10)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        run(count)
+        best = min(best, time.process_time() - start)
+    return best / count * 1e6
+
+
+def stdlib_loop(size: int) -> float:
+    """Stdlib `ssl`, no sockets; with AES-GCM, since it cannot be told to prefer ChaCha20."""
+    with tempfile.TemporaryDirectory() as directory:
+        ca_cert, ca_key = make_ca(KeyAlgorithm.ED25519, "CA", now())
+        online = make_online(ca_cert, ca_key, KeyAlgorithm.ED25519, "localhost", now())
+        write_server_files(Path(directory), ca_cert, ca_key, online)
+        accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        accepting.load_cert_chain(Path(directory, SERVER_CERTIFICATE), Path(directory, SERVER_KEY))
+    connecting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    connecting.check_hostname = False
+    connecting.verify_mode = ssl.CERT_NONE
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = connecting.wrap_bio(down, up)
+    server = accepting.wrap_bio(up, down, server_side=True)
+    for side in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    with suppress(ssl.SSLWantReadError):
+        client.read(1)
+    block = bytes(size)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            client.write(block)
+            if len(server.read(size)) != size:
+                raise RuntimeError("a block was cut")
+
+    return per_block(run, size)
+
+
+def openssl_loop(credentials: Credentials, size: int) -> float:
+    """PyOpenSSL, no sockets."""
+    server = SSL.Connection(server_context(credentials, []))
+    server.set_accept_state()
+    client = SSL.Connection(client_context([]))
+    client.set_connect_state()
+    for side, other in ((client, server), (server, client), (client, server), (server, client)):
+        with suppress(SSL.WantReadError):
+            side.do_handshake()
+        other.bio_write(side.bio_read(1 << 16))
+    with suppress(SSL.WantReadError):
+        client.recv(1)
+    block = bytes(size)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            client.send(block)
+            server.bio_write(client.bio_read(size + RECORD_OVERHEAD))
+            if len(server.recv(size)) != size:
+                raise RuntimeError("a block was cut")
+
+    return per_block(run, size)
+
+
+def our_streams(credentials: Credentials, size: int, *, in_step: bool) -> float:
+    """Our streams: both ends in one event loop, over TCP, one record per block.
+
+    `in_step` waits for each block to arrive before the next is sent, so each pays for waking the event loop;
+    otherwise the writer runs ahead until it has to wait.
+    """
+    block = bytes(size)
+
+    async def send(count: int) -> None:
+        for _ in range(count):
+            client.write(block)
+            await client.drain()
+
+    async def take(missing: int) -> None:
+        while missing:
+            missing -= len(await server.receive())
+
+    async def move(count: int) -> None:
+        if in_step:
+            for _ in range(count):
+                await send(1)
+                await take(size)
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(send(count))
+                tasks.create_task(take(count * size))
+
+    with asyncio.Runner() as runner:
+        accepted: asyncio.Queue[TlsStream] = asyncio.Queue(1)
+        done = asyncio.Event()
+
+        async def handle(stream: TlsStream) -> None:
+            await accepted.put(stream)
+            await done.wait()
+
+        async def open_pair() -> tuple[TlsStream, TlsStream]:
+            server = await serve(handle, "127.0.0.1", 0, context=server_context(credentials, []))
+            context = client_context([])
+            client = await connect(
+                "127.0.0.1", server.port, context=context, identity=credentials.identity, now=now
+            )
+            return client, await accepted.get()
+
+        client, server = runner.run(open_pair())
+        result = per_block(lambda count: runner.run(move(count)), size)
+        done.set()
+        client.abort()
+        runner.run(server.wait_closed())
+    return result
+
+
+def bare_sockets(size: int) -> float:
+    """The system calls alone: TCP over the loopback interface without TLS and without an event loop."""
+    block, buffer = bytes(size + RECORD_OVERHEAD), bytearray(RECEIVE_SIZE)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as server,
+    ):
+
+        def run(count: int) -> None:
+            for _ in range(count):
+                client.sendall(block)
+                missing = len(block)
+                while missing:
+                    missing -= server.recv_into(buffer)
+
+        return per_block(run, size)
+
+
+def lines() -> Iterator[str]:
+    """The report."""
+    ca_cert, ca_key = make_ca(KeyAlgorithm.ED25519, "CA", now())
+    credentials = make_online(ca_cert, ca_key, KeyAlgorithm.ED25519, "localhost", now())
+    yield "TLS, CPU microseconds per block, both sides together (one side costs about half)"
+    yield "block  stdlib  pyOpenSSL  TCP alone   ours  ours/stdlib  ours/pyOpenSSL      ours, one at a time"
+    for size in BLOCKS:
+        stdlib, bare, tcp = stdlib_loop(size), openssl_loop(credentials, size), bare_sockets(size)
+        ours, in_step = (our_streams(credentials, size, in_step=wait) for wait in (False, True))
+        verdict = "within" if ours / bare <= TARGET else "over"
+        yield (
+            f"{size:>5} {stdlib:>7.1f} {bare:>10.1f} {tcp:>10.1f} {ours:>6.1f} {ours / stdlib:>12.2f}"
+            f" {ours / bare:>15.2f} ({verdict} {TARGET}) {in_step:>9.1f}"
+        )
+
+
+def main() -> None:
+    """Print the report."""
+    for line in lines():
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The TLS machine with twins in memory: any cut of the byte stream, any damage to it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.transport.chains import ALPN, make_chain
+from transport.engine import MAX_PLAINTEXT, TlsEngine
+from transport.errors import ConnectionClosed, TlsFailed
+from transport.tls import client_context, server_context
+
+SERVER = server_context(make_chain(2), ALPN)
+NO_LIMIT = 1 << 30
+
+
+def give(engine: TlsEngine, data: bytes) -> None:
+    """Deliver ciphertext as an event loop does."""
+    buffer = memoryview(bytearray(1 << 18))
+    engine.lend(buffer)[: len(data)] = data
+    engine.feed(buffer, len(data))
+
+
+def twins() -> tuple[TlsEngine, TlsEngine, bytes]:
+    """A client that is done, a server that is not, and the client's last flight."""
+    client = TlsEngine(client_context(ALPN), client_side=True)
+    server = TlsEngine(SERVER, client_side=False)
+    assert not client.shake_hands()
+    give(server, client.take_outgoing())
+    assert not server.shake_hands()
+    give(client, server.take_outgoing())
+    assert client.shake_hands()
+    return client, server, client.take_outgoing()
+
+
+def connected() -> tuple[TlsEngine, TlsEngine]:
+    """Two machines that can exchange data."""
+    client, server, flight = twins()
+    give(server, flight)
+    assert server.shake_hands()
+    give(client, server.take_outgoing())
+    assert client.decrypt(NO_LIMIT) == ([], False)
+    return client, server
+
+
+def test_data_right_behind_the_last_flight() -> None:
+    client, server, flight = twins()
+    give(server, flight + client.encrypt(b"first") + client.encrypt(b"second") + client.close())
+    assert server.shake_hands()
+    assert server.decrypt(NO_LIMIT) == ([b"first", b"second"], True)
+    assert server.session_id == client.session_id != b""
+
+
+def test_byte_by_byte() -> None:
+    client, server, flight = twins()
+    finished = []
+    for number in flight:
+        give(server, bytes([number]))
+        finished.append(server.shake_hands())
+    assert finished == [False] * (len(flight) - 1) + [True]
+    received = []
+    for number in client.encrypt(b"slow"):
+        give(server, bytes([number]))
+        received += server.decrypt(NO_LIMIT)[0]
+    assert received == [b"slow"]
+
+
+def test_limit_leaves_whole_records_for_later() -> None:
+    client, server = connected()
+    give(server, b"".join(client.encrypt(bytes([number]) * 100) for number in range(5)))
+    assert server.decrypt(150) == ([b"\0" * 100, b"\1" * 100], False)
+    assert server.has_waiting
+    assert server.decrypt(0) == ([], False)
+    assert server.decrypt(NO_LIMIT)[0] == [bytes([number]) * 100 for number in (2, 3, 4)]
+    assert not server.has_waiting
+
+
+def test_largest_record() -> None:
+    client, server = connected()
+    give(server, client.encrypt(b"x" * MAX_PLAINTEXT))
+    assert server.decrypt(NO_LIMIT) == ([b"x" * MAX_PLAINTEXT], False)
+
+
+def test_writing_after_goodbye() -> None:
+    client, _ = connected()
+    assert client.close()
+    with pytest.raises(ConnectionClosed):
+        client.encrypt(b"late")
+
+
+def test_goodbye_before_the_handshake() -> None:
+    assert TlsEngine(SERVER, client_side=False).close() == b""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_record(data: st.DataObject) -> None:
+    client, server = connected()
+    record = bytearray(client.encrypt(b"secret block"))
+    record[data.draw(st.integers(0, len(record) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    give(server, bytes(record))
+    with contextlib.suppress(ConnectionClosed):
+        assert server.decrypt(NO_LIMIT) == ([], False)
+        assert server.has_waiting  # a longer record was announced: it waits for the rest
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 3))
+def test_noise_instead_of_a_handshake(noise: bytes, kind: int) -> None:
+    server = TlsEngine(SERVER, client_side=False)
+    header = bytes([20 + kind, 3, 1]) + len(noise).to_bytes(2, "big")
+    give(server, header + noise)
+    with contextlib.suppress(TlsFailed):
+        assert not server.shake_hands()
