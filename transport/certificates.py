@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from protocol.crypto import SigningKey, X25519PrivateKey, decode_private_key
 from transport.errors import CertificateFileError, ChainInvalid
 from transport.identity import check_chain
 from transport.identity import fingerprint as fingerprint
@@ -67,6 +68,14 @@ class Credentials:
     def identity(self) -> bytes:
         """The hash peers pin: of the second certificate, or of the only one (a service)."""
         return fingerprint(self.chain[min(1, len(self.chain) - 1)])
+
+    @property
+    def signing_key(self) -> SigningKey:
+        """The leaf's private key as the handshakes use it."""
+        der = self.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        key = decode_private_key(der)
+        assert not isinstance(key, X25519PrivateKey)
+        return key
 
     def sign(self, data: bytes) -> bytes:
         """Sign with the leaf's key."""

@@ -50,6 +50,7 @@ def test_round_trip(tmp_path: Path, algorithm: KeyAlgorithm) -> None:
     check_chain(loaded.chain, loaded.identity, NOW)
     key = load_der_public_key(loaded.leaf_key_der)
     key.verify(loaded.sign(b"data"), b"data")  # type: ignore[union-attr, call-arg]
+    assert loaded.signing_key.sign(b"data") == loaded.sign(b"data")
 
 
 def test_files_are_private(tmp_path: Path) -> None:
