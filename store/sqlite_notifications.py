@@ -34,21 +34,20 @@ SELECT s.notifier_id, s.sub_key, s.token_key, t.status
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({})
 """
-_UPSERT = """
-INSERT INTO last_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}
-ON CONFLICT (token_key, sub_key) DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at,
-    nonce = excluded.nonce, meta = excluded.meta, sent = 0
-"""
+_ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = f"""
 SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta, n.sent
 FROM (
     SELECT * FROM (
-        SELECT * FROM last_notifications INDEXED BY last_notifications_unsent
-        WHERE token_key = ?1 AND sent = 0 ORDER BY seq LIMIT {UNSENT_LOADED}
+        SELECT sub_key, seq, received_at, nonce, meta, 0 AS sent FROM unsent_notifications
+        WHERE token_key = ?1 ORDER BY seq LIMIT {UNSENT_LOADED}
     )
     UNION ALL
     SELECT * FROM (
-        SELECT * FROM last_notifications WHERE token_key = ?1 AND sent = 1
+        SELECT sub_key, seq, received_at, nonce, meta, 1 AS sent FROM sent_notifications o
+        WHERE token_key = ?1 AND NOT EXISTS (
+            SELECT 1 FROM unsent_notifications u WHERE u.token_key = ?1 AND u.sub_key = o.sub_key
+        )
         ORDER BY seq DESC LIMIT {KEPT_NOTIFICATIONS}
     )
 ) n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
@@ -57,23 +56,27 @@ ORDER BY n.sent, n.seq
 _ACTIVE_TOKENS = f"""
 SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = 'ACTIVE'
 """
-_SENT = "UPDATE last_notifications SET sent = 1 WHERE token_key = ? AND sub_key = ? AND seq = ?"
+_MOVE = """
+REPLACE INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
+SELECT token_key, sub_key, seq, received_at, nonce, meta FROM unsent_notifications
+WHERE token_key = ? AND sub_key = ? AND seq = ?
+"""
+_MOVED = "DELETE FROM unsent_notifications WHERE token_key = ? AND sub_key = ? AND seq = ?"
 _FORGET = f"""
-DELETE FROM last_notifications WHERE token_key = ?1 AND sent = 1 AND seq < (
-    SELECT seq FROM last_notifications WHERE token_key = ?1
+DELETE FROM sent_notifications WHERE token_key = ?1 AND seq < (
+    SELECT seq FROM sent_notifications WHERE token_key = ?1
     ORDER BY seq DESC LIMIT 1 OFFSET {KEPT_NOTIFICATIONS - 1}
 )
 """
 _UNSENT_TOKENS = """
-SELECT DISTINCT n.token_key
-FROM last_notifications n INDEXED BY last_notifications_unsent CROSS JOIN tokens t USING (token_key)
-WHERE n.sent = 0 AND n.token_key > ? AND t.status = 'ACTIVE' ORDER BY n.token_key LIMIT ?
+SELECT DISTINCT n.token_key FROM unsent_notifications n CROSS JOIN tokens t USING (token_key)
+WHERE n.token_key > ? AND t.status = 'ACTIVE' ORDER BY n.token_key LIMIT ?
 """
 _COUNTS = """
 SELECT tokens, active_tokens, subscriptions, active_subscriptions,
     (SELECT ifnull(sum(associated_count), 0) FROM smp_servers),
     (SELECT count(*) FROM smp_servers),
-    (SELECT count(*) FROM last_notifications INDEXED BY last_notifications_unsent WHERE sent = 0)
+    (SELECT count(*) FROM unsent_notifications)
 FROM totals
 """
 
@@ -91,7 +94,7 @@ def add(
     for seq, (notifier_id, nonce, meta) in zip(tx.take_seqs(len(notifications)), notifications, strict=True):
         if (target := targets.get(notifier_id)) is not None:
             newest[notifier_id] = (*target, seq, received_at, nonce, meta)
-    insert_rows(tx.db, _UPSERT, list(newest.values()))
+    insert_rows(tx.db, _ADD, list(newest.values()))
     return [targets.get(notifier_id, _NOWHERE) for notifier_id in notifier_ids]
 
 
@@ -127,9 +130,10 @@ def _entry(row: Sequence[Any]) -> LastNotification:
 
 
 def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:
-    """Old sent entries go here, not when new ones come: until then a token has at most 6 sent ones."""
-    tx.db.executemany(_SENT, [entry for entries in calls for entry in entries])
-    token_keys = {entry.token_key for entries in calls for entry in entries}
+    sent = [entry for entries in calls for entry in entries]
+    tx.db.executemany(_MOVE, sent)
+    tx.db.executemany(_MOVED, sent)
+    token_keys = {entry.token_key for entry in sent}
     tx.db.executemany(_FORGET, [(key,) for key in token_keys])
     return [None] * len(calls)
 

@@ -1,4 +1,5 @@
-DROP TABLE last_notifications;
+DROP TABLE unsent_notifications;
+DROP TABLE sent_notifications;
 DROP TABLE subscriptions;
 DROP TABLE tokens;
 DROP TABLE smp_servers;

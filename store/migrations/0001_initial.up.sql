@@ -47,7 +47,7 @@ CREATE TABLE subscriptions (
     UNIQUE (server_key, notifier_id)
 );
 
--- Also the parent key of last_notifications.
+-- Also the parent key of notifications.
 CREATE UNIQUE INDEX subscriptions_of_token ON subscriptions (token_key, sub_key);
 
 -- Pages of a router's queues. Without the state, so that most changes of state leave it alone.
@@ -55,19 +55,30 @@ CREATE INDEX subscriptions_of_server ON subscriptions (server_key, associated, s
 
 CREATE INDEX subscriptions_retry ON subscriptions (server_key, retry_at) WHERE retry_at IS NOT NULL;
 
-CREATE TABLE last_notifications (
+-- Last notifications that no accepted push has carried yet. Appended in order and soon gone again: a block of
+-- them changes few pages, where a table ordered by token would change one for each.
+CREATE TABLE unsent_notifications (
+    seq         INTEGER PRIMARY KEY, -- rises with every NMSG of the server
     token_key   INTEGER NOT NULL,
     sub_key     INTEGER NOT NULL,
-    seq         INTEGER NOT NULL, -- rises with every NMSG of the server
     received_at INTEGER NOT NULL,
     nonce       BLOB    NOT NULL,
     meta        BLOB    NOT NULL,
-    sent        INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (token_key, sub_key),
+    FOREIGN KEY (token_key, sub_key) REFERENCES subscriptions (token_key, sub_key) ON DELETE CASCADE
+);
+
+-- The newest ones that were pushed, a few for each token. One of a queue that has an unsent one is out of date.
+CREATE TABLE sent_notifications (
+    token_key   INTEGER NOT NULL,
+    sub_key     INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    received_at INTEGER NOT NULL,
+    nonce       BLOB    NOT NULL,
+    meta        BLOB    NOT NULL,
     PRIMARY KEY (token_key, sub_key),
     FOREIGN KEY (token_key, sub_key) REFERENCES subscriptions (token_key, sub_key) ON DELETE CASCADE
 ) WITHOUT ROWID;
-
-CREATE INDEX last_notifications_unsent ON last_notifications (token_key, seq) WHERE sent = 0;
 
 -- One row, kept in the transactions that change what it counts: counting a million rows takes too long.
 CREATE TABLE totals (
@@ -76,7 +87,7 @@ CREATE TABLE totals (
     active_tokens        INTEGER NOT NULL,
     subscriptions        INTEGER NOT NULL,
     active_subscriptions INTEGER NOT NULL,
-    last_seq             INTEGER NOT NULL -- the highest seq of last_notifications ever given
+    last_seq             INTEGER NOT NULL -- the highest seq of a notification ever given
 );
 
 INSERT INTO totals VALUES (1, 0, 0, 0, 0, 0);
