@@ -1,0 +1,129 @@
+"""One session with an SMP router: TLS, handshake with block encryption, optionally as a service.
+
+    async with await connect_smp(server, Dialer(), on_events=handle) as session:
+        ids = await session.request(NO_ENTITY, New(recipient_key=..., dh_key=...), recipient_private_key)
+
+See `smp_client.requests` for requests, events, deadlines and the end of a session. `session.params` has the
+version and, in a service session, the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from protocol.addresses import SmpServer
+from protocol.connection import Connection, Outgoing, Received
+from protocol.crypto import Ed25519PrivateKey, SigningKey, X25519PrivateKey
+from protocol.encoding import CorrId
+from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
+from protocol.smp_messages import (
+    SMP_COMMANDS,
+    SMP_MESSAGES,
+    New,
+    Nsub,
+    Nsubs,
+    Ping,
+    QueueSet,
+    SmpCommand,
+    SmpMessage,
+    Sub,
+)
+from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
+from smp_client.dialer import Dialer
+from smp_client.errors import ClientError, ConnectFailed
+from smp_client.requests import Request, RequestSession, SessionTiming
+from transport.certificates import Credentials
+from transport.streams import TlsStream
+from transport.tls import client_context
+
+CONNECT_TIMEOUT = 45.0  # connecting and both handshakes together
+KEY_SEED_SIZE = 32
+
+SmpEvents = Callable[[list[Received[SmpMessage]]], Awaitable[None]]
+
+_ASSOCIATES_QUEUE = (Nsub, Sub, New)
+"Commands that in a service session bind the queue to the service, with a second signature."
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """As what a client logs in: a certificate with its key, and a role."""
+
+    credentials: Credentials
+    signer: SigningKey = field(repr=False)
+    role: ServiceRole = ServiceRole.NOTIFIER
+
+
+class SmpSession(RequestSession[SmpMessage, SmpCommand]):
+    """Requests and events of one connection to a router."""
+
+    def outgoing(self, corr_id: CorrId, request: Request[SmpCommand]) -> Outgoing[SmpCommand]:
+        with_service = self.params.service is not None and isinstance(request.message, _ASSOCIATES_QUEUE)
+        return Outgoing(corr_id, *request, with_service)
+
+    async def subscribe_service(self, expected: QueueSet) -> SmpMessage:
+        """NSUBS: all queues associated with the session's service at once; raises `ClientError`."""
+        service = self.params.service
+        assert service is not None
+        return await self.request(service.service_id, Nsubs(expected), service.private_key)
+
+
+async def connect_smp(
+    server: SmpServer,
+    dialer: Dialer,
+    *,
+    service: Service | None = None,
+    on_events: SmpEvents | None = None,
+    timing: SessionTiming | None = None,
+    timeout: float = CONNECT_TIMEOUT,
+    random: Callable[[int], bytes] = os.urandom,
+    versions: VersionRange = SMP_VERSIONS,
+) -> SmpSession:
+    """Connect and agree on a session within `timeout`. Raises `ClientError`; nothing stays open then."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    context = client_context([SMP_ALPN], None if service is None else service.credentials)
+    stream = await dialer.dial(server, context, timeout)
+    try:
+        handshake = _handshake(stream, server, service, random, versions)
+        connection = Connection(handshake, SMP_MESSAGES, SMP_COMMANDS, checks_credentials=False)
+        session = SmpSession(
+            stream, connection, ping=Ping(), on_events=on_events, timing=timing, random=random
+        )
+        async with asyncio.timeout_at(deadline):
+            await session.start()
+    except TimeoutError:
+        stream.abort()
+        raise ConnectFailed("the router did not finish the handshake in time") from None
+    except ClientError:
+        stream.abort()
+        raise
+    return session
+
+
+def _handshake(
+    stream: TlsStream,
+    server: SmpServer,
+    service: Service | None,
+    random: Callable[[int], bytes],
+    versions: VersionRange,
+) -> SmpClientHandshake:
+    login = None
+    if service is not None and stream.certificate_sent:
+        login = ServiceLogin(
+            service.role,
+            service.credentials.chain,
+            service.signer,
+            Ed25519PrivateKey(random(KEY_SEED_SIZE)),
+        )
+    return SmpClientHandshake(
+        stream.session_id,
+        server.key_hash,
+        stream.peer_chain,
+        X25519PrivateKey(random(KEY_SEED_SIZE)),
+        login,
+        versions,
+    )
