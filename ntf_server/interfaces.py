@@ -1,4 +1,4 @@
-"""The two seams of the daemon: what commands ask of the subscriber, and what everyone asks of the push side."""
+"""The seams of the daemon: what commands ask of the subscriber, and everyone of the push side."""
 
 from __future__ import annotations
 
@@ -27,5 +27,7 @@ class PushSink(Protocol):
         """Push the registration code of a token."""
 
     async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
-        """Tokens have unsent notifications, received at this monotonic time. Waits while the push side is full:
-        whoever reads from routers then reads no further."""
+        """Tokens have unsent notifications, received at this monotonic time.
+
+        Waits while the push side is full: whoever reads from routers then reads no further.
+        """

@@ -155,6 +155,23 @@ def load_server_files(config_dir: Path, now: datetime | None = None) -> Credenti
     return Credentials(chain, key)
 
 
+def renew_online(config_dir: Path, algorithm: KeyAlgorithm | None, host: str, now: datetime) -> Credentials:
+    """A new online certificate and key, signed with `ca.key`, in place of the old ones; the identity stays.
+
+    Without an algorithm, the CA's own is used.
+    """
+    ca_cert = _load_certificates(config_dir / CA_CERTIFICATE)[0]
+    ca_key = _load_key(config_dir / CA_KEY)
+    if x509.load_der_x509_certificate(ca_cert).public_key() != ca_key.public_key():
+        raise CertificateFileError(f"{config_dir / CA_KEY} is not the key of {CA_CERTIFICATE}")
+    own = KeyAlgorithm.ED25519 if isinstance(ca_key, Ed25519PrivateKey) else KeyAlgorithm.ED448
+    online = make_online(ca_cert, ca_key, algorithm or own, host, now)
+    # The key first: a crash in between leaves files that do not fit, which `load_server_files` names.
+    _replace_private(config_dir / SERVER_KEY, _key_pem(online.key))
+    _replace_private(config_dir / SERVER_CERTIFICATE, _certificate_pem(online.chain[0]))
+    return online
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: PrivateKey, now: datetime
 ) -> x509.CertificateBuilder:
@@ -206,6 +223,13 @@ def _write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _replace_private(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    _write_private(draft, content)
+    draft.replace(path)
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,225 @@
+"""`ntf-server`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ntf_server import demo, setup
+from ntf_server.app import run_until_signal
+from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config
+from ntf_server.fake_push import program as fake_push
+from ntf_server.logs import set_up_logging
+from ntf_server.push.credentials import KeyFileError
+from ntf_server.status import print_status
+from protocol.addresses import NTF_PORT
+from store import migrate
+from store.interface import StoreError
+from store.journal_schema import JournalKeyError
+from transport.certificates import KeyAlgorithm, renew_online
+from transport.errors import TransportError
+
+EXPECTED = (ConfigError, StoreError, TransportError, KeyFileError, JournalKeyError, OSError, sqlite3.Error)
+"What an operator can cause: told in one line, without a traceback."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EXPECTED as error:
+        print(f"ntf-server: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ntf-server",
+        description="A notification server for SMP: watches message queues, wakes devices with encrypted pushes.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    folders = argparse.ArgumentParser(add_help=False)
+    folders.add_argument(
+        "--config-dir",
+        type=Path,
+        default=_folder("NTF_SERVER_CFG_PATH", "~/.config/ntf-server"),
+        help="folder of the configuration and the identity (%(default)s; env NTF_SERVER_CFG_PATH)",
+    )
+    _add_init(commands.add_parser("init", parents=[folders], help="make configuration, identity and keys"))
+    _add_start(commands.add_parser("start", parents=[folders], help="run the server"))
+    _add_cert(commands.add_parser("cert", parents=[folders], help="renew the online certificate"))
+    _add_migrate(commands.add_parser("migrate", parents=[folders], help="change the database's schema"))
+    status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")
+    status.set_defaults(run=_status)
+    delete = commands.add_parser("delete", parents=[folders], help="remove configuration, identity and data")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.set_defaults(run=_delete)
+    show = commands.add_parser("demo", help="see one notification on its whole way, on this machine alone")
+    demo.add_arguments(show)
+    show.set_defaults(run=demo.run)
+    fake = commands.add_parser("fake-push", help="run a push provider for tests: APNs, FCM and Web Push")
+    fake_push.add_arguments(fake)
+    fake.set_defaults(run=fake_push.run)
+    return parser
+
+
+def _folder(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable, default)).expanduser()
+
+
+def _add_init(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--ip", help="address of the server, as clients will know it")
+    where.add_argument("--fqdn", help="name of the server, as clients will know it (this machine's name)")
+    parser.add_argument("--port", type=_port, default=NTF_PORT, help="0: any free port (%(default)s)")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
+        help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
+    )
+    parser.add_argument(
+        "-a",
+        "--algorithm",
+        type=_algorithm,
+        default=KeyAlgorithm.ED448,
+        metavar="ED25519|ED448",
+        help="of the certificates (ED448)",
+    )
+    parser.add_argument(
+        "--store", choices=["sqlite"], default="sqlite", help="kind of database (%(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing configuration and identity")
+    parser.set_defaults(run=_init)
+
+
+def _algorithm(text: str) -> KeyAlgorithm:
+    try:
+        return KeyAlgorithm[text.upper()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither ED25519 nor ED448") from None
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _init(args: argparse.Namespace) -> int:
+    options = setup.InitOptions(
+        config_dir=args.config_dir,
+        data_dir=args.data_dir,
+        host=args.ip or args.fqdn or socket.getfqdn(),
+        port=args.port,
+        algorithm=args.algorithm,
+        force=args.force,
+    )
+    config = setup.init(options, as_datetime(SystemClock().now()))
+    print(f"Configuration: {args.config_dir / CONFIG_FILE}")
+    print(f"Keep {args.config_dir / 'ca.key'} offline: whoever has it can be this server.")
+    print(f"Web Push public key: {setup.vapid_key_text(config)}")
+    print(f"Server address: {setup.address(args.config_dir, config)}")
+    return 0
+
+
+def _add_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--maintenance", action="store_true", help="check and migrate everything, do not serve"
+    )
+    parser.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], help="instead of [LOG] level"
+    )
+    parser.set_defaults(run=_start)
+
+
+def _load(args: argparse.Namespace) -> Config:
+    return load_config(args.config_dir / CONFIG_FILE, os.environ)
+
+
+def _start(args: argparse.Namespace) -> int:
+    config = _load(args)
+    set_up_logging(args.log_level or config.LOG.level, config.LOG.format)
+    return asyncio.run(run_until_signal(args.config_dir, config, maintenance=args.maintenance))
+
+
+def _add_cert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-a",
+        "--algorithm",
+        type=_algorithm,
+        metavar="ED25519|ED448",
+        help="of the new certificate (the CA's)",
+    )
+    parser.set_defaults(run=_cert)
+
+
+def _cert(args: argparse.Namespace) -> int:
+    config = _load(args)
+    now = as_datetime(SystemClock().now())
+    renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, now)
+    print(f"New online certificate: {args.config_dir / 'server.crt'}. Restart the server to use it.")
+    print("The server's address is unchanged. Keep ca.key offline again.")
+    return 0
+
+
+def _add_migrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", type=int, help="schema version; the newest if not given")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--yes", action="store_true", help="do not ask before a downgrade")
+    parser.set_defaults(run=_migrate)
+
+
+def _migrate(args: argparse.Namespace) -> int:
+    path = setup.database_path(_load(args))
+    steps = migrate.migrate(path, to=args.to, dry_run=True)
+    if not steps:
+        print(f"{path}: nothing to do")
+        return 0
+    for step in steps:
+        print(step)
+    if args.dry_run:
+        return 0
+    goes_down = args.to is not None and any(step.is_down for step in steps)
+    if goes_down and not (args.yes or _confirmed("A downgrade may lose data. Go on?")):
+        return 1
+    migrate.migrate(path, to=args.to)
+    print(f"{path}: done")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    return asyncio.run(print_status(args.config_dir, _load(args)))
+
+
+def _delete(args: argparse.Namespace) -> int:
+    config_file = args.config_dir / CONFIG_FILE
+    if not config_file.exists():
+        raise ConfigError(f"{config_file} does not exist: nothing to delete")
+    data_dir = _load(args).STORE.data_dir
+    question = f"Remove the configuration and identity in {args.config_dir} and all data in {data_dir}?"
+    if not (args.yes or _confirmed(question)):
+        return 1
+    for file in setup.delete(args.config_dir, data_dir):
+        print(f"removed {file}")
+    return 0
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return input(f"{question} Type yes: ").strip() == "yes"
+    except EOFError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

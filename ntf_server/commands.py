@@ -1,0 +1,319 @@
+"""One handler per NTF command. A handler sees only authorised commands and returns the answer."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ntf_server.authentication import DENIED, Authenticator, Denied, Entity, Request
+from ntf_server.clock import Clock, day
+from ntf_server.interfaces import PushSink, Subscriber
+from ntf_server.journal import EventSink
+from ntf_server.limits import Rate, RateLimiter
+from ntf_server.metrics import counter
+from ntf_server.periodic import first_due
+from protocol.crypto import X25519PrivateKey
+from protocol.device_token import DeviceToken, Provider, encode_device_token
+from protocol.encoding import EntityId
+from protocol.errors import AUTH, CMD_PROHIBITED, INTERNAL, QUOTA, ProtocolError, store_error
+from protocol.ntf_commands import (
+    Err,
+    IdSub,
+    IdTkn,
+    NtfResponse,
+    Ok,
+    Ping,
+    Pong,
+    Schk,
+    Sdel,
+    Snew,
+    Sub,
+    Tchk,
+    Tcrn,
+    Tdel,
+    Tkn,
+    Tnew,
+    Trpl,
+    Tvfy,
+)
+from protocol.session_params import SessionParams
+from protocol.statuses import SubState, TokenInput, move_token
+from store.interface import NtfStore, StoreError
+from store.journal_schema import JournalEvent
+from store.records import NewSubscription, NewToken, SubscriptionRecord, TokenRecord
+
+logger = logging.getLogger(__name__)
+
+ID_SIZE = 24
+CODE_SIZE = 32
+MIN_CRON_MINUTES = 20
+VERIFICATION_RATE = Rate(per_second=1 / 60, burst=10)
+"Verification pushes per device token: TNEW and TRPL would otherwise let anyone pester a device."
+
+TOKENS_CREATED = counter("tokens_created", "Tokens registered")
+TOKENS_VERIFIED = counter("tokens_verified", "Tokens verified")
+TOKENS_REPLACED = counter("tokens_replaced", "Device tokens replaced")
+TOKENS_DELETED = counter("tokens_deleted", "Tokens deleted by their clients")
+SUBSCRIPTIONS_CREATED = counter("subscriptions_created", "Subscriptions created")
+SUBSCRIPTIONS_DELETED = counter("subscriptions_deleted", "Subscriptions deleted by their clients")
+COMMANDS = counter("commands", "Commands by tag and outcome", ["command", "outcome"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRules:
+    """What the configuration allows clients to do."""
+
+    providers: frozenset[Provider]
+
+
+class Commands:
+    """Runs commands against the store. One for the whole server; connections have no state here."""
+
+    def __init__(
+        self,
+        store: NtfStore,
+        subscriber: Subscriber,
+        push: PushSink,
+        *,
+        clock: Clock,
+        random: Callable[[int], bytes],
+        rules: CommandRules,
+        journal: EventSink,
+    ) -> None:
+        self._store = store
+        self._subscriber = subscriber
+        self._push = push
+        self._clock = clock
+        self._random = random
+        self._rules = rules
+        self._journal = journal
+        self._verifications = RateLimiter(VERIFICATION_RATE)
+        self._authenticator = Authenticator(store)
+
+    async def run(self, params: SessionParams, requests: Sequence[Request]) -> list[NtfResponse]:
+        """Answers in the order of `requests`: of one connection, and fit to run together (`same_run`)."""
+        try:
+            entities = await self._authenticator.authenticate(params, requests)
+            responses = await self._answer(requests, entities)
+        except StoreError as error:
+            logger.error("store: %s", error)
+            responses = [Err(store_error(str(error)))] * len(requests)
+        for request, response in zip(requests, responses, strict=True):
+            _count(request, response)
+        return responses
+
+    async def _answer(
+        self, requests: Sequence[Request], entities: Sequence[Entity | Denied]
+    ) -> list[NtfResponse]:
+        if isinstance(requests[0].message, Snew):
+            return await self._create_subscriptions(requests, entities)
+        return [await self._one(request, entity) for request, entity in zip(requests, entities, strict=True)]
+
+    async def _one(self, request: Request, entity: Entity | Denied) -> NtfResponse:
+        if entity is DENIED:
+            return Err(AUTH)
+        try:
+            return await HANDLERS[type(request.message)](self, entity, request.message)
+        except (StoreError, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                return Err(error.error)
+            raise
+        except Exception as error:
+            # Its text may hold what the client sent: only the kind is logged.
+            logger.error("%s failed: %s", type(request.message).__name__, type(error).__name__)
+            return Err(INTERNAL)
+
+    # Tokens
+
+    async def tnew(self, entity: None, command: Tnew) -> NtfResponse:
+        self._check_device(command.device_token)
+        record = await self._store.token_by_device(command.device_token, command.auth_key.der)
+        if record is None:
+            new = self._new_token(command)
+            record = await self._store.create_token(new)
+            if record.token_id == new.token_id:
+                TOKENS_CREATED.inc()
+                self._record(JournalEvent.TOKEN_REGISTERED, record)
+                await self._push.verify(record.key)
+                return _id_tkn(record)
+        return await self._register_again(record, command)
+
+    async def _register_again(self, record: TokenRecord, command: Tnew) -> NtfResponse:
+        secret = X25519PrivateKey(record.dh_private).exchange(command.dh_key)
+        if not hmac.compare_digest(secret, record.dh_secret):
+            return Err(AUTH)
+        status = move_token(record.status, TokenInput.REGISTERED_AGAIN)
+        if status is not record.status:
+            await self._store.set_token_status(record.key, status)
+        await self._push.verify(record.key)
+        return _id_tkn(record)
+
+    def _new_token(self, command: Tnew) -> NewToken:
+        dh_private = X25519PrivateKey(self._random(32))
+        return NewToken(
+            token_id=EntityId(self._random(ID_SIZE)),
+            device_token=command.device_token,
+            verify_key=command.auth_key.der,
+            dh_private=dh_private.raw,
+            dh_secret=dh_private.exchange(command.dh_key),
+            code=self._random(CODE_SIZE),
+            updated_on=self._today(),
+        )
+
+    async def tvfy(self, token: TokenRecord, command: Tvfy) -> NtfResponse:
+        right = hmac.compare_digest(command.code, token.code)
+        if not (right and token.status.allows_verification):
+            return Err(AUTH)
+        if move_token(token.status, TokenInput.CODE_MATCHED) is not token.status:
+            self._subscriber.forget(await self._store.activate_token(token.key, self._today()))
+            TOKENS_VERIFIED.inc()
+            self._record(JournalEvent.TOKEN_VERIFIED, token)
+        return Ok()
+
+    async def tchk(self, token: TokenRecord, command: Tchk) -> NtfResponse:
+        return Tkn(token.status)
+
+    async def trpl(self, token: TokenRecord, command: Trpl) -> NtfResponse:
+        self._check_device(command.device_token)
+        code = self._random(CODE_SIZE)
+        if not await self._store.replace_device_token(token.key, command.device_token, code, self._today()):
+            return Err(AUTH)
+        TOKENS_REPLACED.inc()
+        self._record(JournalEvent.TOKEN_REPLACED, token)
+        await self._push.verify(token.key)
+        return Ok()
+
+    async def tdel(self, token: TokenRecord, command: Tdel) -> NtfResponse:
+        self._subscriber.forget(await self._store.delete_token(token.key))
+        TOKENS_DELETED.inc()
+        self._record(JournalEvent.TOKEN_DELETED, token)
+        return Ok()
+
+    async def tcrn(self, token: TokenRecord, command: Tcrn) -> NtfResponse:
+        if 0 < command.minutes < MIN_CRON_MINUTES:
+            return Err(QUOTA)
+        due = first_due(self._clock.now(), command.minutes, self._random) if command.minutes else None
+        await self._store.set_cron(token.key, command.minutes, due)
+        return Ok()
+
+    def _check_device(self, device_token: DeviceToken) -> None:
+        if device_token.provider not in self._rules.providers:
+            raise ProtocolError(CMD_PROHIBITED)
+        if not self._verifications.allows(encode_device_token(device_token), self._clock.monotonic()):
+            raise ProtocolError(QUOTA)
+
+    # Subscriptions
+
+    async def _create_subscriptions(
+        self, requests: Sequence[Request], entities: Sequence[Entity | Denied]
+    ) -> list[NtfResponse]:
+        """A burst of SNEW is one write."""
+        responses: list[NtfResponse] = [Err(AUTH)] * len(requests)
+        allowed: list[int] = []
+        news: list[NewSubscription] = []
+        for index, (request, token) in enumerate(zip(requests, entities, strict=True)):
+            command = request.message
+            if (
+                isinstance(token, TokenRecord)
+                and isinstance(command, Snew)
+                and token.status.allows_subscriptions
+            ):
+                allowed.append(index)
+                news.append(self._new_subscription(token, command))
+        created = await self._store.create_subscriptions(news) if news else []
+        for index, new, result in zip(allowed, news, created, strict=True):
+            if result is None:
+                continue
+            responses[index] = IdSub(result.subscription_id)
+            if result.created:
+                SUBSCRIPTIONS_CREATED.inc()
+                self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, entities[index], new)
+            if result.status.state is SubState.NEW:
+                self._subscriber.subscribe(result.server_key, new.server, new.notifier_id)
+        return responses
+
+    def _new_subscription(self, token: TokenRecord, command: Snew) -> NewSubscription:
+        return NewSubscription(
+            subscription_id=EntityId(self._random(ID_SIZE)),
+            token_key=token.key,
+            server=command.queue.server,
+            notifier_id=command.queue.notifier_id,
+            notifier_key=command.notifier_key.der,
+        )
+
+    async def schk(self, subscription: SubscriptionRecord, command: Schk) -> NtfResponse:
+        return Sub(subscription.status)
+
+    async def sdel(self, subscription: SubscriptionRecord, command: Sdel) -> NtfResponse:
+        queue = await self._store.delete_subscription(subscription.key)
+        if queue is None:
+            return Err(AUTH)
+        self._subscriber.forget([queue])
+        SUBSCRIPTIONS_DELETED.inc()
+        self._journal.record(
+            JournalEvent.SUB_DELETED, subscription=subscription.subscription_id, token=subscription.token_id
+        )
+        return Ok()
+
+    async def ping(self, entity: None, command: Ping) -> NtfResponse:
+        return Pong()
+
+    def _today(self) -> int:
+        return day(self._clock.now())
+
+    def _record(self, event: JournalEvent, token: TokenRecord) -> None:
+        self._journal.record(event, token=token.token_id, provider=token.device_token.provider.tag)
+
+    def _record_sub(
+        self, event: JournalEvent, subscription_id: EntityId, token: Entity | Denied, new: NewSubscription
+    ) -> None:
+        assert isinstance(token, TokenRecord)
+        self._journal.record(
+            event, subscription=subscription_id, token=token.token_id, server=new.server.hosts[0]
+        )
+
+
+def _id_tkn(record: TokenRecord) -> IdTkn:
+    return IdTkn(record.token_id, X25519PrivateKey(record.dh_private).public)
+
+
+Handler = Callable[[Commands, Any, Any], Awaitable[NtfResponse]]
+
+HANDLERS: Mapping[type, Handler] = {
+    Tnew: Commands.tnew,
+    Tvfy: Commands.tvfy,
+    Tchk: Commands.tchk,
+    Trpl: Commands.trpl,
+    Tdel: Commands.tdel,
+    Tcrn: Commands.tcrn,
+    Schk: Commands.schk,
+    Sdel: Commands.sdel,
+    Ping: Commands.ping,
+}
+
+_READS = (Schk, Tchk, Ping)
+_ALONE = (Tnew, Tvfy, Trpl, Tdel, Tcrn)
+
+
+def same_run(first: Request, other: Request) -> bool:
+    """Whether two commands in a row may be authorised together: neither changes what the other would find."""
+    a, b = first.message, other.message
+    if isinstance(a, _ALONE) or isinstance(b, _ALONE):
+        return False
+    return type(a) is type(b) or (isinstance(a, _READS) and isinstance(b, _READS))
+
+
+_OUTCOMES: dict[tuple[type, str], Any] = {}
+
+
+def _count(request: Request, response: NtfResponse) -> None:
+    """Labels are looked up once per pair: the library's own lookup costs more than the count."""
+    outcome = str(response.error).partition(" ")[0] if isinstance(response, Err) else "ok"
+    key = type(request.message), outcome
+    child = _OUTCOMES.get(key)
+    if child is None:
+        child = _OUTCOMES[key] = COMMANDS.labels(type(request.message).__name__.upper(), outcome)
+    child.inc()

@@ -1,0 +1,345 @@
+"""`ntf-server.ini`: every key declared once, with its default and its documentation.
+
+The sample file, the parser, the checks and `--help` texts all come from these declarations.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+CONFIG_FILE = "ntf-server.ini"
+ENV_PREFIX = "NTF_"
+T = TypeVar("T")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names file, line, key and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a value is read from text and written back; `allowed` finishes the sentence 'must be …'."""
+
+    parse: Callable[[str], Any]
+    allowed: str
+    show: Callable[[Any], str] = str
+
+
+def _bool(text: str) -> bool:
+    return {"on": True, "off": False}[text.lower()]
+
+
+def _optional_path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        value = kind(text)
+        if not low <= value <= high:  # type: ignore[operator]
+            raise ValueError
+        return value
+
+    return parse
+
+
+def whole(low: int, high: int) -> Kind:
+    return Kind(_number(int, low, high), f"a whole number from {low} to {high}")
+
+
+def seconds(low: float, high: float) -> Kind:
+    return Kind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
+
+
+def choice(*words: str) -> Kind:
+    return Kind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
+
+
+SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
+TEXT = Kind(str, "text")
+FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
+PORT = whole(0, 65535)
+
+
+def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret}, repr=not secret)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSection:
+    """Where tokens, subscriptions and last notifications are kept."""
+
+    database: str = key("sqlite", choice("sqlite"), "The kind of database.")
+    data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
+    unverified_token_days: int = key(
+        7, whole(1, 3650), "Tokens never verified are removed, with their subscriptions, after so many days."
+    )
+    invalid_token_days: int = key(30, whole(1, 3650), "Tokens that a provider called invalid: likewise.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthSection:
+    """Passwords of the control port. Empty: that role cannot log in."""
+
+    control_port_admin_password: str = key("", TEXT, "Role admin: may also resubscribe.", secret=True)
+    control_port_user_password: str = key("", TEXT, "Role user: may look.", secret=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSection:
+    """Where clients connect."""
+
+    host: str = key("", TEXT, "Name or address in the server's address. Made by init.")
+    listen: str = key("", TEXT, "Address to listen on; empty: all.")
+    port: int = key(443, PORT, "0: any free port.")
+    control_port: int = key(0, PORT, "Control port on localhost; 0: none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubscriberSection:
+    """How SMP routers are watched."""
+
+    use_service_credentials: bool = key(
+        True, SWITCH, "Subscribe all queues of a router at once, with a certificate made for that router."
+    )
+    socks_proxy: str = key("", TEXT, "SOCKS5 proxy as host:port; empty: none.")
+    socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
+    host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
+    connect_timeout: float = key(45.0, seconds(1, 600), "Connecting, TLS and SMP handshake together.")
+    command_timeout: float = key(30.0, seconds(1, 600), "An answer of a router.")
+    ping_interval: float = key(60.0, seconds(0.1, 3600), "Silence before a router is asked for a PONG.")
+    ping_timeout: float = key(15.0, seconds(0.1, 600), "A router that does not answer it is reconnected.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSection:
+    """How notifications are pushed, whatever the provider."""
+
+    coalesce: bool = key(True, SWITCH, "Join notifications of a device that is already being pushed to.")
+    padding: int = key(3072, whole(1024, 3072), "Size to which the encrypted part of every push is padded.")
+    concurrency: int = key(256, whole(1, 10_000), "Pushes in flight at once.")
+    queue_size: int = key(
+        32768, whole(100, 10_000_000), "Devices waiting; when full, reading routers pauses."
+    )
+    max_age: float = key(3600.0, seconds(1, 86_400), "A notification older than this is not retried.")
+    response_timeout: float = key(10.0, seconds(0.1, 120), "An answer of a provider.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApnsSection:
+    """Apple's push service. Without a key, pushes to Apple devices are refused with a log line."""
+
+    key_file: Path | None = key(None, FILE, "The .p8 signing key. Also from env APNS_KEY_FILE.")
+    key_id: str = key("", TEXT, "Also from env APNS_KEY_ID.")
+    team_id: str = key("", TEXT, "Apple's id of the app's developer.")
+    topic: str = key("chat.simplex.app", TEXT, "The app's bundle id.")
+    client: str = key("curl", choice("curl", "aioapns"), "The HTTP/2 client.")
+    port: int = key(443, PORT, "443 or 2197.")
+    allow_test_provider: bool = key(False, SWITCH, "Accept tokens of the test provider (AT).")
+    test_host: str = key("127.0.0.1", TEXT, "Where tokens of the test provider are pushed.")
+    test_port: int = key(5443, PORT, "")
+    test_ca_file: Path | None = key(None, FILE, "Certificates trusted for the test host.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FcmSection:
+    """Google's push service (HTTP v1)."""
+
+    service_account_file: Path | None = key(None, FILE, "Service account JSON; empty: FCM is off.")
+    endpoint: str = key("https://fcm.googleapis.com", TEXT, "")
+    token_uri: str = key("", TEXT, "Empty: as the service account says.")
+    ca_file: Path | None = key(None, FILE, "Certificates trusted instead of the system's.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebPushSection:
+    """Web Push, also for UnifiedPush."""
+
+    enabled: bool = key(True, SWITCH, "")
+    vapid_key_file: Path | None = key(None, FILE, "P-256 key of this server. Made by init.")
+    subject: str = key(
+        "", TEXT, "Contact for push services: a mailto: or https: URL; empty: the server's host."
+    )
+    allow_private_addresses: bool = key(
+        False, SWITCH, "Also push to loopback and private networks. Clients choose the address: keep off."
+    )
+    ca_file: Path | None = key(None, FILE, "Certificates trusted instead of the system's.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InactiveClientsSection:
+    """Idle client connections."""
+
+    disconnect: bool = key(True, SWITCH, "")
+    ttl: float = key(43_200.0, seconds(1, 10_000_000), "Silence after which a client is disconnected.")
+    check_interval: float = key(3600.0, seconds(0.1, 86_400), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsSection:
+    """What one client, or one address, may use. 0 is no limit."""
+
+    handshake_timeout: float = key(15.0, seconds(0.1, 600), "TLS and NTF handshake, each.")
+    connections: int = key(50_000, whole(0, 10_000_000), "In all.")
+    connections_per_address: int = key(5000, whole(0, 10_000_000), "Phones share addresses: keep it large.")
+    commands_per_second: int = key(500, whole(0, 1_000_000), "Per connection, in the long run.")
+    commands_burst: int = key(5000, whole(1, 10_000_000), "Per connection, at once.")
+    address_commands_per_second: int = key(5000, whole(0, 1_000_000), "Per address, in the long run.")
+    address_commands_burst: int = key(50_000, whole(1, 10_000_000), "Per address, at once.")
+    tokens_per_connection: int = key(1000, whole(0, 1_000_000), "TNEW on one connection.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSection:
+    """Prometheus and health checks over local HTTP: /metrics, /health/live, /health/ready."""
+
+    host: str = key("127.0.0.1", TEXT, "")
+    port: int = key(0, PORT, "0: off.")
+    file: Path | None = key(None, FILE, "Also write the metrics to this file.")
+    file_interval: float = key(60.0, seconds(1, 86_400), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalSection:
+    """Events for ntf-analytics, without ids that lead back to anyone."""
+
+    enabled: bool = key(False, SWITCH, "")
+    format: str = key("parquet", choice("parquet", "jsonl"), "")
+    segment_mb: int = key(64, whole(1, 4096), "A file is closed at this size,")
+    segment_seconds: float = key(900.0, seconds(1, 86_400), "or at this age.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSection:
+    """Where and how much is logged. Device tokens, keys and queue ids never are."""
+
+    level: str = key("info", choice("debug", "info", "warning", "error"), "")
+    format: str = key("text", choice("text", "json"), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    STORE: StoreSection = field(default_factory=StoreSection)
+    AUTH: AuthSection = field(default_factory=AuthSection)
+    TRANSPORT: TransportSection = field(default_factory=TransportSection)
+    SUBSCRIBER: SubscriberSection = field(default_factory=SubscriberSection)
+    PUSH: PushSection = field(default_factory=PushSection)
+    APNS: ApnsSection = field(default_factory=ApnsSection)
+    FCM: FcmSection = field(default_factory=FcmSection)
+    WEBPUSH: WebPushSection = field(default_factory=WebPushSection)
+    INACTIVE_CLIENTS: InactiveClientsSection = field(default_factory=InactiveClientsSection)
+    LIMITS: LimitsSection = field(default_factory=LimitsSection)
+    METRICS: MetricsSection = field(default_factory=MetricsSection)
+    JOURNAL: JournalSection = field(default_factory=JournalSection)
+    LOG: LogSection = field(default_factory=LogSection)
+
+
+SECTIONS: Mapping[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+_WELL_KNOWN_ENV = {("APNS", "key_file"): "APNS_KEY_FILE", ("APNS", "key_id"): "APNS_KEY_ID"}
+
+
+def load_config(path: Path, env: Mapping[str, str]) -> Config:
+    """The file's values, overridden by the environment; anything unknown or wrong is a ConfigError."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    return parse_config(text, str(path), env)
+
+
+def parse_config(text: str, name: str, env: Mapping[str, str]) -> Config:
+    parser = configparser.ConfigParser(interpolation=None, strict=True, empty_lines_in_values=False)
+    try:
+        parser.read_string(text, name)
+    except configparser.Error as error:
+        raise ConfigError(f"{name}: {error.message}") from None
+    lines = _line_numbers(text)
+    for section in parser.sections():
+        if section not in SECTIONS:
+            where = f"{name}:{lines[section, '']}"
+            raise ConfigError(f"{where}: unknown section [{section}]; there are {', '.join(SECTIONS)}")
+    sections = {
+        section: _read_section(
+            section, kind, dict(parser[section]) if section in parser else {}, name, lines, env
+        )
+        for section, kind in SECTIONS.items()
+    }
+    return Config(**sections)
+
+
+def _read_section(
+    section: str,
+    kind: Any,
+    values: dict[str, str],
+    name: str,
+    lines: Mapping[tuple[str, str], int],
+    env: Mapping[str, str],
+) -> Any:
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    for option in values:
+        if option not in known:
+            where = f"{name}:{lines[section, option]}"
+            raise ConfigError(f"{where}: unknown key {option} in [{section}]; there are {', '.join(known)}")
+    result = {}
+    for option, declared in known.items():
+        variable = f"{ENV_PREFIX}{section}_{option}".upper()
+        other = _WELL_KNOWN_ENV.get((section, option), "")
+        if variable in env:
+            result[option] = _value(declared, env[variable], f"environment {variable}")
+        elif other in env:
+            result[option] = _value(declared, env[other], f"environment {other}")
+        elif option in values:
+            where = f"{name}:{lines[section, option]}: [{section}] {option}"
+            result[option] = _value(declared, values[option], where)
+    return kind(**result)
+
+
+def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
+    kind: Kind = declared.metadata["kind"]
+    try:
+        return kind.parse(text)
+    except (ValueError, KeyError):
+        shown = "the value" if declared.metadata["secret"] else repr(text)
+        raise ConfigError(f"{where} must be {kind.allowed}, not {shown}") from None
+
+
+def _line_numbers(text: str) -> dict[tuple[str, str], int]:
+    """configparser does not tell where a key stood."""
+    numbers: dict[tuple[str, str], int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\[(.+?)\]", line):
+            section = header[1]
+            numbers.setdefault((section, ""), number)
+        elif option := re.match(r"([^#;=:\s][^=:]*?)\s*[=:]", line):
+            numbers.setdefault((section, option[1].lower()), number)
+    return numbers
+
+
+def render_config(config: Config) -> str:
+    """The file with every key: what differs from the default is set, the rest is a comment."""
+    parts = [
+        "# Configuration of ntf-server. Every key is listed with its default;",
+        f"# each can also be set in the environment as {ENV_PREFIX}<SECTION>_<KEY>.",
+    ]
+    for section_name in SECTIONS:
+        section = getattr(config, section_name)
+        parts += ["", f"[{section_name}]", f"# {section.__doc__}"]
+        for declared in dataclasses.fields(section):
+            parts += _render_key(declared, getattr(section, declared.name))
+    return "\n".join(parts) + "\n"
+
+
+def _render_key(declared: dataclasses.Field[Any], value: Any) -> list[str]:
+    kind: Kind = declared.metadata["kind"]
+    doc = " ".join(filter(None, (declared.metadata["doc"], f"({kind.allowed})")))
+    mark = "# " if value == declared.default else ""
+    return [f"# {doc}", f"{mark}{declared.name} = {kind.show(value)}".rstrip()]

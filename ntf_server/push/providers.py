@@ -1,0 +1,109 @@
+"""The push providers that a configuration asks for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+from ntf_server.config import Config, ConfigError
+from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
+from ntf_server.push.credentials import make_vapid_key
+from ntf_server.push.fcm import FcmConfig, FcmProvider
+from ntf_server.push.http2 import CurlHttp2
+from ntf_server.push.provider import NullProvider, PushNotification, PushProvider, Refused
+from ntf_server.push.webpush import WebPushConfig, WebPushProvider
+from protocol.device_token import DeviceToken, Provider
+
+TEST_KEY = "apns-test.pem"
+APPLE = (Provider.APNS_PROD, Provider.APNS_DEV)
+
+
+class NotConfigured:
+    """Stands in for Apple when there is no key: clients may register, pushes fail loudly."""
+
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+        raise Refused("APNs has no key: set [APNS] key_file, key_id and team_id")
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(frozen=True)
+class Providers:
+    """By provider of the device token; tokens of absent ones are refused when they are registered."""
+
+    by_tag: Mapping[Provider, PushProvider]
+    http: CurlHttp2 = field(repr=False)
+
+    async def close(self) -> None:
+        for provider in {id(provider): provider for provider in self.by_tag.values()}.values():
+            await provider.close()
+        await self.http.close()
+
+
+def make_providers(config: Config, data_dir: Path, clock: Callable[[], float]) -> Providers:
+    http = CurlHttp2()
+    providers: dict[Provider, PushProvider] = {Provider.APNS_NULL: NullProvider()}
+    providers |= _apns(config, data_dir, http, clock)
+    if config.FCM.service_account_file is not None:
+        fcm = FcmConfig(
+            service_account_file=config.FCM.service_account_file,
+            endpoint=config.FCM.endpoint,
+            token_uri=config.FCM.token_uri or None,
+            ca_file=_text(config.FCM.ca_file),
+            response_timeout=config.PUSH.response_timeout,
+        )
+        providers[Provider.FCM] = FcmProvider(fcm, http, clock)
+    if config.WEBPUSH.enabled and config.WEBPUSH.vapid_key_file is not None:
+        web_push = WebPushConfig(
+            vapid_key_file=config.WEBPUSH.vapid_key_file,
+            subject=config.WEBPUSH.subject or f"https://{config.TRANSPORT.host}",
+            allow_private=config.WEBPUSH.allow_private_addresses,
+            ca_file=_text(config.WEBPUSH.ca_file),
+            response_timeout=config.PUSH.response_timeout,
+        )
+        providers[Provider.WEB_PUSH] = WebPushProvider(web_push, http, clock)
+    return Providers(providers, http)
+
+
+def _apns(
+    config: Config, data_dir: Path, http: CurlHttp2, clock: Callable[[], float]
+) -> dict[Provider, PushProvider]:
+    section = config.APNS
+    if section.key_file is None and not section.allow_test_provider:
+        return dict.fromkeys(APPLE, NotConfigured())
+    if section.key_file is not None and not (section.key_id and section.team_id):
+        raise ConfigError("[APNS] key_file needs key_id and team_id")
+    apns = ApnsConfig(
+        key_file=section.key_file or _test_key(data_dir),
+        key_id=section.key_id,
+        team_id=section.team_id,
+        topic=section.topic,
+        client=cast("Literal['curl', 'aioapns']", section.client),
+        port=section.port,
+        test_host=section.test_host if section.allow_test_provider else None,
+        test_port=section.test_port,
+        test_ca_file=_text(section.test_ca_file),
+        response_timeout=config.PUSH.response_timeout,
+    )
+    provider = ApnsProvider(apns, make_apns_client(apns, http), clock)
+    real: PushProvider = NotConfigured() if section.key_file is None else provider
+    providers = dict.fromkeys(APPLE, real)
+    if section.allow_test_provider:
+        providers[Provider.APNS_TEST] = provider
+    return providers
+
+
+def _test_key(data_dir: Path) -> Path:
+    """A test provider need not know our key: any will do."""
+    path = data_dir / TEST_KEY
+    if not path.exists():
+        make_vapid_key(path)
+    return path
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

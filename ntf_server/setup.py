@@ -1,0 +1,111 @@
+"""Making and removing a server's files: `init`, `cert` and `delete`."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, render_config
+from ntf_server.push.credentials import load_p256_key, make_vapid_key, vapid_public_key
+from protocol.addresses import NTF_PORT, NtfServer
+from transport.certificates import (
+    CA_CERTIFICATE,
+    CA_KEY,
+    FINGERPRINT,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    KeyAlgorithm,
+    load_server_files,
+    make_ca,
+    make_online,
+    write_server_files,
+)
+
+VAPID_KEY = "vapid.pem"
+DATABASE = "ntf-server.db"
+JOURNAL_FOLDER = "journal"
+JOURNAL_KEY = "journal.key"
+DATA_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", JOURNAL_FOLDER, JOURNAL_KEY)
+IDENTITY_FILES = (CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY, FINGERPRINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    config_dir: Path
+    data_dir: Path
+    host: str
+    port: int
+    algorithm: KeyAlgorithm
+    force: bool = False
+
+
+def init(options: InitOptions, now: datetime) -> Config:
+    """Make the configuration, the identity and the keys. An identity that an operator brought along is kept."""
+    config_file = options.config_dir / CONFIG_FILE
+    if config_file.exists() and not options.force:
+        raise ConfigError(f"{config_file} exists; --force makes a new configuration and a new identity")
+    if options.force:
+        for name in (*IDENTITY_FILES, VAPID_KEY):
+            (options.config_dir / name).unlink(missing_ok=True)
+    for folder in (options.config_dir, options.data_dir):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (options.config_dir / SERVER_CERTIFICATE).exists():
+        ca_certificate, ca_key = make_ca(options.algorithm, "NTF server CA", now)
+        online = make_online(ca_certificate, ca_key, options.algorithm, options.host, now)
+        write_server_files(options.config_dir, ca_certificate, ca_key, online)
+    vapid_key = options.config_dir / VAPID_KEY
+    if not vapid_key.exists():
+        make_vapid_key(vapid_key)
+    config = _initial_config(options, vapid_key)
+    config_file.touch(mode=0o600)
+    config_file.write_text(render_config(config), "utf-8")
+    return config
+
+
+def _initial_config(options: InitOptions, vapid_key: Path) -> Config:
+    config = Config()
+    return replace(
+        config,
+        STORE=replace(config.STORE, data_dir=options.data_dir.absolute()),
+        TRANSPORT=replace(config.TRANSPORT, host=options.host, port=options.port),
+        WEBPUSH=replace(config.WEBPUSH, vapid_key_file=vapid_key.absolute()),
+    )
+
+
+def address(config_dir: Path, config: Config, port: int | None = None) -> NtfServer:
+    """What clients are given; `port` if the one in the configuration is 0."""
+    shown = port or config.TRANSPORT.port
+    identity = load_server_files(config_dir).identity
+    return NtfServer((config.TRANSPORT.host,), "" if shown == NTF_PORT else str(shown), identity)
+
+
+def data_folder(config: Config) -> Path:
+    if config.STORE.data_dir is None:
+        raise ConfigError("[STORE] data_dir is not set")
+    return config.STORE.data_dir
+
+
+def database_path(config: Config) -> Path:
+    return data_folder(config) / DATABASE
+
+
+def vapid_key_text(config: Config) -> str | None:
+    """The public half of the Web Push key, as apps need it."""
+    file = config.WEBPUSH.vapid_key_file
+    return vapid_public_key(load_p256_key(file)) if config.WEBPUSH.enabled and file else None
+
+
+def delete(config_dir: Path, data_dir: Path | None) -> list[Path]:
+    """Remove what init and the server made; other files in these folders stay. Returns what was removed."""
+    files = [config_dir / name for name in (*IDENTITY_FILES, VAPID_KEY, CONFIG_FILE)]
+    if data_dir is not None:
+        files += [data_dir / name for name in DATA_FILES]
+    removed = [file for file in files if file.exists()]
+    for file in removed:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    for folder in {config_dir, data_dir or config_dir}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    return removed
