@@ -28,6 +28,7 @@ class Credentials(Enum):
     KEY = "authorisation by the key inside, no entity"
     ENTITY = "authorisation and entity"
     ENTITY_ONLY = "an entity; authorisation if the entity has a key"
+    ANYTHING = "whatever it comes with"
 
 
 def check_credentials(rule: Credentials, auth: bytes, entity_id: EntityId) -> ErrorType | None:
@@ -39,6 +40,8 @@ def check_credentials(rule: Credentials, auth: bytes, entity_id: EntityId) -> Er
         return CMD_HAS_AUTH if entity_id else None
     if rule is Credentials.ENTITY_ONLY:
         return None if entity_id else CMD_NO_ENTITY
+    if rule is Credentials.ANYTHING:
+        return None
     return CMD_HAS_AUTH if auth or entity_id else None
 
 

@@ -1,0 +1,196 @@
+"""The router without its sockets: what is stored, who is subscribed, what goes to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from protocol.connection import Outgoing
+from protocol.encoding import NO_CORR, NO_ENTITY, EntityId
+from protocol.messages_crypto import RcvMessage, seal_message
+from protocol.push_messages import NmsgMeta
+from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
+from smp_router.client import Client, Reception, RouterMessage
+from smp_router.config import RouterConfig
+from smp_router.queues import Message, Notifier, Prepared, Queue
+from smp_router.services import Service
+from smp_router.state import RouterState
+from smp_router.subscriptions import Subscriptions
+
+ALL_SENT = NO_ENTITY
+"Stands among a client's offers for the end of its service's stored messages."
+
+
+class Broker:
+    def __init__(self, state: RouterState, config: RouterConfig, now: Callable[[], datetime]) -> None:
+        self.state = state
+        self.config = config
+        self.recipients = Subscriptions(state.services)
+        self.notifiers = Subscriptions(state.services)
+        self._now = now
+        self._fresh: dict[EntityId, None] = {}
+
+    def timestamp(self) -> int:
+        return int(self._now().timestamp())
+
+    # Subscribing
+
+    def subscribe(
+        self, subscriptions: Subscriptions, queue_id: EntityId, client: Client, service: Service | None
+    ) -> None:
+        """The four cases: a service's client or not, with a queue that is the service's or not.
+
+        Whoever had the queue before, and is another client, is told END, or ENDS if it spoke for the same
+        service.
+        """
+        services = self.state.services
+        if service is not None:
+            self._speak_for(subscriptions, service, client)
+        previous = subscriptions.remove(queue_id)
+        if service is None:
+            services.dissociate(queue_id)
+            subscriptions.add(queue_id, client)
+        else:
+            services.associate(service, queue_id)
+            subscriptions.add_to_service(service, client, (queue_id,))
+        if previous is not None and previous is not client:
+            self._end(previous, queue_id)
+
+    def subscribe_service(self, subscriptions: Subscriptions, service: Service, client: Client) -> bool:
+        """All queues of the service at once. False if this client had them all already."""
+        self._speak_for(subscriptions, service, client)
+        held = subscriptions.of_service(service)
+        repeated = held is not None and held.queue_ids >= service.queue_ids
+        subscriptions.add_to_service(service, client, service.queue_ids)
+        return not repeated
+
+    def _speak_for(self, subscriptions: Subscriptions, service: Service, client: Client) -> None:
+        held = subscriptions.of_service(service)
+        if held is not None and held.client is not client:
+            self.end_service(subscriptions, service)
+
+    def end_service(self, subscriptions: Subscriptions, service: Service) -> None:
+        ended = subscriptions.end_service(service)
+        if ended is not None:
+            client, queues = ended
+            for queue_id in service.queue_ids:
+                client.receptions.pop(queue_id, None)
+            client.event(service.service_id, Ends(queues))
+
+    def _end(self, client: Client, queue_id: EntityId) -> None:
+        client.receptions.pop(queue_id, None)
+        client.event(queue_id, End())
+
+    def end(self, queue_id: EntityId) -> None:
+        """END a subscription, of a recipient or a notifier, for no reason."""
+        for subscriptions in (self.recipients, self.notifiers):
+            client = subscriptions.remove(queue_id)
+            if client is not None:
+                self._end(client, queue_id)
+
+    def deleted(self, queue_id: EntityId, by: Client | None = None) -> None:
+        """The queue, or the notifier, is no more: its subscriber is told, unless it did it itself."""
+        for subscriptions in (self.recipients, self.notifiers):
+            client = subscriptions.remove(queue_id)
+            if client is not None:
+                client.receptions.pop(queue_id, None)
+                if client is not by:
+                    client.event(queue_id, Deld())
+
+    def release(self, client: Client) -> None:
+        self.recipients.release(client)
+        self.notifiers.release(client)
+        client.gone()
+
+    # Queues
+
+    def set_notifier(self, queue: Queue, notifier: Notifier | None, by: Client | None = None) -> None:
+        previous = self.state.queues.set_notifier(queue, notifier)
+        if previous is not None:
+            self.deleted(previous.notifier_id, by)
+            self.state.services.dissociate(previous.notifier_id)
+
+    def delete_queue(self, queue: Queue, by: Client | None = None) -> None:
+        self.set_notifier(queue, None, by)
+        self.deleted(queue.recipient_id, by)
+        self.state.services.dissociate(queue.recipient_id)
+        self.state.queues.delete(queue)
+
+    def unsubscribe(self, queue_id: EntityId) -> None:
+        """End a subscription without a word to the subscriber."""
+        for subscriptions in (self.recipients, self.notifiers):
+            client = subscriptions.remove(queue_id)
+            if client is not None:
+                client.receptions.pop(queue_id, None)
+
+    # Messages
+
+    def send(self, queue: Queue, command: Send) -> Message | None:
+        """Store a message, and the NMSG that goes with it; None if the queue is full."""
+        timestamp = self.timestamp()
+        content = RcvMessage(timestamp, command.notification, command.body)
+        message = queue.accept(content, self.config.quota)
+        if message is None:
+            return None
+        client = self.recipients.subscriber(queue.recipient_id)
+        if client is not None:
+            client.offer(queue.recipient_id)
+        if command.notification and queue.notifier is not None:
+            meta = NmsgMeta(message.message_id, timestamp)
+            self.notify(queue.notifier, queue.notifier.seal(meta))
+        return message
+
+    def notify(self, notifier: Notifier, nmsg: Prepared) -> None:
+        while len(notifier.pending) >= self.config.max_pending:
+            notifier.pending.popleft()
+        notifier.pending.append(nmsg)
+        self.offer_pending(notifier)
+
+    def offer_pending(self, notifier: Notifier) -> None:
+        """Have what is pending delivered: now, or in the next round."""
+        if not notifier.pending:
+            return
+        if self.config.interval:
+            self._fresh[notifier.notifier_id] = None
+            return
+        client = self.notifiers.subscriber(notifier.notifier_id)
+        if client is not None:
+            client.offer(notifier.notifier_id)
+
+    def deliver_round(self) -> None:
+        """Offer what came since the last round; without a subscriber it waits for one."""
+        fresh, self._fresh = self._fresh, {}
+        for notifier_id in fresh:
+            client = self.notifiers.subscriber(notifier_id)
+            if client is not None:
+                client.offer(notifier_id)
+
+    def next_message(self, client: Client, queue: Queue, by_get: bool = False) -> Msg | None:
+        """The first stored message, marked as delivered to this client."""
+        reception = client.receptions.setdefault(queue.recipient_id, Reception(by_get))
+        if not queue.messages:
+            reception.delivered = None
+            return None
+        message = queue.messages[0]
+        reception.delivered = message.message_id
+        return Msg(message.message_id, seal_message(queue.secret, message.message_id, message.content))
+
+    def take_offer(self, client: Client, entity_id: EntityId) -> list[Outgoing[RouterMessage]]:
+        """What is stored under an id that was offered, if it still is for this client."""
+        if entity_id == ALL_SENT:
+            return [Outgoing(NO_CORR, NO_ENTITY, Alls())]
+        queue = self.state.queues.by_notifier(entity_id)
+        if queue is not None and queue.notifier is not None:
+            if self.notifiers.subscriber(entity_id) is not client:
+                return []
+            pending = list(queue.notifier.pending)
+            queue.notifier.pending.clear()
+            return [Outgoing(NO_CORR, entity_id, nmsg) for nmsg in pending]
+        queue = self.state.queues.by_recipient(entity_id)
+        if queue is None or self.recipients.subscriber(entity_id) is not client:
+            return []
+        reception = client.receptions.get(entity_id)
+        if reception is not None and (reception.by_get or reception.delivered is not None):
+            return []
+        message = self.next_message(client, queue)
+        return [] if message is None else [Outgoing(NO_CORR, entity_id, message)]

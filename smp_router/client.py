@@ -1,0 +1,108 @@
+"""A connected client as the rest of the router sees it: what it was given and what waits to be sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.commands import Codec
+from protocol.connection import Outgoing
+from protocol.encoding import NO_CORR, CorrId, EntityId
+from protocol.session_params import SessionParams
+from protocol.smp_messages import SMP_MESSAGES, Msg, SmpMessage
+from protocol.versions import SMP_BLOCK_SIZE
+from smp_router.queues import Prepared
+
+RouterMessage = SmpMessage | Prepared
+SMALL_MESSAGE = 205
+"About eighty events or answers fill a block."
+ROOM = 16 * SMP_BLOCK_SIZE
+"Bytes in the outbox below which more is put into it."
+
+
+class RouterMessages(Codec[RouterMessage]):
+    """The words of a router; prepared ones go out as they are."""
+
+    def encode(self, message: RouterMessage, version: int) -> bytes:
+        return message if isinstance(message, Prepared) else SMP_MESSAGES.encode(message, version)
+
+
+ROUTER_MESSAGES = RouterMessages(SMP_MESSAGES.specs)
+
+
+@dataclass(slots=True)
+class Reception:
+    """How this client receives from one queue: by SUB (also through its service) or by GET, never both."""
+
+    by_get: bool = False
+    delivered: bytes | None = None
+    "The message that was sent and is not yet acknowledged."
+
+
+class Client:
+    """Answers and events go to the outbox. Ids of queues with something stored wait in `offers`: what they
+    have is taken only when it can be sent, so that stored messages do not pile up in memory twice."""
+
+    def __init__(self, params: SessionParams, max_unsent: int) -> None:
+        self.params = params
+        self.receptions: dict[EntityId, Reception] = {}
+        self.offers: dict[EntityId, None] = {}
+        "An ordered set."
+        self.outbox: deque[Outgoing[RouterMessage]] = deque()
+        self.unsent = 0
+        self.overrun = False
+        "More waits than `max_unsent` allows: the client must be disconnected."
+        self.wake = asyncio.Event()
+        self._max_unsent = max_unsent
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def answer(self, corr_id: CorrId, entity_id: EntityId, message: RouterMessage) -> None:
+        self.push((Outgoing(corr_id, entity_id, message),))
+
+    def event(self, entity_id: EntityId, message: RouterMessage) -> None:
+        self.push((Outgoing(NO_CORR, entity_id, message),))
+
+    def push(self, batch: Iterable[Outgoing[RouterMessage]]) -> None:
+        for outgoing in batch:
+            self.outbox.append(outgoing)
+            self.unsent += _size(outgoing)
+        if self.unsent >= ROOM:
+            self._room.clear()
+        self.overrun = self.overrun or self.unsent > self._max_unsent
+        self.wake.set()
+
+    def offer(self, entity_id: EntityId) -> None:
+        """Something is stored for this client under `entity_id`."""
+        self.offers[entity_id] = None
+        self.wake.set()
+
+    async def room(self) -> None:
+        """Wait until the outbox is short again, or the client is gone."""
+        await self._room.wait()
+
+    def take(self) -> list[Outgoing[RouterMessage]]:
+        """What to send next: a handful of blocks at most."""
+        batch: list[Outgoing[RouterMessage]] = []
+        size = 0
+        while self.outbox and size < ROOM:
+            outgoing = self.outbox.popleft()
+            batch.append(outgoing)
+            size += _size(outgoing)
+        self.unsent -= size
+        if self.unsent < ROOM:
+            self._room.set()
+        return batch
+
+    def gone(self) -> None:
+        """Nothing will be sent any more."""
+        self.outbox.clear()
+        self.offers.clear()
+        self._room.set()
+        self.wake.set()
+
+
+def _size(outgoing: Outgoing[RouterMessage]) -> int:
+    return SMP_BLOCK_SIZE if type(outgoing.message) is Msg else SMALL_MESSAGE

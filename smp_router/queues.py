@@ -1,0 +1,143 @@
+"""Queues: what the router stores of them, found by any of their three ids."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol.crypto import AuthPublicKey, X25519PrivateKey, X25519PublicKey
+from protocol.encoding import EntityId
+from protocol.messages_crypto import QuotaExceeded, RcvMessage
+from protocol.push_messages import NmsgMeta, seal_nmsg_meta
+from protocol.smp_messages import SMP_MESSAGES, Nmsg, QueueMode
+from protocol.versions import SMP_VERSIONS
+
+ID_SIZE = 24
+NONCE_SIZE = 24
+
+
+class Prepared(bytes):
+    """A router message that is already encoded, in a form that is the same in all versions."""
+
+    __slots__ = ()
+
+
+def new_id() -> EntityId:
+    return EntityId(secrets.token_bytes(ID_SIZE))
+
+
+@dataclass(slots=True, eq=False)
+class Notifier:
+    """The notification side of a queue, with the NMSGs nobody has taken yet."""
+
+    notifier_id: EntityId = field(repr=False)
+    key: AuthPublicKey = field(repr=False)
+    secret: bytes = field(repr=False)
+    "Shared by router and recipient: it boxes the meta of NMSG."
+    pending: deque[Prepared] = field(default_factory=deque, repr=False)
+
+    def seal(self, meta: NmsgMeta) -> Prepared:
+        nonce = secrets.token_bytes(NONCE_SIZE)
+        nmsg = Nmsg(nonce, seal_nmsg_meta(self.secret, nonce, meta))
+        return Prepared(SMP_MESSAGES.encode(nmsg, SMP_VERSIONS.max))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    message_id: bytes = field(repr=False)
+    content: RcvMessage | QuotaExceeded
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Queue:
+    recipient_id: EntityId = field(repr=False)
+    recipient_key: AuthPublicKey = field(repr=False)
+    secret: bytes = field(repr=False)
+    "Shared by router and recipient: it boxes messages."
+    sender_id: EntityId = field(repr=False)
+    sender_key: AuthPublicKey | None = field(default=None, repr=False)
+    mode: QueueMode | None = None
+    notifier: Notifier | None = None
+    messages: deque[Message] = field(default_factory=deque, repr=False)
+    suspended: bool = False
+    full: bool = False
+    "The quota was reached; nothing is accepted until the recipient took everything."
+
+    def secure(self, key: AuthPublicKey) -> bool:
+        """Give the queue its sender's key: once, but the same key again is fine."""
+        if self.sender_key is None:
+            self.sender_key = key
+        return self.sender_key == key
+
+    def accept(self, content: RcvMessage, quota: int) -> Message | None:
+        """Store a message; None if there is no room, in which case the recipient will be told so."""
+        if self.full and self.messages:
+            return None
+        self.full = len(self.messages) >= quota
+        stored = QuotaExceeded(content.timestamp) if self.full else content
+        message = Message(secrets.token_bytes(ID_SIZE), stored)
+        self.messages.append(message)
+        return None if self.full else message
+
+    def acknowledge(self, message_id: bytes) -> bool:
+        """Forget the first message, if it is this one."""
+        if not self.messages or self.messages[0].message_id != message_id:
+            return False
+        self.messages.popleft()
+        return True
+
+
+class Queues:
+    """All queues of a router."""
+
+    def __init__(self) -> None:
+        self._by_recipient: dict[EntityId, Queue] = {}
+        self._by_sender: dict[EntityId, Queue] = {}
+        self._by_notifier: dict[EntityId, Queue] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_recipient)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(list(self._by_recipient.values()))
+
+    def by_recipient(self, entity_id: EntityId) -> Queue | None:
+        return self._by_recipient.get(entity_id)
+
+    def by_sender(self, entity_id: EntityId) -> Queue | None:
+        return self._by_sender.get(entity_id)
+
+    def by_notifier(self, entity_id: EntityId) -> Queue | None:
+        return self._by_notifier.get(entity_id)
+
+    def by_any(self, entity_id: EntityId) -> Queue | None:
+        return self.by_recipient(entity_id) or self.by_sender(entity_id) or self.by_notifier(entity_id)
+
+    def add(self, queue: Queue) -> None:
+        self._by_recipient[queue.recipient_id] = queue
+        self._by_sender[queue.sender_id] = queue
+        if queue.notifier is not None:
+            self._by_notifier[queue.notifier.notifier_id] = queue
+
+    def set_notifier(self, queue: Queue, notifier: Notifier | None) -> Notifier | None:
+        """Replace the notifier; returns the one there was."""
+        previous = queue.notifier
+        if previous is not None:
+            del self._by_notifier[previous.notifier_id]
+        queue.notifier = notifier
+        if notifier is not None:
+            self._by_notifier[notifier.notifier_id] = queue
+        return previous
+
+    def delete(self, queue: Queue) -> None:
+        self.set_notifier(queue, None)
+        del self._by_recipient[queue.recipient_id]
+        del self._by_sender[queue.sender_id]
+
+
+def agree_secret(peer: X25519PublicKey) -> tuple[X25519PublicKey, bytes]:
+    """(the router's fresh public key, the secret shared with the owner of `peer`)."""
+    own = X25519PrivateKey(secrets.token_bytes(32))
+    return own.public, own.exchange(peer)

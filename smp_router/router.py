@@ -1,0 +1,148 @@
+"""The router: a broker with a TLS server around it, and the handles for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from protocol.versions import SMP_ALPN, VersionRange
+from smp_router.broker import Broker
+from smp_router.config import RouterConfig
+from smp_router.faults import Faults, Weather
+from smp_router.load import Load
+from smp_router.services import Services
+from smp_router.session import Session
+from smp_router.state import RouterState
+from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
+from transport.streams import Server, TlsStream, serve
+from transport.tls import server_context
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def make_credentials(host: str, algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> Credentials:
+    """A fresh identity, for routers that do not outlive the process."""
+    now = utc_now()
+    certificate, key = make_ca(algorithm, "SMP router CA", now)
+    return make_online(certificate, key, algorithm, host, now)
+
+
+class Router:
+    """Use `Router.start`; with another router's `state` it takes that router's place."""
+
+    def __init__(
+        self, config: RouterConfig, host: str, state: RouterState, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.state = state
+        self._config = config
+        self._host = host
+        self._weather = Weather()
+        self._broker = Broker(state, config, now)
+        self._sessions: set[Session] = set()
+        self._server: Server | None = None
+        self._rounds: asyncio.Task[None] | None = None
+        self._present(None)
+        self.faults = Faults(self._broker, self._weather, self._drop_sessions, self._present)
+        self.load = Load(self._broker)
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls,
+        config: RouterConfig | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        versions: VersionRange | None = None,
+        state: RouterState | None = None,
+        credentials: Credentials | None = None,
+    ) -> AsyncIterator[Router]:
+        """A running router; port 0 lets the system choose. It stops at the end of the block."""
+        config = config or RouterConfig()
+        if versions is not None:
+            config = replace(config, versions=versions)
+        router = cls(config, host, state or RouterState(credentials or make_credentials(host)))
+        await router.listen(port)
+        try:
+            yield router
+        finally:
+            await router.stop()
+
+    async def listen(self, port: int) -> None:
+        self._server = await serve(
+            self._serve,
+            self._host,
+            port,
+            context=lambda: self._context,
+            handshake_timeout=self._config.handshake_timeout,
+            admit=lambda _peer: not self._weather.refusing,
+        )
+        self._port = self._server.port
+        if self._config.interval:
+            loop = asyncio.get_running_loop()
+            self._rounds = loop.create_task(self._deliver_rounds(), name="router delivery rounds")
+
+    async def stop(self) -> None:
+        """Close everything; `state` stays valid for another router. May be called again."""
+        if self._rounds is not None:
+            self._rounds.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._rounds
+            self._rounds = None
+        if self._server is not None:
+            self._drop_sessions()
+            self._server.close()
+            await self._server.wait_closed()
+            self._server = None
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def address(self) -> SmpServer:
+        return SmpServer((self._host,), str(self._port), self.state.credentials.identity)
+
+    @property
+    def services(self) -> Services:
+        """Services with the counts and hashes of their queues."""
+        return self.state.services
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now, in whatever state."""
+        return len(self._sessions)
+
+    def subscribed_notifiers(self) -> set[EntityId]:
+        """Notifier ids whose NMSGs have a receiver now, by NSUB or through a subscribed service."""
+        return self._broker.notifiers.subscribed()
+
+    async def _serve(self, stream: TlsStream) -> None:
+        session = Session(stream, self._broker, self._weather, self._presented)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+
+    def _drop_sessions(self) -> int:
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.drop()
+        return len(sessions)
+
+    def _present(self, credentials: Credentials | None) -> None:
+        self._presented = credentials or self.state.credentials
+        self._context = server_context(self._presented, [SMP_ALPN], ask_client_certificate=True)
+
+    async def _deliver_rounds(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.interval)
+            self._broker.deliver_round()

@@ -1,0 +1,100 @@
+"""Services: who they are and which queues are theirs. Associations outlive connections."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from protocol.encoding import EntityId
+from protocol.ids_hash import NO_IDS, ids_hash, xor
+from protocol.smp_handshake import ServiceRole
+from protocol.smp_messages import QueueSet
+from smp_router.queues import new_id
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """A certificate in a role. Its queues are recipient ids (messaging) or notifier ids (notifier)."""
+
+    service_id: EntityId = field(repr=False)
+    fingerprint: bytes
+    role: ServiceRole
+    queue_ids: set[EntityId] = field(default_factory=set, repr=False)
+    ids_hash: bytes = NO_IDS
+
+    @property
+    def queues(self) -> QueueSet:
+        return QueueSet(len(self.queue_ids), self.ids_hash)
+
+
+class Services:
+    """All services of a router. A queue belongs to one at most; counts and hashes are kept current."""
+
+    def __init__(self) -> None:
+        self._by_identity: dict[tuple[bytes, ServiceRole], Service] = {}
+        self._by_id: dict[EntityId, Service] = {}
+        self._owners: dict[EntityId, Service] = {}
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, service_id: EntityId) -> Service | None:
+        return self._by_id.get(service_id)
+
+    def find_or_create(self, fingerprint: bytes, role: ServiceRole) -> Service:
+        service = self._by_identity.get((fingerprint, role))
+        if service is None:
+            service = Service(new_id(), fingerprint, role)
+            self.add(service)
+        return service
+
+    def add(self, service: Service) -> None:
+        """Take in a service that is complete, its queues included."""
+        self._by_identity[service.fingerprint, service.role] = service
+        self._by_id[service.service_id] = service
+        self._owners.update(dict.fromkeys(service.queue_ids, service))
+
+    def owner(self, queue_id: EntityId) -> Service | None:
+        return self._owners.get(queue_id)
+
+    def associate(self, service: Service, queue_id: EntityId) -> None:
+        if self._owners.get(queue_id) is service:
+            return
+        self.dissociate(queue_id)
+        self._owners[queue_id] = service
+        service.queue_ids.add(queue_id)
+        service.ids_hash = xor(service.ids_hash, ids_hash((queue_id,)))
+
+    def dissociate(self, queue_id: EntityId) -> Service | None:
+        """Returns the service that had the queue, if any."""
+        service = self._owners.pop(queue_id, None)
+        if service is not None:
+            service.queue_ids.discard(queue_id)
+            service.ids_hash = xor(service.ids_hash, ids_hash((queue_id,)))
+        return service
+
+    def forget(self) -> None:
+        """Lose all services and associations."""
+        self._by_identity.clear()
+        self._by_id.clear()
+        self._owners.clear()
+
+    def change_ids(self) -> None:
+        """Give every service another id; its queues stay its own."""
+        for service in self:
+            del self._by_id[service.service_id]
+            service.service_id = new_id()
+            self._by_id[service.service_id] = service
+
+    def choose_associated(self, count: int) -> Iterable[EntityId]:
+        """Some queues that belong to services, by chance."""
+        return random.sample(sorted(self._owners), min(count, len(self._owners)))
+
+    @property
+    def associated(self) -> int:
+        """How many queues belong to services."""
+        return len(self._owners)

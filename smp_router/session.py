@@ -1,0 +1,171 @@
+"""One client's connection: blocks in, commands carried out in order, answers and events out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
+from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
+from protocol.encoding import EntityId
+from protocol.errors import ProtocolError
+from protocol.smp_handshake import ServiceRole, SmpServerHandshake
+from protocol.smp_messages import SMP_COMMANDS, Err, SmpCommand, SmpMessage
+from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
+from smp_router.broker import Broker
+from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
+from smp_router.commands import respond
+from smp_router.faults import Weather
+from transport.certificates import Credentials
+from transport.errors import ConnectionClosed
+from transport.streams import TlsStream
+
+logger = logging.getLogger(__name__)
+
+
+def signing_key(credentials: Credentials) -> SigningKey:
+    raw = credentials.key.private_bytes_raw()
+    if isinstance(credentials.key, ed25519.Ed25519PrivateKey):
+        return Ed25519PrivateKey(raw)
+    return Ed448PrivateKey(raw)
+
+
+def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
+    """A client that knows no ALPN knows only the oldest version."""
+    return versions if alpn == SMP_ALPN else SMP_LEGACY
+
+
+class Session:
+    def __init__(self, stream: TlsStream, broker: Broker, weather: Weather, credentials: Credentials) -> None:
+        self._stream = stream
+        self._broker = broker
+        self._weather = weather
+        self._config = broker.config
+        handshake = SmpServerHandshake(
+            stream.session_id,
+            credentials.chain,
+            signing_key(credentials),
+            X25519PrivateKey(secrets.token_bytes(32)),
+            client_chain=stream.peer_chain,
+            service_id=self._service_id,
+            versions=offered_versions(self._config.versions, stream.alpn),
+        )
+        self._connection: Connection[SmpCommand, RouterMessage] = Connection(
+            handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True
+        )
+        self.client: Client | None = None
+
+    def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
+        return self._broker.state.services.find_or_create(fingerprint, role).service_id
+
+    async def run(self) -> None:
+        """Serve the client until it goes, breaks the protocol or is too slow."""
+        await self._weather.hold()
+        try:
+            async with asyncio.timeout(self._config.handshake_timeout):
+                early = await self._shake_hands()
+        except TimeoutError:
+            self._stream.abort()
+            return
+        if early is None or self.client is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sender = tasks.create_task(self._send(self.client), name="router sender")
+                await self._receive(self.client, early)
+                sender.cancel()
+        finally:
+            self._broker.release(self.client)
+
+    def drop(self) -> None:
+        """Cut the connection; its subscriptions are gone when this returns."""
+        if self.client is not None:
+            self._broker.release(self.client)
+        self._stream.abort()
+
+    async def _shake_hands(self) -> list[Block[SmpCommand] | Failed] | None:
+        """Blocks that came in with the end of the handshake; None if it failed."""
+        while True:
+            self._stream.write(self._connection.data_to_send())
+            data = await self._stream.receive()
+            if not data:
+                return None
+            events = self._connection.receive_data(data)
+            if not events:
+                continue
+            self._stream.write(self._connection.data_to_send())
+            first, *rest = events
+            if not isinstance(first, HandshakeDone):
+                return None
+            self.client = Client(first.params, self._config.max_unsent)
+            return [event for event in rest if not isinstance(event, HandshakeDone)]
+
+    async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
+        events: list[HandshakeDone | Block[SmpCommand] | Failed] = [*early]
+        while True:
+            for event in events:
+                if not isinstance(event, Block):
+                    return
+                self._process(client, event)
+                # Answers that are not taken stop the intake, and each block gives others their turn.
+                await client.room()
+                await asyncio.sleep(0)
+            try:
+                async with asyncio.timeout(self._config.idle_timeout):
+                    data = await self._stream.receive()
+            except (TimeoutError, ConnectionClosed):
+                return
+            if not data:
+                return
+            events = self._connection.receive_data(data)
+
+    def _process(self, client: Client, block: Block[SmpCommand]) -> None:
+        if self._weather.black_hole:
+            return
+        client.push([self._answer(client, item) for item in block.items])
+
+    def _answer(self, client: Client, item: Received[SmpCommand] | Rejected) -> Outgoing[RouterMessage]:
+        answer: SmpMessage
+        if isinstance(item, Rejected):
+            answer = Err(item.error)
+        else:
+            try:
+                self._weather.strike(type(item.message))
+                answer = respond(self._broker, client, item)
+            except ProtocolError as refusal:
+                answer = Err(refusal.error)
+        return Outgoing(item.corr_id, item.entity_id, answer)
+
+    async def _send(self, client: Client) -> None:
+        """Send what waits. A client that does not take it in time is cut off, which also ends `_receive`."""
+        try:
+            while True:
+                await client.wake.wait()
+                client.wake.clear()
+                while client.outbox or client.offers:
+                    await self._weather.hold()
+                    await self._send_some(client)
+        except TimeoutError:
+            logger.warning("a client was disconnected: it does not take what is sent to it")
+        except ConnectionClosed:
+            logger.debug("a client is gone")
+        self._stream.abort()
+
+    async def _send_some(self, client: Client) -> None:
+        if client.overrun:
+            raise TimeoutError
+        self._take_offers(client)
+        self._stream.write(self._connection.send(client.take()))
+        async with asyncio.timeout(self._config.send_timeout):
+            await self._stream.drain()
+        await asyncio.sleep(0)
+
+    def _take_offers(self, client: Client) -> None:
+        """Fill the outbox from what is stored, as far as there is room."""
+        while client.offers and client.unsent < ROOM:
+            entity_id = next(iter(client.offers))
+            del client.offers[entity_id]
+            client.push(self._broker.take_offer(client, entity_id))
