@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-ROUNDS = 30
-ROUND_SECONDS = 0.02
+ROUNDS = 60
+ROUND_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)

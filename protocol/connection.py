@@ -10,7 +10,7 @@ from protocol.authorization import authorize
 from protocol.blocks import PAD_LENGTH_SIZE, BlockChain, pack_batches, pad, split_batch, unpad
 from protocol.commands import Codec, check_credentials
 from protocol.crypto import TAG_SIZE, AuthPrivateKey
-from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
+from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, new_tuple
 from protocol.errors import (
     BLOCK,
     TE_BLOCK,
@@ -26,14 +26,15 @@ from protocol.transmission import RawTransmission, body, encode_transmission, pa
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Message = TypeVar("Message", covariant=True)
 
 
-class Received(NamedTuple, Generic[In]):
+class Received(NamedTuple, Generic[Message]):
     """A transmission whose command was understood. `raw` holds what its authorisation covers."""
 
     corr_id: CorrId
     entity_id: EntityId
-    message: In
+    message: Message
     raw: RawTransmission
 
     def __repr__(self) -> str:
@@ -51,12 +52,12 @@ class Rejected(NamedTuple):
         return f"Rejected({self.error})"
 
 
-class Outgoing(NamedTuple, Generic[Out]):
+class Outgoing(NamedTuple, Generic[Message]):
     """What to send. A client's command also has the key that authorises it."""
 
     corr_id: CorrId
     entity_id: EntityId
-    message: Out
+    message: Message
     key: AuthPrivateKey | None = None
     with_service: bool = False
     "Also sign with the service's session key and bind the entity key's signature to the service."
@@ -70,10 +71,10 @@ class HandshakeDone:
     params: SessionParams
 
 
-class Block(NamedTuple, Generic[In]):
+class Block(NamedTuple, Generic[Message]):
     """The transmissions of one block, in order."""
 
-    items: list[Received[In] | Rejected]
+    items: Sequence[Received[Message] | Rejected]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Connection(Generic[In, Out]):
             if self._checks_credentials:
                 error = check_credentials(self._codec_in.credentials(message), raw.auth, raw.entity_id)
             if error is None:
-                return Received(raw.corr_id, raw.entity_id, message, raw)
+                return new_tuple(Received, (raw.corr_id, raw.entity_id, message, raw))
         return Rejected(raw.corr_id, raw.entity_id, error)
 
     def send(self, batch: Iterable[Outgoing[Out]]) -> bytes:

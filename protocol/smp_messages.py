@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from protocol.commands import Codec, Credentials, Spec
 from protocol.crypto import AuthPublicKey, X25519PublicKey, pull_public_key, pull_x25519_public, push_key
-from protocol.encoding import EntityId, Reader, Writer
+from protocol.encoding import NONCE_SIZE, EntityId, Reader, Writer, new_tuple
 from protocol.error_codec import decode_error, encode_smp_error
 from protocol.errors import DecodeError, ErrorType
 from protocol.ids_hash import IDS_HASH_SIZE, NO_IDS
@@ -438,7 +438,7 @@ def push_msg(w: Writer, message: Msg, version: int) -> None:
 
 
 def pull_nmsg(r: Reader, version: int) -> Nmsg:
-    return Nmsg(r.pull_nonce(), r.pull_short())
+    return new_tuple(Nmsg, (r.pull_bytes(NONCE_SIZE), r.pull_short()))
 
 
 def push_nmsg(w: Writer, message: Nmsg, version: int) -> None:
@@ -469,7 +469,7 @@ def _pull_unsupported(r: Reader, version: int) -> Unsupported:
     return Unsupported()
 
 
-_UNSUPPORTED: Spec[Any] = Spec(Unsupported, _pull_unsupported)
+_UNSUPPORTED: Spec[Any] = Spec(Unsupported, _pull_unsupported, credentials=Credentials.ANYTHING)
 
 _COMMAND_SPECS: dict[bytes, Spec[Any]] = {
     b"NEW": Spec(New, pull_new, push_new, Credentials.KEY),

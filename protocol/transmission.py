@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from protocol.crypto import ED448_SIGNATURE_SIZE, ED25519_SIGNATURE_SIZE, TAG_SIZE
-from protocol.encoding import CorrId, EntityId, Reader, short
+from protocol.encoding import CorrId, EntityId, Reader, new_tuple, short, split_three_shorts
 from protocol.errors import BLOCK, SESSION, DecodeError, ErrorType
 from protocol.session_params import SessionParams
 
@@ -48,6 +48,10 @@ def encode_transmission(
 
 
 def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
+    if params.implied_session_id and data.startswith(b"\0"):
+        # Answers and events are not authorised: nobody needs their signed text.
+        _, corr, entity, command = split_three_shorts(data)
+        return new_tuple(RawTransmission, (b"", None, corr, entity, command, b"", None))
     r = Reader(data)
     auth = r.pull_short()
     service_signature = None
@@ -61,6 +65,5 @@ def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
     corr_id = CorrId(r.pull_short())
     entity_id = EntityId(r.pull_short())
     command = r.pull_tail()
-    # Responses are not authorised: their signed text is never needed.
-    signed = short(params.session_id) + body(corr_id, entity_id, command) if auth else b""
+    signed = short(params.session_id) + body(corr_id, entity_id, command)
     return RawTransmission(auth, service_signature, corr_id, entity_id, command, signed, fault)
