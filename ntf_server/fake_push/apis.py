@@ -189,12 +189,20 @@ def error_body(api: str, status: int, reason: str) -> bytes:
     if api == "apns":
         return json.dumps({"reason": reason}).encode()
     if api == "fcm":
-        detail = {"@type": "type.googleapis.com/google.firebase.fcm.v1.FcmError", "errorCode": reason}
-        error = {"code": status, "message": "fake", "status": reason, "details": [detail]}
-        return json.dumps({"error": error}).encode()
+        return _fcm_error(status, *reason.split(maxsplit=1))
     if api == "oauth":
         return json.dumps({"error": reason}).encode()
     return reason.encode()
+
+
+def _fcm_error(status: int, code: str, field_name: str | None = None) -> bytes:
+    """A reason may have a second word: the field of the request that is wrong."""
+    kind = "type.googleapis.com/google."
+    details: list[dict[str, Any]] = [{"@type": kind + "firebase.fcm.v1.FcmError", "errorCode": code}]
+    if field_name:
+        details.append({"@type": kind + "rpc.BadRequest", "fieldViolations": [{"field": field_name}]})
+    error = {"code": status, "message": "fake", "status": code, "details": details}
+    return json.dumps({"error": error}).encode()
 
 
 def _is_fcm_data(data: object) -> bool:

@@ -38,6 +38,8 @@ class Fault:
     split: bool = False
     "Send the body of the answer in DATA frames of one byte."
     retry_after: int | None = None
+    location: str | None = None
+    "For answers that redirect."
     error_code: int = INTERNAL_ERROR
     "For reset."
     processed: bool = False

@@ -24,7 +24,7 @@ MAX_FRAME: Final = 1 << 14
 MAX_REQUEST_BODY: Final = 1 << 20
 DEFAULT_WINDOW: Final = 65535
 PROTOCOL_ERROR: Final = 1
-LINGER: Final = 0.1  # seconds between the last answer and closing the connection
+LINGER: Final = 0.5  # seconds of quiet after the last answer until the connection is closed
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class ServerConnection(asyncio.Protocol):
         self._highest = 0
         self._last_processed: int | None = None
         self._close_when_done = False
+        self._closing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client."""
@@ -80,6 +81,8 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         self._transport = None
+        if self._closing is not None:
+            self._closing.cancel()
         self._on_lost(self)
 
     @property
@@ -163,6 +166,7 @@ class ServerConnection(asyncio.Protocol):
             self._frame(GOAWAY, 0, 0, bytes(4) + PROTOCOL_ERROR.to_bytes(4, "big"))
             self.flush()
             self.drop()
+        self._close_if_done()
         self.flush()
 
     def _take_frames(self) -> None:
@@ -267,8 +271,9 @@ class ServerConnection(asyncio.Protocol):
     def _close_if_done(self) -> None:
         if self._close_when_done and not self._open and self._transport is not None:
             # Not at once: closing while the client sends would take the GOAWAY back from its buffer.
-            self._close_when_done = False
-            self._loop.call_later(LINGER, self._transport.close)
+            if self._closing is not None:
+                self._closing.cancel()
+            self._closing = self._loop.call_later(LINGER, self._transport.close)
 
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         head = len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big")

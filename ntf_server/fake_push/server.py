@@ -181,11 +181,12 @@ class FakePushServer:
         self, request: Request, verdict: Verdict, status: int, reason: str, fault: Fault | None
     ) -> None:
         self._record(request, verdict, status)
-        retry_after = fault.retry_after if fault else None
         body = verdict.body if status == verdict.status < 300 else error_body(verdict.api, status, reason)
         fields = [("apns-id", verdict.push_id)] if verdict.push_id else []
-        if retry_after is not None:
-            fields.append(("retry-after", str(retry_after)))
+        if fault is not None and fault.retry_after is not None:
+            fields.append(("retry-after", str(fault.retry_after)))
+        if fault is not None and fault.location is not None:
+            fields.append(("location", fault.location))
         head = response_head(status, tuple(fields))
         split = fault.split if fault else False
         request.connection.answer(request.stream_id, head, body, split=split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -97,19 +98,17 @@ class ApnsProvider:
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider."""
+        deadline = asyncio.get_running_loop().time() + self.config.response_timeout
         authorization = self._jwt.header()
         request = self._request(token, notification, push_id, authorization)
-        response = await self._send(request)
-        if response.status == 200:
-            return
-        error = (response.status, _reason(response))
-        if error == EXPIRED_JWT:
+        response = await self._send(request, deadline)
+        if (response.status, _reason(response)) == EXPIRED_JWT:
             renewed = self._jwt.renewed(authorization)
             if renewed is not None:
-                response = await self._send(self._request(token, notification, push_id, renewed))
-                if response.status == 200:
-                    return
-        raise push_error(response)
+                request.authorization = renewed
+                response = await self._send(request, deadline)
+        if response.status != 200:
+            raise push_error(response)
 
     async def close(self) -> None:
         """See PushProvider."""
@@ -136,9 +135,10 @@ class ApnsProvider:
             expiration=None if keep is None else int(self.clock()) + keep,
         )
 
-    async def _send(self, request: ApnsRequest) -> Response:
+    async def _send(self, request: ApnsRequest, deadline: float) -> Response:
+        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
         try:
-            return await self.client.send(request, self.config.response_timeout)
+            return await self.client.send(request, left)
         except TransportError as error:
             raise RetryLater(error.reason, provider_wide=error.whole_origin) from None
 
@@ -158,6 +158,8 @@ def push_error(response: Response) -> TokenInvalid | RetryLater | Refused:
 
 def _reason(response: Response) -> str:
     """Apple's word for an error; empty if the answer has none that is safe to log."""
+    if not response.body:
+        return ""
     try:
         reason = json.loads(response.body)["reason"]
     except (ValueError, TypeError, KeyError, RecursionError):

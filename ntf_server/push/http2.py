@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import selectors
 import socket
 import ssl
@@ -22,10 +23,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pycurl
 
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
+MAX_LANES: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
 LANE_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
 SWEEP_INTERVAL: Final = 60.0  # how often idle lanes are looked for
 MIN_LANE_AGE: Final = 1.0  # seconds; a service that answers 5xx to some requests gets no more connections
-NO_WAIT: Final = 0.001  # seconds; below it a request's time limit needs no new value in its handle
 CONNECT_TIMEOUT: Final = 5.0
 USER_AGENT: Final = "ntf-server"
 CERTIFICATE_ERRORS: Final = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE})
@@ -159,8 +160,7 @@ class CurlHttp2:
                 raise closed_error()
             if self._thread is None:
                 self._thread = _CurlThread(loop, self._max_connections)
-            waited = timeout - (deadline - loop.time())
-            left = timeout if waited < NO_WAIT else max(timeout - waited, 0.001)
+            left = max(deadline - loop.time(), 0.001)
             job = _Job(origin, path, headers, body, left, loop.create_future())
             self._thread.submit(job)
             try:
@@ -231,9 +231,10 @@ class _Lane:
         easy.setopt(pycurl.URL, f"https://{_url_host(self.origin.host)}:{self.origin.port}{job.path}")
         easy.setopt(pycurl.HTTPHEADER, job.headers)
         easy.setopt(pycurl.POSTFIELDS, job.body)
-        if easy.timeout != job.timeout:
-            easy.timeout = job.timeout
-            easy.setopt(pycurl.TIMEOUT_MS, max(1, int(job.timeout * 1000)))
+        timeout_ms = math.ceil(job.timeout * 1000)
+        if easy.timeout_ms != timeout_ms:
+            easy.timeout_ms = timeout_ms
+            easy.setopt(pycurl.TIMEOUT_MS, timeout_ms)
         easy.job = job
         job.lane, job.easy, job.started = self, easy, now
         self.last_used = self.deadline = now
@@ -243,7 +244,7 @@ class _Lane:
     def _make_easy(self) -> Any:
         easy = pycurl.Curl()
         answer = bytearray()
-        easy.answer, easy.timeout = answer, 0.0
+        easy.answer, easy.timeout_ms = answer, 0
         easy.setopt(pycurl.POST, 1)
         easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
         easy.setopt(pycurl.PIPEWAIT, 1)
@@ -258,9 +259,8 @@ class _Lane:
         easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT * 1000))
         easy.setopt(pycurl.USERAGENT, USER_AGENT)
         easy.setopt(pycurl.WRITEFUNCTION, lambda data: _collect(answer, data))
-        if self.origin.address is not None:
-            address = _url_host(self.origin.address)
-            easy.setopt(pycurl.RESOLVE, [f"{self.origin.host}:{self.origin.port}:{address}"])
+        if self.origin.address not in (None, self.origin.host):
+            easy.setopt(pycurl.RESOLVE, [f"{self.origin.host}:{self.origin.port}:{self.origin.address}"])
         return easy
 
     def collect(self, now: float) -> list[tuple[_Job, Outcome]]:
@@ -415,6 +415,8 @@ class _CurlThread:
     def _start(self, job: _Job, now: float) -> None:
         lane = self._lanes.get(job.origin)
         if lane is None:
+            if len(self._lanes) >= MAX_LANES:
+                self._close_oldest_idle_lane()
             lane = _Lane(job.origin, self._selector, self._max_connections)
             self._lanes[job.origin] = lane
         try:
@@ -449,6 +451,13 @@ class _CurlThread:
             self._retired.remove(lane)
             lane.close()
         for lane in [x for x in self._lanes.values() if not x.active and now - x.last_used > LANE_IDLE]:
+            del self._lanes[lane.origin]
+            lane.close()
+
+    def _close_oldest_idle_lane(self) -> None:
+        idle = [lane for lane in self._lanes.values() if not lane.active]
+        if idle:
+            lane = min(idle, key=lambda lane: lane.last_used)
             del self._lanes[lane.origin]
             lane.close()
 

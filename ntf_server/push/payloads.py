@@ -7,17 +7,28 @@ texts are put together from constant parts.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Final, assert_never
 
 from ntf_server.push.provider import CheckMessages, Message, PushNotification, Verification
+from protocol.device_token import Provider
 
 ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
 ALERT_CATEGORY: Final = b"NTF_CAT_CHECK_MESSAGE"
+PADDED_SIZE_LIMITS: Final[Mapping[Provider, int]] = {
+    Provider.FCM: 3000,  # FCM takes 4096 bytes of data, as text
+    Provider.WEB_PUSH: 2900,  # push services must take 4096 bytes, after another encryption
+}
 _BACKGROUND: Final = b'{"aps":{"content-available":1},"notificationData":'
 _ALERT: Final = (
     b'{"aps":{"mutable-content":1,"alert":"' + ALERT_TEXT + b'","category":"' + ALERT_CATEGORY + b'"}'
     b',"notificationData":'
 )
+
+
+def padded_size(provider: Provider, configured: int) -> int:
+    """To how many bytes a text is padded before it is boxed: as configured, or what the provider carries."""
+    return min(configured, PADDED_SIZE_LIMITS.get(provider, configured))
 
 
 def is_background(notification: PushNotification) -> bool:

@@ -1,0 +1,166 @@
+"""Web Push (RFC 8030): browsers and UnifiedPush distributors."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ntf_server.push.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
+from ntf_server.push.credentials import Vapid, WallClock, load_p256_key
+from ntf_server.push.http2 import CurlHttp2, Origin, Response, TransportError
+from ntf_server.push.payloads import notification_data
+from ntf_server.push.provider import (
+    DEFAULT_RESPONSE_TIMEOUT,
+    PushNotification,
+    Refused,
+    RetryLater,
+    TokenInvalid,
+)
+from ntf_server.push.web_push_encryption import encrypt
+from protocol.device_token import DeviceToken, WebPushToken
+from protocol.statuses import InvalidReason
+
+DEFAULT_PORT: Final = 443
+DEFAULT_TTL: Final = 30 * 24 * 3600
+DELIVERED: Final = frozenset({200, 201, 202})
+GONE: Final = frozenset({404, 410})
+NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+NUMERIC: Final = re.compile(
+    r"[0-9a-f.]*:[0-9a-f:.]*|(.*\.)?([0-9]+|0x[0-9a-f]*)"
+)  # would be read as IP address
+PATH: Final = re.compile(r"/[!$-;=?-~]*")  # printable ASCII without space, quotes, <, > and #
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebPushConfig:
+    """How to push to Web Push endpoints."""
+
+    vapid_key_file: Path
+    "PEM file of the P-256 key that endpoints know us by."
+    subject: str | None = None
+    "Contact of the operator, a `mailto:` or `https:` URL, told to push services."
+    ttl: int = DEFAULT_TTL
+    "Seconds that a push service keeps a push for a device that is offline."
+    allow_private: bool = False
+    "Push to loopback and private addresses too. Only for tests: clients choose the addresses."
+    ca_file: str | None = None
+    "Trusted certificates instead of the system's."
+    response_timeout: float = DEFAULT_RESPONSE_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a token's pushes go."""
+
+    host: str
+    port: int
+    path: str = field(repr=False)
+
+    @property
+    def audience(self) -> str:
+        """The origin as VAPID names it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}" if self.port == DEFAULT_PORT else f"https://{host}:{self.port}"
+
+
+@dataclass(slots=True)
+class WebPushProvider:
+    """Pushes to the endpoints that clients name."""
+
+    config: WebPushConfig
+    http: CurlHttp2
+    clock: WallClock
+    guard: AddressGuard = field(init=False)
+    _vapid: Vapid = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.guard = AddressGuard(allow_private=self.config.allow_private)
+        key = load_p256_key(self.config.vapid_key_file)
+        self._vapid = Vapid(key, self.config.subject, self.clock)
+
+    @property
+    def public_key(self) -> str:
+        """The VAPID key that clients subscribe with."""
+        return self._vapid.public_key
+
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+        """See PushProvider. Web Push has no place for the push id."""
+        if not isinstance(token, WebPushToken):
+            raise Refused(f"Web Push is not for tokens of provider {token.provider.tag}")
+        endpoint = parse_endpoint(token)
+        try:
+            body = encrypt(notification_data(notification), p256dh=token.p256dh, auth=token.auth)
+        except ValueError:
+            raise TokenInvalid(InvalidReason.BAD) from None
+        response = await self._send(endpoint, body)
+        if response.status not in DELIVERED:
+            raise push_error(response)
+
+    async def close(self) -> None:
+        """See PushProvider; the HTTP client is closed by who made it."""
+        self.guard.close()
+
+    async def _send(self, endpoint: Endpoint, body: bytes) -> Response:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.config.response_timeout
+        headers = [
+            f"authorization: {self._vapid.header(endpoint.audience)}",
+            f"ttl: {self.config.ttl}",
+            "urgency: high",
+            "content-encoding: aes128gcm",
+            "content-type: application/octet-stream",
+        ]
+        # An endpoint's outage says nothing about the endpoints of others: never provider_wide.
+        try:
+            address = await self.guard.address(endpoint.host, self.config.response_timeout)
+            host = address if ":" in endpoint.host else endpoint.host
+            origin = Origin(host, endpoint.port, address, self.config.ca_file)
+            left = max(deadline - loop.time(), 0.001)
+            return await self.http.post(origin, endpoint.path, headers, body, left)
+        except ForbiddenAddressError:
+            raise Refused("the Web Push endpoint has no public address") from None
+        except UnresolvedError as error:
+            raise RetryLater(str(error), provider_wide=False) from None
+        except TransportError as error:
+            self.guard.forget(endpoint.host)
+            # What follows the colon may name the host, which is the device's secret.
+            raise RetryLater(error.reason.partition(":")[0], provider_wide=False) from None
+
+
+def parse_endpoint(token: WebPushToken) -> Endpoint:
+    """The endpoint of a token; TokenInvalid BAD if it is none."""
+    try:
+        host, port, path = token.host.decode("ascii"), token.port.decode("ascii"), token.path.decode("ascii")
+    except UnicodeDecodeError:
+        raise TokenInvalid(InvalidReason.BAD) from None
+    host = host.lower()
+    if not _is_host(host) or not PATH.fullmatch(path):
+        raise TokenInvalid(InvalidReason.BAD)
+    if port and not (port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise TokenInvalid(InvalidReason.BAD)
+    return Endpoint(host, int(port or DEFAULT_PORT), path)
+
+
+def push_error(response: Response) -> TokenInvalid | RetryLater | Refused:
+    """What an answer means that is not a success."""
+    if response.status in GONE:
+        return TokenInvalid(InvalidReason.UNREGISTERED)
+    text = f"the Web Push service answered {response.status}"
+    if response.status == 429 or response.status >= 500:
+        return RetryLater(text, after=response.retry_after, provider_wide=False)
+    return Refused(text)
+
+
+def _is_host(host: str) -> bool:
+    if not NUMERIC.fullmatch(host):
+        return NAME.fullmatch(host) is not None
+    try:
+        ipaddress.ip_address(host)  # refuses the old spellings, which libraries read in different ways
+    except ValueError:
+        return False
+    return True

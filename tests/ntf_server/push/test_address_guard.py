@@ -1,0 +1,107 @@
+"""The guard against endpoints inside our own network."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from ntf_server.push.address_guard import (
+    AddressGuard,
+    ForbiddenAddressError,
+    UnresolvedError,
+    is_public,
+)
+
+
+class Names:
+    """A resolver that counts."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names = names
+        self.asked: list[str] = []
+
+    def __call__(self, host: str) -> Sequence[str]:
+        self.asked.append(host)
+        if host not in self.names:
+            raise OSError
+        return self.names[host]
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names(good=["93.184.216.34"], bad=["127.0.0.1", "10.1.2.3"], mixed=["192.168.0.1", "8.8.4.4"])
+
+
+@pytest.fixture
+async def guard(names: Names) -> AsyncIterator[AddressGuard]:
+    guard = AddressGuard(resolve=names)
+    yield guard
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "192.0.2.1"),
+        *("192.168.1.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
+        *("::", "::1", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "2001:db8::1", "::ffff:10.0.0.1"),
+        *("64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
+    ],
+)
+def test_addresses_that_are_not_public(text: str) -> None:
+    assert not is_public(ipaddress.ip_address(text))
+
+
+@pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_public_addresses(text: str) -> None:
+    assert is_public(ipaddress.ip_address(text))
+
+
+async def test_names_are_checked_and_cached(guard: AddressGuard, names: Names) -> None:
+    assert await guard.address("good", 1.0) == "93.184.216.34"
+    assert await guard.address("mixed", 1.0) == "8.8.4.4"
+    assert await guard.address("good", 1.0) == "93.184.216.34"
+    assert names.asked == ["good", "mixed"]
+    guard.forget("good")
+    await guard.address("good", 1.0)
+    assert names.asked == ["good", "mixed", "good"]
+
+
+async def test_refused_names(guard: AddressGuard) -> None:
+    with pytest.raises(ForbiddenAddressError):
+        await guard.address("bad", 1.0)
+    with pytest.raises(ForbiddenAddressError):
+        await guard.address("127.0.0.1", 1.0)
+    with pytest.raises(UnresolvedError):
+        await guard.address("unknown", 1.0)
+
+
+async def test_private_addresses_if_allowed(names: Names) -> None:
+    guard = AddressGuard(allow_private=True, resolve=names)
+    assert await guard.address("bad", 1.0) == "127.0.0.1"
+    assert await guard.address("::1", 1.0) == "::1"
+    guard.close()
+
+
+async def test_slow_resolver() -> None:
+    """Waiting ends at the limit, and one lookup serves all who wait for the name."""
+    proceed = threading.Event()
+    asked: list[str] = []
+
+    def resolve(host: str) -> Sequence[str]:
+        asked.append(host)
+        proceed.wait(10)
+        return ["8.8.8.8"]
+
+    guard = AddressGuard(resolve=resolve)
+    with pytest.raises(UnresolvedError):
+        await guard.address("slow", 0.01)
+    waiting = asyncio.gather(*(guard.address("slow", 10.0) for _ in range(5)))
+    proceed.set()
+    assert await waiting == ["8.8.8.8"] * 5
+    assert asked == ["slow"]
+    guard.close()

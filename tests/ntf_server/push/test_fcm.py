@@ -1,0 +1,197 @@
+"""FCM: access tokens, messages, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from ntf_server.fake_push.faults import Fault
+from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server.push.credentials import KeyFileError
+from ntf_server.push.fcm import FcmConfig, FcmProvider, load_service_account, split_url
+from ntf_server.push.http2 import CurlHttp2
+from ntf_server.push.payloads import padded_size
+from ntf_server.push.provider import (
+    CheckMessages,
+    Message,
+    PushError,
+    Refused,
+    RetryLater,
+    TokenInvalid,
+    Verification,
+)
+from protocol.device_token import FcmToken, Provider
+from protocol.statuses import InvalidReason
+from tests.ntf_server.push.builders import ManualClock, apns_token, pem
+
+TOKEN = FcmToken(b"device:token-1")
+MESSAGE = Message(bytes(range(24)), bytes(padded_size(Provider.FCM, 3072) + 16))
+
+
+@pytest.fixture(scope="session")
+def fcm_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(65537, 2048)
+
+
+@pytest.fixture
+async def fcm_fake(
+    tmp_path: Path, clock: ManualClock, fcm_key: rsa.RSAPrivateKey
+) -> AsyncIterator[FakePushServer]:
+    config = FakePushConfig(folder=tmp_path / "fcm", clock=clock, fcm_key=fcm_key.public_key())
+    async with FakePushServer(config) as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path: Path, fcm_fake: FakePushServer, fcm_key: rsa.RSAPrivateKey) -> FcmConfig:
+    origin = f"https://127.0.0.1:{fcm_fake.port}"
+    account = {"client_email": "a@b.example", "project_id": "proj", "private_key_id": "k1"}
+    account |= {"private_key": pem(fcm_key).decode(), "token_uri": f"{origin}/token"}
+    path = tmp_path / "account.json"
+    path.write_text(json.dumps(account))
+    return FcmConfig(
+        service_account_file=path, endpoint=origin, ca_file=str(fcm_fake.ca_file), response_timeout=2.0
+    )
+
+
+@pytest.fixture
+def provider(config: FcmConfig, http: CurlHttp2, clock: ManualClock) -> FcmProvider:
+    return FcmProvider(config, http, clock)
+
+
+async def deliver(provider: FcmProvider, notification: Message | CheckMessages = MESSAGE) -> None:
+    await provider.deliver(TOKEN, notification, uuid.uuid4())
+
+
+async def test_message(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
+    await asyncio.gather(*(deliver(provider) for _ in range(10)))
+    assert fcm_fake.requests == 11  # one for the access token
+    sent = fcm_fake.pushes[0]
+    assert sent.headers[":path"] == "/v1/projects/proj/messages:send"
+    message = json.loads(sent.body)["message"]
+    assert message["token"] == "device:token-1"
+    assert message["android"] == {"priority": "high"}
+    assert base64.urlsafe_b64decode(message["data"]["nonce"]) == MESSAGE.nonce
+    assert base64.urlsafe_b64decode(message["data"]["message"]) == MESSAGE.boxed
+
+
+async def test_other_notifications(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
+    await deliver(provider, CheckMessages())
+    await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), uuid.uuid4())
+    check, verification = (json.loads(push.body)["message"] for push in fcm_fake.pushes)
+    assert check["data"] == {"checkMessages": "true"}
+    assert check["android"]["priority"] == "normal"
+    assert verification["data"].keys() == {"nonce", "verification"}
+
+
+async def test_access_token_is_renewed_in_time(
+    fcm_fake: FakePushServer, provider: FcmProvider, clock: ManualClock
+) -> None:
+    for step in (0, 54 * 60, 2 * 60):
+        clock.now += step
+        await deliver(provider)
+    first, second, third = (push.headers["authorization"] for push in fcm_fake.pushes)
+    assert first == second != third
+
+
+async def test_refused_access_token_is_renewed_once(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
+    await deliver(provider)
+    fcm_fake.apis.expire_access_tokens()
+    await deliver(provider)
+    assert [push.status for push in fcm_fake.pushes] == [200, 401, 200]
+    fcm_fake.add_fault(Fault(api="fcm", status=403, reason="PERMISSION_DENIED"))
+    requests = fcm_fake.requests
+    with pytest.raises(Refused):
+        await deliver(provider)
+    assert fcm_fake.requests == requests + 3
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected", "detail"),
+    [
+        (404, "UNREGISTERED", TokenInvalid, InvalidReason.UNREGISTERED),
+        (400, "INVALID_ARGUMENT message.token", TokenInvalid, InvalidReason.BAD),
+        (400, "INVALID_ARGUMENT message.data", Refused, None),
+        (400, "", Refused, None),
+        (429, "QUOTA_EXCEEDED", RetryLater, False),
+        (500, "INTERNAL", RetryLater, True),
+        (503, "UNAVAILABLE", RetryLater, True),
+    ],
+)
+async def test_answers(
+    fcm_fake: FakePushServer,
+    provider: FcmProvider,
+    status: int,
+    reason: str,
+    expected: type[PushError],
+    detail: Any,
+) -> None:
+    fcm_fake.add_fault(Fault(api="fcm", status=status, reason=reason, retry_after=9))
+    with pytest.raises(expected) as caught:
+        await deliver(provider)
+    if isinstance(caught.value, TokenInvalid):
+        assert caught.value.reason is detail
+    if isinstance(caught.value, RetryLater):
+        assert (caught.value.after, caught.value.provider_wide) == (9, detail)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault(api="oauth", status=400, reason="invalid_grant"), Refused),
+        (Fault(api="oauth", status=503), RetryLater),
+        (Fault(api="oauth", action="drop"), RetryLater),
+        (Fault(action="silence"), RetryLater),
+        (Fault(api="fcm", action="reset"), RetryLater),
+    ],
+)
+async def test_failures(
+    fcm_fake: FakePushServer, provider: FcmProvider, fault: Fault, expected: type[PushError]
+) -> None:
+    fcm_fake.add_fault(fault)
+    with pytest.raises(expected):
+        await deliver(provider)
+    fcm_fake.clear_faults()
+    await deliver(provider)
+
+
+@pytest.mark.parametrize("token", [b"", b"\xff\xfe", b"a\nb"])
+async def test_unusable_tokens(fcm_fake: FakePushServer, provider: FcmProvider, token: bytes) -> None:
+    with pytest.raises(TokenInvalid) as caught:
+        await provider.deliver(FcmToken(token), MESSAGE, uuid.uuid4())
+    assert caught.value.reason is InvalidReason.BAD
+    assert fcm_fake.requests == 0
+
+
+async def test_what_fcm_cannot_carry(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
+    with pytest.raises(Refused):
+        await deliver(provider, Message(bytes(24), bytes(3088)))
+    with pytest.raises(Refused):
+        await provider.deliver(apns_token(1), MESSAGE, uuid.uuid4())
+    assert fcm_fake.requests == 0
+
+
+def test_bad_service_accounts(tmp_path: Path) -> None:
+    path = tmp_path / "account.json"
+    key = pem(ec.generate_private_key(ec.SECP256R1())).decode()
+    names = {"client_email": "a", "project_id": "b", "token_uri": "https://c"}
+    for text in ("", "[]", "{}", json.dumps({"private_key": "x"}), json.dumps(names | {"private_key": key})):
+        path.write_text(text)
+        with pytest.raises(KeyFileError) as caught:
+            load_service_account(path)
+        assert "BEGIN" not in str(caught.value)
+
+
+def test_urls() -> None:
+    assert split_url("https://host/token", None)[0].port == 443
+    for url in ("http://host/", "host", "https:///x"):
+        with pytest.raises(ValueError):
+            split_url(url, None)
