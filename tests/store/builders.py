@@ -1,0 +1,91 @@
+"""Rows in one call, each different from every other."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import count
+
+from protocol.addresses import SmpServer
+from protocol.device_token import ApnsToken, DeviceToken, Provider
+from protocol.encoding import EntityId
+from protocol.statuses import SubState, SubStatus
+from store.interface import NtfStore
+from store.records import (
+    CreatedSubscription,
+    NewSubscription,
+    NewToken,
+    Notification,
+    StatusChange,
+    TokenKey,
+    TokenRecord,
+)
+
+_numbers = count()
+
+TODAY = 1_700_006_400
+NOW = TODAY + 5_000
+SERVICE_ID = EntityId(b"s" * 24)
+OTHER_SERVICE_ID = EntityId(b"o" * 24)
+
+
+def unique(size: int = 24) -> bytes:
+    return sha256(next(_numbers).to_bytes(8, "big")).digest()[:size]
+
+
+def entity() -> EntityId:
+    return EntityId(unique())
+
+
+def device() -> ApnsToken:
+    return ApnsToken(Provider.APNS_NULL, unique(32))
+
+
+def router(name: str = "router.example", port: str = "") -> SmpServer:
+    return SmpServer((name,), port, b"h" * 32)
+
+
+def new_token(device_token: DeviceToken | None = None, *, updated_on: int = TODAY) -> NewToken:
+    return NewToken(
+        token_id=entity(),
+        device_token=device_token or device(),
+        verify_key=unique(32),
+        dh_private=unique(32),
+        dh_secret=unique(32),
+        code=unique(32),
+        updated_on=updated_on,
+    )
+
+
+async def active_token(store: NtfStore) -> TokenRecord:
+    token = await store.create_token(new_token())
+    await store.activate_token(token.key, TODAY)
+    found = await store.token(token.token_id)
+    assert found is not None
+    return found
+
+
+def new_subscription(
+    token_key: TokenKey, server: SmpServer | None = None, notifier_id: EntityId | None = None
+) -> NewSubscription:
+    return NewSubscription(
+        subscription_id=entity(),
+        token_key=token_key,
+        server=server or router(),
+        notifier_id=notifier_id or entity(),
+        notifier_key=unique(32),
+    )
+
+
+async def subscribe(store: NtfStore, new: NewSubscription) -> CreatedSubscription:
+    created = await store.create_subscription(new)
+    assert created is not None
+    return created
+
+
+def nmsg(notifier_id: EntityId) -> Notification:
+    return Notification(notifier_id, unique(24), unique(32))
+
+
+def change(notifier_id: EntityId, state: SubState) -> StatusChange:
+    status = SubStatus.error("QUOTA") if state is SubState.ERR else SubStatus(state)
+    return StatusChange(notifier_id, status)

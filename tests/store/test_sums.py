@@ -1,0 +1,237 @@
+"""Counts and hashes that are kept must equal those counted anew, after any sequence of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from protocol.ids_hash import ids_hash
+from protocol.statuses import SubState, TokenStatus
+from store.records import Counts, NewSubscription, NewToken, SentEntry, ServerKey, SubKey, TokenKey
+from store.sqlite import SqliteStore
+from tests.store.builders import (
+    NOW,
+    OTHER_SERVICE_ID,
+    SERVICE_ID,
+    TODAY,
+    change,
+    device,
+    new_subscription,
+    new_token,
+    nmsg,
+    router,
+)
+
+T = TypeVar("T")
+
+ROUTERS = [router("one.example"), router("two.example")]
+DEVICES = [device(), device()]
+
+
+class Sums(RuleBasedStateMachine):
+    tokens = Bundle("tokens")
+    queues = Bundle("queues")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.store = SqliteStore(Path(self.folder.name) / "ntf.db")
+        self.run(self.store.open())
+        self.server_keys: dict[SmpServer, ServerKey] = {}
+
+    def run(self, call: Awaitable[T]) -> T:
+        async def wait() -> T:
+            return await call
+
+        return self.runner.run(wait())
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.runner.close()
+        self.folder.cleanup()
+
+    @rule(target=tokens, device_token=st.sampled_from(DEVICES))
+    def create_token(self, device_token: object) -> TokenKey:
+        assert device_token in DEVICES
+        return self.run(self.store.create_token(new_token(DEVICES[DEVICES.index(device_token)]))).key
+
+    @rule(key=tokens)
+    def activate(self, key: TokenKey) -> None:
+        self.run(self.store.activate_token(key, TODAY))
+
+    @rule(key=tokens, status=st.sampled_from(TokenStatus))
+    def set_token_status(self, key: TokenKey, status: TokenStatus) -> None:
+        self.run(self.store.set_token_status(key, status))
+
+    @rule(key=tokens)
+    def replace_device(self, key: TokenKey) -> None:
+        self.run(self.store.replace_device_token(key, device(), b"code", TODAY))
+
+    @rule(key=consumes(tokens))
+    def delete_token(self, key: TokenKey) -> None:
+        self.run(self.store.delete_token(key))
+
+    @rule()
+    def purge(self) -> None:
+        self.run(self.store.purge_tokens(unverified_before=0, invalid_before=TODAY + 1, limit=1))
+
+    @rule(target=queues, key=tokens, server=st.sampled_from(ROUTERS), count=st.integers(1, 4))
+    def subscribe(self, key: TokenKey, server: SmpServer, count: int) -> object:
+        news = [new_subscription(key, server) for _ in range(count)]
+
+        async def create() -> None:
+            for new, created in zip(
+                news, await asyncio.gather(*map(self.store.create_subscription, news)), strict=True
+            ):
+                if created is not None:
+                    self.server_keys[new.server] = created.server_key
+
+        self.run(create())
+        return multiple(*news)
+
+    @rule(new=queues)
+    def subscribe_again(self, new: NewSubscription) -> None:
+        created = self.run(self.store.create_subscription(new))
+        if created is not None:
+            self.server_keys[new.server] = created.server_key
+
+    @rule(new=queues)
+    def delete_subscription(self, new: NewSubscription) -> None:
+        found = self.run(self.store.subscription(new.subscription_id))
+        if found is not None:
+            assert self.run(self.store.delete_subscription(found.key)) is not None
+
+    def chosen(self, server: SmpServer, news: list[NewSubscription]) -> list[EntityId]:
+        return [new.notifier_id for new in news if new.server == server]
+
+    @rule(
+        server=st.sampled_from(ROUTERS),
+        news=st.lists(queues, max_size=6),
+        service_id=st.sampled_from([None, SERVICE_ID, SERVICE_ID, OTHER_SERVICE_ID]),
+    )
+    def set_subscribed(
+        self, server: SmpServer, news: list[NewSubscription], service_id: EntityId | None
+    ) -> None:
+        if key := self.server_keys.get(server):
+            self.run(self.store.set_subscribed(key, self.chosen(server, news), service_id=service_id))
+
+    @rule(
+        server=st.sampled_from(ROUTERS),
+        news=st.lists(queues, max_size=4),
+        state=st.sampled_from([state for state in SubState if state not in (SubState.NEW, SubState.ACTIVE)]),
+    )
+    def set_statuses(self, server: SmpServer, news: list[NewSubscription], state: SubState) -> None:
+        if key := self.server_keys.get(server):
+            changes = [change(notifier_id, state) for notifier_id in self.chosen(server, news)]
+            self.run(self.store.set_statuses(key, changes, now=NOW))
+
+    @rule(server=st.sampled_from(ROUTERS), service_id=st.sampled_from([SERVICE_ID, OTHER_SERVICE_ID]))
+    def set_service_id(self, server: SmpServer, service_id: EntityId) -> None:
+        if key := self.server_keys.get(server):
+            self.run(self.store.set_service_id(key, service_id))
+
+    @rule(server=st.sampled_from(ROUTERS), what=st.sampled_from(["clear", "drop", "service", "retry"]))
+    def change_router(self, server: SmpServer, what: str) -> None:
+        key = self.server_keys.get(server)
+        if key is None:
+            return
+        if what == "clear":
+            self.run(self.store.clear_service(key))
+        elif what == "drop":
+            self.run(self.store.set_disconnected(key))
+        elif what == "service":
+            self.run(self.store.set_service_subscribed(key))
+        else:
+            self.run(self.store.due_retries(key, NOW + 600, 2))
+
+    @rule(server=st.sampled_from(ROUTERS), news=st.lists(queues, max_size=6))
+    def notify(self, server: SmpServer, news: list[NewSubscription]) -> None:
+        if key := self.server_keys.get(server):
+            block = [nmsg(notifier_id) for notifier_id in self.chosen(server, news)]
+            self.run(self.store.add_notifications(key, block, received_at=NOW))
+
+    @rule(key=tokens, count=st.integers(0, 3))
+    def send(self, key: TokenKey, count: int) -> None:
+        for push in self.run(self.store.pushes([key])):
+            entries = [SentEntry(key, entry.sub_key, entry.seq) for entry in push.entries[:count]]
+            self.run(self.store.set_sent(entries))
+
+    @rule(device_token=st.sampled_from(DEVICES), server=st.sampled_from(ROUTERS))
+    def all_at_once(self, device_token: object, server: SmpServer) -> None:
+        """Different calls in one transaction, some of which undo others."""
+        assert device_token in DEVICES
+        token: NewToken = new_token(DEVICES[DEVICES.index(device_token)])
+
+        async def storm() -> None:
+            record = await self.store.create_token(token)
+            key = self.server_keys.get(server, ServerKey(99))
+            news = [new_subscription(record.key, server) for _ in range(3)]
+            ids = [new.notifier_id for new in news]
+            created, *_ = await asyncio.gather(
+                self.store.create_subscription(news[0]),
+                *(self.store.create_subscription(new) for new in news),
+                self.store.set_service_id(key, SERVICE_ID),
+                self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
+                self.store.activate_token(record.key, TODAY),
+                self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
+                self.store.set_statuses(key, [change(ids[0], SubState.DELETED)], now=NOW),
+                self.store.set_disconnected(key),
+                self.store.delete_token(record.key),
+            )
+            if created is not None:
+                self.server_keys[server] = created.server_key
+
+        self.run(storm())
+
+    @invariant()
+    def sums_equal_a_recount(self) -> None:
+        self.run(self.recount())
+
+    async def recount(self) -> None:
+        counts = await self.store.counts()
+        associated = 0
+        for key in self.server_keys.values():
+            record = await self.store.server(key)
+            rows = await self.store.queues(key, after=SubKey(0), limit=1000, associated=True)
+            assert record.associated_count == len(rows)
+            assert record.associated_hash == ids_hash(row.notifier_id for row in rows)
+            associated += len(rows)
+        assert counts == await self.store._read(_count_rows)
+        assert counts.associated_subscriptions == associated
+
+
+def _count_rows(db: sqlite3.Connection) -> Counts:
+
+    def count(what: str) -> int:
+        return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
+
+    return Counts(
+        tokens=count("tokens"),
+        active_tokens=count("tokens WHERE status = 'ACTIVE'"),
+        subscriptions=count("subscriptions"),
+        active_subscriptions=count("subscriptions WHERE state = 'ACTIVE'"),
+        associated_subscriptions=count("subscriptions WHERE associated"),
+        servers=count("smp_servers"),
+        unsent_notifications=count("unsent_notifications"),
+    )
+
+
+Sums.TestCase.settings = settings(
+    max_examples=25,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+TestSums = Sums.TestCase
