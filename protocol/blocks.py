@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from protocol.crypto import TAG_SIZE, BoxError, box, hkdf_sha512, open_box
-from protocol.encoding import large
+from protocol.crypto import KEY_SIZE, TAG_SIZE, BoxError, box, hkdf_sha512, hkdf_sha512_pair, open_box
+from protocol.encoding import NONCE_SIZE, large
 from protocol.errors import DecodeError, TooLarge
 
 PAD_LENGTH_SIZE = 2
@@ -15,9 +15,10 @@ MAX_BATCH = 255
 
 
 def pad(message: bytes, size: int) -> bytes:
-    if len(message) > size - PAD_LENGTH_SIZE:
+    room = size - PAD_LENGTH_SIZE - len(message)
+    if room < 0:
         raise TooLarge
-    return large(message).ljust(size, b"#")
+    return b"".join((len(message).to_bytes(PAD_LENGTH_SIZE, "big"), message, b"#" * room))
 
 
 def unpad(padded: bytes) -> bytes:
@@ -80,9 +81,9 @@ class BlockChain:
         self._chain_key = chain_key
 
     def _next(self) -> tuple[bytes, bytes]:
-        keys = hkdf_sha512(b"", self._chain_key, b"SimpleXSbChain", 88)
-        self._chain_key = keys[:32]
-        return keys[32:64], keys[64:]
+        keys, more = hkdf_sha512_pair(self._chain_key, b"SimpleXSbChain")
+        self._chain_key = keys[:KEY_SIZE]
+        return keys[KEY_SIZE:], more[:NONCE_SIZE]
 
     def encrypt(self, content: bytes, block_size: int) -> bytes:
         padded = pad(content, block_size - TAG_SIZE)
@@ -100,4 +101,4 @@ class BlockChain:
 def session_chains(session_id: bytes, shared: bytes) -> tuple[BlockChain, BlockChain]:
     """(router's sending chain, client's sending chain)."""
     keys = hkdf_sha512(session_id, shared, b"SimpleXSbChainInit", 64)
-    return BlockChain(keys[:32]), BlockChain(keys[32:])
+    return BlockChain(keys[:KEY_SIZE]), BlockChain(keys[KEY_SIZE:])
