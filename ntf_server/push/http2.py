@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import selectors
 import socket
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pycurl
+
+logger = logging.getLogger(__name__)
 
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
 MAX_LANES: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
@@ -158,7 +161,7 @@ class CurlHttp2:
         try:
             if self._closed:
                 raise closed_error()
-            if self._thread is None:
+            if self._thread is None or self._thread.ended:
                 self._thread = _CurlThread(loop, self._max_connections)
             left = max(deadline - loop.time(), 0.001)
             job = _Job(origin, path, headers, body, left, loop.create_future())
@@ -238,8 +241,8 @@ class _Lane:
         easy.job = job
         job.lane, job.easy, job.started = self, easy, now
         self.last_used = self.deadline = now
-        self.active.add(job)
         self.multi.add_handle(easy)
+        self.active.add(job)
 
     def _make_easy(self) -> Any:
         easy = pycurl.Curl()
@@ -329,6 +332,7 @@ class _CurlThread:
         self._commands: deque[tuple[_Job, bool]] = deque()
         self._awake = False
         self._stopping = False
+        self.ended = False
         self._lanes: dict[Origin, _Lane] = {}
         self._retired: list[_Lane] = []
         self._outcomes: list[tuple[_Job, Outcome]] = []
@@ -344,6 +348,8 @@ class _CurlThread:
         """Queue a request."""
         self._commands.append((job, True))
         self._ring()
+        if self.ended:  # in the very moment, too late to be seen by the thread
+            _resolve([(job, closed_error())])
 
     def abandon(self, job: _Job) -> None:
         """Give a request up."""
@@ -368,7 +374,10 @@ class _CurlThread:
         try:
             while not self._stopping:
                 self._turn()
+        except Exception:
+            logger.exception("the push thread failed; the next push starts another")
         finally:
+            self.ended = True
             self._shut_down()
 
     def _turn(self) -> None:
@@ -421,8 +430,9 @@ class _CurlThread:
             self._lanes[job.origin] = lane
         try:
             lane.start(job, now)
-        except pycurl.error as error:
-            self._outcomes.append((job, TransportError(f"curl: {error}", whole_origin=True)))
+        except (pycurl.error, ValueError, TypeError) as error:
+            reason = f"the request cannot be sent: {type(error).__name__}"
+            self._outcomes.append((job, TransportError(reason, whole_origin=False)))
 
     def _collect(self, lane: _Lane, now: float) -> None:
         cut: list[_Job] = []

@@ -1,0 +1,86 @@
+"""The libcurl client on its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ntf_server.fake_push.faults import Fault
+from ntf_server.fake_push.server import FakePushServer
+from ntf_server.push import http2
+from ntf_server.push.http2 import CurlHttp2, Origin, OriginLimits, TransportError
+
+HEADERS = ["ttl: 60", "content-encoding: aes128gcm"]
+BODY = bytes(200)
+FORBIDDEN = 403
+
+
+@pytest.fixture
+def origin(fake: FakePushServer) -> Origin:
+    return Origin("127.0.0.1", fake.port, ca_file=str(fake.ca_file))
+
+
+@pytest.mark.parametrize(("path", "headers"), [("/\x00", []), ("/", ["x: \ud800"]), ("/", [b"\xff", None])])
+async def test_impossible_requests_fail_alone(
+    http: CurlHttp2, origin: Origin, path: str, headers: list[str]
+) -> None:
+    good = asyncio.gather(*(http.post(origin, "/x", HEADERS, BODY, 5.0) for _ in range(5)))
+    with pytest.raises(TransportError) as caught:
+        await http.post(origin, path, headers, BODY, 5.0)
+    assert not caught.value.whole_origin
+    assert [response.status for response in await good] == [FORBIDDEN] * 5
+
+
+async def test_origins_do_not_share_connections(fake: FakePushServer, http: CurlHttp2) -> None:
+    for address in (None, "127.0.0.1"):
+        origin = Origin("localhost", fake.port, address, str(fake.ca_file))
+        for _ in range(3):
+            assert (await http.post(origin, "/x", HEADERS, BODY, 5.0)).status == FORBIDDEN
+    assert fake.connections_made == 2
+
+
+async def test_idle_origins_are_closed(
+    fake: FakePushServer, http: CurlHttp2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2, "MAX_LANES", 3)
+    for last in range(1, 9):  # eight origins: the whole of 127/8 is this machine
+        origin = Origin("localhost", fake.port, "127.0.0.1", f"{fake.ca_file.parent}/{'./' * last}ca.pem")
+        assert (await http.post(origin, "/x", HEADERS, BODY, 5.0)).status == FORBIDDEN
+    assert fake.connections_made == 8
+    async with asyncio.timeout(5):
+        while fake.connections > 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_slow_origin_holds_up_only_its_own(fake: FakePushServer) -> None:
+    http = CurlHttp2(max_in_flight=2)
+    slow = Origin("localhost", fake.port, ca_file=str(fake.ca_file))
+    fake.add_fault(Fault(action="silence", token="/slow"))
+    stuck = [asyncio.ensure_future(http.post(slow, "/slow", HEADERS, BODY, 0.3)) for _ in range(6)]
+    await asyncio.sleep(0)
+    quick = Origin("127.0.0.1", fake.port, ca_file=str(fake.ca_file))
+    for _ in range(5):
+        assert (await http.post(quick, "/x", HEADERS, BODY, 5.0)).status == FORBIDDEN
+    results = await asyncio.gather(*stuck, return_exceptions=True)
+    assert all(isinstance(result, TransportError) for result in results)
+    await http.close()
+
+
+async def test_places_are_given_in_order_and_never_lost() -> None:
+    limits, origin = OriginLimits(1), Origin("host", 1)
+    deadline = asyncio.get_running_loop().time() + 5
+    await limits.acquire(origin, deadline)
+    waiters = [asyncio.ensure_future(limits.acquire(origin, deadline)) for _ in range(3)]
+    await asyncio.sleep(0)
+    limits.release(origin)
+    waiters[0].cancel()  # it has been given the place already
+    await asyncio.gather(*waiters[:2], return_exceptions=True)
+    assert waiters[0].cancelled()
+    assert waiters[1].done()
+    limits.release(origin)
+    await waiters[2]
+    with pytest.raises(TransportError):
+        await limits.acquire(origin, asyncio.get_running_loop().time())
+    limits.release(origin)
+    await limits.acquire(origin, deadline)
