@@ -14,18 +14,18 @@ import logging
 import os
 import random as randomness
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 from ntf_server.clock import Clock, day
 from ntf_server.journal import EventSink
-from ntf_server.push.breaker import BreakerSettings
+from ntf_server.push.breaker import BreakerSettings, BreakerState
 from ntf_server.push.composing import Composed, compose
 from ntf_server.push.provider import (
     CheckMessages,
     Message,
-    PushError,
     PushNotification,
     PushProvider,
     Refused,
@@ -43,6 +43,8 @@ from protocol.statuses import INVALID_FOR_REASON, TokenInput, TokenStatus, move_
 from store.interface import NtfStore, StoreError
 from store.records import LastNotification, SentEntry, TokenKey, TokenPush, TokenRecord
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 NONCE_SIZE = 24
@@ -57,7 +59,7 @@ class DispatcherSettings:
     padding: int = PUSH_PADDING
     "Bytes of every push before encryption."
     deadline: float = 30.0
-    "Seconds that a delivery may take whatever its provider does; providers have a shorter limit of their own."
+    "Seconds that a delivery may take at most; providers have shorter limits of their own."
     commit_delay: float = 0.003
     "Seconds in which outcomes gather before they are stored together."
     sweep_page: int = 256
@@ -76,22 +78,33 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 "Calls back after so many seconds of the clock that the dispatcher reads."
 
 
-class _Outcome(NamedTuple):
-    """What is to be stored, and what the scheduler is told then: a retry, or the end of the push."""
-
-    job: Job
-    sent: Sequence[SentEntry]
-    more: bool = False
-    retry: tuple[Attempts, float] | None = None
-
-
 class _Attempt(NamedTuple):
     """One push on its way. Do not print."""
 
     taken: Taken
     token: TokenRecord
     push_id: uuid.UUID
+    notification: PushNotification
     composed: Composed | None
+    "None: the push carries no notifications."
+    started: float
+
+    @property
+    def job(self) -> Job:
+        return self.taken.job
+
+    @property
+    def unsent(self) -> tuple[LastNotification, ...]:
+        return self.composed.unsent if self.composed else ()
+
+
+class _Outcome(NamedTuple):
+    """What is to be stored, and what the scheduler is told then: a retry, or the end of the push."""
+
+    job: Job
+    sent: Sequence[SentEntry] = ()
+    more: bool = False
+    retry: tuple[Attempts, float] | None = None
 
 
 class PushDispatcher:
@@ -118,15 +131,20 @@ class PushDispatcher:
         self._call_later = call_later
         self._events = PushEvents(journal, clock.now)
         self._scheduler = PushScheduler(self._settings.scheduler, self._settings.breaker, random)
+        self._events.watch(self._scheduler)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._sweep = asyncio.Event()
         self._outcomes: list[_Outcome] = []
-        self._stored = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._outcomes_came = asyncio.Event()
+        self._stopping = False
+        self._delivered_all = False
+        self._work_limit: asyncio.Timeout | None = None
         self._timer: Timer | None = None
+
+    @property
+    def jobs_in_memory(self) -> int:
+        return len(self._scheduler)
 
     # PushSink
 
@@ -135,10 +153,348 @@ class PushDispatcher:
         await self._add(Job(Kind.VERIFICATION, token_key), self._clock.monotonic())
 
     async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
-        """See PushSink. A key that is named twice stands for two notifications."""
+        """See PushSink. A key that comes twice stands for two notifications."""
         for token_key in token_keys:
             await self._add(Job(Kind.MESSAGE, token_key), received_at)
 
     async def check_messages(self, token_key: TokenKey) -> None:
-        """Wake the device of a token; nothing about it is stored."""
+        """Wake the device of a token, so that it looks for messages by itself."""
         await self._add(Job(Kind.CHECK, token_key), self._clock.monotonic())
+
+    async def _add(self, job: Job, since: float | None) -> None:
+        while not self._stopping:
+            added = self._scheduler.add(job, since)
+            if added is Added.FULL:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            if added is Added.QUEUED:
+                self._wake.set()
+            elif added is Added.DEFERRED:
+                self._events.deferred()
+            elif added is Added.DROPPED:
+                self._events.urgent_failed(job.kind)
+                log.warning("a %s push was dropped: too many wait for their provider", job.kind.name.lower())
+            return
+
+    # Life
+
+    async def run(self) -> None:
+        """Push until `stop()`; first of all what earlier runs left unsent."""
+        if self._call_later is None:
+            self._call_later = asyncio.get_running_loop().call_later
+        self._scheduler.want_sweep(self._clock.monotonic())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._store_outcomes(), name="push outcomes")
+            try:
+                await self._work()
+            finally:
+                self._delivered_all = True
+                self._outcomes_came.set()
+
+    def stop(self) -> None:
+        """Take no more; `run()` ends when the pushes under way have ended, or their grace has."""
+        self._stopping = True
+        for event in (self._wake, self._room, self._sweep):
+            event.set()
+        if self._work_limit is not None:
+            self._work_limit.reschedule(asyncio.get_running_loop().time() + self._settings.stop_grace)
+
+    async def _work(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._work_limit, asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sweep_when_due(), name="push sweep")
+                await self._dispatch(tasks)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            now = self._clock.monotonic()
+            if self._scheduler.sweep_due(now):
+                self._sweep.set()
+            if taken := self._scheduler.take(now):
+                await self._start(taken, tasks)
+            else:
+                self._set_timer(now)
+                await self._wake.wait()
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._scheduler.next_deadline()
+        if deadline is not None:
+            assert self._call_later is not None
+            self._timer = self._call_later(max(0.0, deadline - now), self._wake.set)
+
+    async def _sweep_when_due(self) -> None:
+        """Add the tokens that only the store knows as unsent."""
+        page_size = self._settings.sweep_page
+        while not self._stopping:
+            await self._sweep.wait()
+            self._sweep.clear()
+            after, page = TokenKey(0), [TokenKey(0)]
+            while page and not self._stopping:
+                page = await self._patiently(partial(self._store.unsent_tokens, after=after, limit=page_size))
+                for token_key in page:
+                    await self._room_for_sweep()
+                    await self._add(Job(Kind.MESSAGE, token_key), None)
+                    after = token_key
+
+    async def _room_for_sweep(self) -> None:
+        """A sweep uses half of the room at most: what arrives now has the rest."""
+        while len(self._scheduler) > self._settings.scheduler.max_tokens // 2 and not self._stopping:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call to the store, however long it is unavailable."""
+        while True:
+            try:
+                return await call()
+            except StoreError as error:
+                log.error("push waits for the store: %s", error)
+                await asyncio.sleep(self._settings.store_pause)
+
+    # Starting pushes
+
+    async def _start(self, taken: Sequence[Taken], tasks: asyncio.TaskGroup) -> None:
+        urgent = [item.job.token_key for item in taken if item.job.urgent]
+        messages = [item.job.token_key for item in taken if not item.job.urgent]
+        tokens: list[TokenRecord] = []
+        pushes: list[TokenPush] = []
+        if urgent:
+            tokens = await self._patiently(partial(self._store.tokens_by_key, urgent))
+        if messages:
+            pushes = await self._patiently(partial(self._store.pushes, messages))
+        self._start_loaded(taken, tokens, pushes, tasks)
+        self._room.set()
+
+    def _start_loaded(
+        self,
+        taken: Sequence[Taken],
+        tokens: Sequence[TokenRecord],
+        pushes: Sequence[TokenPush],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        push_of = {push.token.key: push for push in pushes}
+        token_of = {token.key: token for token in tokens}
+        now = self._clock.monotonic()
+        for item in taken:
+            key = item.job.token_key
+            push = None if item.job.urgent else push_of.get(key)
+            token = token_of.get(key) if item.job.urgent else push.token if push else None
+            if token is None or not self._has_content(item, token, push):
+                self._scheduler.idle(item.job, now)
+            elif self._scheduler.may_start(item, token.device_token.provider, now):
+                tasks.create_task(self._push(item, token, push, now))
+
+    def _has_content(self, taken: Taken, token: TokenRecord, push: TokenPush | None) -> bool:
+        if taken.job.kind is Kind.VERIFICATION:
+            return token.status.allows_verification
+        if push is None:
+            return token.status is TokenStatus.ACTIVE
+        return self._repeats(taken) or any(not entry.sent for entry in push.entries)
+
+    def _repeats(self, taken: Taken) -> bool:
+        return taken.arrived and not self._settings.scheduler.coalesce
+
+    async def _push(self, taken: Taken, token: TokenRecord, push: TokenPush | None, now: float) -> None:
+        if push is None:
+            await self._deliver(self._urgent_attempt(taken, token, now))
+            return
+        room = self._settings.padding - PAD_LENGTH_SIZE
+        composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
+        if composed.refused:
+            log.error("%d notifications were dropped: too long for any push", len(composed.refused))
+            self._events.gave_up(token, composed.refused, "too_long")
+        if composed.trimmed:
+            self._events.trimmed(token, composed.trimmed)
+        attempt = self._message_attempt(taken, token, composed, now)
+        if composed.entries:
+            latency = None if taken.since is None else self._clock.monotonic() - taken.since
+            self._events.requested(token, latency, taken.joined)
+            await self._deliver(attempt)
+        else:
+            self._scheduler.answered(taken.job, now)
+            self._finish(attempt, ())
+
+    def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
+        nonce = self._random_bytes(NONCE_SIZE)
+        boxed = seal_push(token.dh_secret, nonce, composed.text, self._settings.padding)
+        push_id = _message_push_id(token, composed.entries)
+        return _Attempt(taken, token, push_id, Message(nonce, boxed), composed, now)
+
+    def _urgent_attempt(self, taken: Taken, token: TokenRecord, now: float) -> _Attempt:
+        notification: PushNotification = CheckMessages()
+        if taken.job.kind is Kind.VERIFICATION:
+            nonce = self._random_bytes(NONCE_SIZE)
+            boxed = seal_push(token.dh_secret, nonce, token.code, self._settings.padding)
+            notification = Verification(nonce, boxed)
+        if taken.attempts is not None and not taken.arrived:
+            push_id = taken.attempts.push_id
+        else:
+            push_id = uuid.UUID(bytes=self._random_bytes(PUSH_ID_SIZE), version=4)
+        return _Attempt(taken, token, push_id, notification, None, now)
+
+    # Outcomes
+
+    async def _deliver(self, attempt: _Attempt) -> None:
+        token = attempt.token.device_token
+        try:
+            provider = self._providers.get(token.provider)
+            if provider is None:
+                raise Refused(f"provider {token.provider.tag} is not set up")
+            async with asyncio.timeout(self._settings.deadline):
+                await provider.deliver(token, attempt.notification, attempt.push_id)
+        except TokenInvalid as error:
+            await self._on_token_invalid(attempt, error)
+        except RetryLater as error:
+            self._on_retry_later(attempt, error)
+        except Refused as error:
+            self._on_refused(attempt, error.reason)
+        except TimeoutError:
+            self._on_retry_later(attempt, RetryLater("no end in time", provider_wide=True))
+        except Exception as error:
+            # A fault of one push must not end all others; only its class is told, as its text may be secret.
+            log.error("a push failed with %s", type(error).__name__)
+            self._on_retry_later(attempt, RetryLater("internal error", provider_wide=False))
+        else:
+            await self._on_accepted(attempt)
+
+    async def _on_accepted(self, attempt: _Attempt) -> None:
+        now = self._clock.monotonic()
+        self._scheduler.answered(attempt.job, now)
+        if attempt.composed is not None:
+            since = attempt.taken.since
+            self._events.sent(
+                attempt.token,
+                attempt.composed.entries,
+                seconds=now - attempt.started,
+                latency=None if since is None else now - since,
+            )
+        elif attempt.job.kind is Kind.VERIFICATION:
+            self._events.verification_sent(attempt.token, confirmed=await self._confirm(attempt.token))
+        else:
+            self._events.cron_sent(attempt.token)
+        self._finish(attempt, attempt.unsent)
+
+    async def _confirm(self, token: TokenRecord) -> bool:
+        confirmed = move_token(TokenStatus.REGISTERED, TokenInput.VERIFICATION_ACCEPTED)
+        try:
+            return await self._store.set_token_status(
+                token.key, confirmed, only_from=[TokenStatus.REGISTERED]
+            )
+        except StoreError as error:
+            log.error("a token was not confirmed: %s", error)
+            return False
+
+    async def _on_token_invalid(self, attempt: _Attempt, error: TokenInvalid) -> None:
+        self._scheduler.answered(attempt.job, self._clock.monotonic())
+        token = attempt.token
+        try:
+            current = await self._store.tokens_by_key([token.key])
+            # The device token may have been replaced while the push was under way.
+            if current and current[0].device_token == token.device_token:
+                status = INVALID_FOR_REASON[error.reason]
+                today = day(self._clock.now())
+                if await self._store.set_token_status(token.key, status, updated_on=today):
+                    self._events.token_invalid(token, error.reason)
+        except StoreError as store_error:
+            log.error("a token was not marked as invalid: %s", store_error)
+        self._finish(attempt, ())
+
+    def _on_refused(self, attempt: _Attempt, reason: str) -> None:
+        log.error("a push was refused for good: %s", reason)
+        self._scheduler.answered(attempt.job, self._clock.monotonic())
+        self._give_up(attempt, attempt.unsent, "refused")
+        self._finish(attempt, attempt.unsent)
+
+    def _on_retry_later(self, attempt: _Attempt, error: RetryLater) -> None:
+        now = self._clock.monotonic()
+        entries = attempt.composed.entries if attempt.composed else ()
+        self._events.retried(attempt.token, entries, "provider" if error.provider_wide else "token")
+        if not error.provider_wide:
+            self._scheduler.answered(attempt.job, now)
+        elif not self._is_worth_a_retry(attempt, error, now):
+            return
+        policy = self._settings.retries
+        attempts = attempts_after_failure(attempt.taken.attempts, attempt.push_id)
+        lost = attempt.unsent
+        if attempts.count < policy.max_attempts:
+            oldest = self._clock.now() - policy.max_age
+            lost = tuple(entry for entry in attempt.unsent if entry.received_at < oldest)
+        if attempts.count >= policy.max_attempts or (lost and lost == attempt.unsent):
+            self._give_up(attempt, lost, "retried" if attempts.count >= policy.max_attempts else "expired")
+            self._finish(attempt, lost)
+            return
+        if lost:
+            self._give_up(attempt, lost, "expired")
+        self._finish(attempt, lost, (attempts, now + policy.delay(attempts.level, error.after, self._random)))
+
+    def _is_worth_a_retry(self, attempt: _Attempt, error: RetryLater, now: float) -> bool:
+        """False: the whole provider is down, and the push comes back with all others."""
+        provider = attempt.token.device_token.provider
+        before = self._scheduler.breaker_state(provider)
+        if self._scheduler.unreachable(attempt.job, now, error.after):
+            return True
+        if before is BreakerState.CLOSED:
+            log.warning("provider %s is down: %s", provider.tag, error.reason)
+        self._wake.set()
+        self._room.set()
+        return False
+
+    def _give_up(self, attempt: _Attempt, entries: Sequence[LastNotification], reason: str) -> None:
+        if attempt.composed is None:
+            self._events.urgent_failed(attempt.job.kind)
+        else:
+            self._events.gave_up(attempt.token, entries, reason)
+
+    def _finish(
+        self,
+        attempt: _Attempt,
+        done: Sequence[LastNotification],
+        retry: tuple[Attempts, float] | None = None,
+    ) -> None:
+        """Entries in `done` are never pushed again as unsent ones; then comes the retry or the next push."""
+        composed = attempt.composed
+        key = attempt.token.key
+        refused = composed.refused if composed else ()
+        sent = [SentEntry(key, entry.sub_key, entry.seq) for entry in (*done, *refused)]
+        outcome = _Outcome(attempt.job, sent, composed is not None and composed.more, retry)
+        if sent:
+            self._outcomes.append(outcome)
+            self._outcomes_came.set()
+        else:
+            self._apply(outcome, self._clock.monotonic())
+
+    async def _store_outcomes(self) -> None:
+        """One write for all outcomes that came while the last one was under way."""
+        while self._outcomes or not self._delivered_all:
+            await self._outcomes_came.wait()
+            self._outcomes_came.clear()
+            if not self._delivered_all:
+                await asyncio.sleep(self._settings.commit_delay)
+            outcomes, self._outcomes = self._outcomes, []
+            if sent := [entry for outcome in outcomes for entry in outcome.sent]:
+                await self._patiently(partial(self._store.set_sent, sent))
+            now = self._clock.monotonic()
+            for outcome in outcomes:
+                self._apply(outcome, now)
+
+    def _apply(self, outcome: _Outcome, now: float) -> None:
+        if outcome.retry is not None:
+            self._scheduler.retry(outcome.job, *outcome.retry)
+        else:
+            self._scheduler.finished(outcome.job, now, more=outcome.more)
+        self._wake.set()
+        self._room.set()
+
+
+def _message_push_id(token: TokenRecord, entries: Sequence[LastNotification]) -> uuid.UUID:
+    """Follows from the content: the same over retries, outages and restarts, and another if it changes."""
+    content = b",".join([b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries])
+    digest = hashlib.blake2b(content, digest_size=PUSH_ID_SIZE, key=token.dh_secret)
+    return uuid.UUID(bytes=digest.digest(), version=4)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ntf_server.journal import EventSink
 from ntf_server.metrics import counter, gauge, histogram
-from ntf_server.push.breaker import BreakerState
+from ntf_server.push.scheduler import Kind, PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
 from store.journal_schema import JournalEvent
@@ -43,7 +44,7 @@ class PushEvents:
         self._wall_time = wall_time
         self._push_seconds = {p: PUSH_SECONDS.labels(p.tag).observe for p in Provider}
 
-    def requested(self, latency: float | None, joined: int, token: TokenRecord) -> None:
+    def requested(self, token: TokenRecord, latency: float | None, joined: int) -> None:
         """A message push was handed to its provider, `latency` seconds after its oldest new entry came."""
         if latency is not None:
             NMSG_TO_PUSH_SECONDS.observe(latency)
@@ -116,21 +117,23 @@ class PushEvents:
         if confirmed:
             self._record(JournalEvent.TOKEN_CONFIRMED, token=token.token_id, provider=_tag(token))
 
-    def verification_failed(self) -> None:
-        VERIFICATION_FAILED.inc()
-
     def cron_sent(self, token: TokenRecord) -> None:
         CRON_DELIVERED.inc()
         self._record(JournalEvent.CRON_SENT, token=token.token_id, provider=_tag(token))
 
-    def cron_failed(self) -> None:
-        CRON_FAILED.inc()
+    def urgent_failed(self, kind: Kind) -> None:
+        (VERIFICATION_FAILED if kind is Kind.VERIFICATION else CRON_FAILED).inc()
 
-    def observe(self, queued: int, under_way: int, breakers: Sequence[tuple[Provider, BreakerState]]) -> None:
-        QUEUE_LENGTH.set(queued)
-        UNDER_WAY.set(under_way)
-        for provider, state in breakers:
-            BREAKER.labels(provider.tag).set(state.value)
+    def watch(self, scheduler: PushScheduler) -> None:
+        """Gauges ask the scheduler when they are read."""
+        QUEUE_LENGTH.set_function(lambda: scheduler.queue_length)
+        UNDER_WAY.set_function(lambda: scheduler.under_way)
+        for provider in Provider:
+            BREAKER.labels(provider.tag).set_function(partial(_breaker_value, scheduler, provider))
+
+
+def _breaker_value(scheduler: PushScheduler, provider: Provider) -> float:
+    return scheduler.breaker_state(provider).value
 
 
 def _tag(token: TokenRecord) -> str:

@@ -174,8 +174,9 @@ class PushScheduler:
     def under_way(self) -> int:
         return sum(lane.taken for lane in self._all_lanes())
 
-    def breakers(self) -> list[tuple[Provider, BreakerState]]:
-        return [(provider, lanes.breaker.state) for provider, lanes in self._providers.items()]
+    def breaker_state(self, provider: Provider) -> BreakerState:
+        lanes = self._providers.get(provider)
+        return BreakerState.CLOSED if lanes is None else lanes.breaker.state
 
     # What comes
 
