@@ -91,7 +91,7 @@ def apply(db: sqlite3.Connection, steps: list[Step]) -> None:
             for statement in _statements(step.sql):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {step.version}")
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID if step.version else 0}")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute("COMMIT")
         except sqlite3.Error:
             if db.in_transaction:
@@ -109,7 +109,7 @@ def _statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list[Step]:
+def migrate(path: Path, *, to: int | None = None, dry_run: bool = False, timeout: float = 5.0) -> list[Step]:
     """Bring the database at `path` to a version (the latest if None) while no server uses it.
 
     Returns the steps done, or with `dry_run` the steps to do. A missing file is created by steps up only.
@@ -119,7 +119,7 @@ def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list
         steps = plan(0, target)
         if dry_run or not steps:
             return steps
-    with store_errors(path), closing(connect(path)) as db:
+    with store_errors(path), closing(connect(path, timeout)) as db:
         steps = plan(schema_version(db), target)
         if not dry_run:
             apply(db, steps)

@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -217,6 +217,16 @@ def _for_caller(error: Exception, path: Path) -> Exception:
 def run_each(context: Context, calls: Sequence[Callable[[Context], Result]]) -> list[Result]:
     """The batch of operations that gain nothing from being run together."""
     return [call(context) for call in calls]
+
+
+def flattened(batch: Batch[Context, Argument, Result]) -> Batch[Context, Sequence[Argument], list[Result]]:
+    """A batch whose callers each bring a list: all lists run as one."""
+
+    def run(context: Context, lists: Sequence[Sequence[Argument]]) -> list[list[Result]]:
+        results = iter(batch(context, [argument for arguments in lists for argument in arguments]))
+        return [list(islice(results, len(arguments))) for arguments in lists]
+
+    return run
 
 
 class NoSuchRow(StoreError):

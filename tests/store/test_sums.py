@@ -178,17 +178,20 @@ class Sums(RuleBasedStateMachine):
             key = self.server_keys.get(server, ServerKey(99))
             news = [new_subscription(record.key, server) for _ in range(3)]
             ids = [new.notifier_id for new in news]
-            created, *_ = await asyncio.gather(
-                self.store.create_subscription(news[0]),
-                *(self.store.create_subscription(new) for new in news),
-                self.store.set_service_id(key, SERVICE_ID),
-                self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
-                self.store.activate_token(record.key, TODAY),
-                self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
-                self.store.set_statuses(key, [change(ids[0], SubState.DELETED)], now=NOW),
-                self.store.set_disconnected(key),
-                self.store.delete_token(record.key),
-            )
+            async with asyncio.TaskGroup() as tasks:
+                creating = [tasks.create_task(self.store.create_subscription(new)) for new in news]
+                for call in (
+                    self.store.create_subscription(news[0]),
+                    self.store.set_service_id(key, SERVICE_ID),
+                    self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
+                    self.store.activate_token(record.key, TODAY),
+                    self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
+                    self.store.set_statuses(key, [change(ids[0], SubState.DELETED)], now=NOW),
+                    self.store.set_disconnected(key),
+                    self.store.delete_token(record.key),
+                ):
+                    tasks.create_task(call)
+            created = creating[0].result()
             if created is not None:
                 self.server_keys[server] = created.server_key
 

@@ -1,0 +1,275 @@
+"""What goes wrong with files: a clear error, no damage, and work goes on when the cause is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from protocol.encoding import EntityId
+from store import migrate
+from store.interface import SchemaError, StoreError, StoreUnavailable
+from store.sqlite import SqliteStore
+from tests.store.builders import active_token, entity, new_subscription, new_token, subscribe
+
+NOBODY = 65534
+
+
+def open_sqlite(path: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(path, isolation_level=None))
+
+
+async def make_database(path: Path) -> EntityId:
+    store = SqliteStore(path)
+    await store.open()
+    token = await active_token(store)
+    await store.close()
+    return token.token_id
+
+
+async def check_works(store: SqliteStore, token_id: EntityId) -> None:
+    assert await store.token(token_id) is not None
+    token = await active_token(store)
+    await subscribe(store, new_subscription(token.key))
+
+
+async def test_files_are_their_owners_only(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    old_mask = os.umask(0)
+    try:
+        store = SqliteStore(path)
+        await store.open()
+        await active_token(store)
+        files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in files}
+        await store.close()
+    finally:
+        os.umask(old_mask)
+    assert modes == {"ntf.db": 0o600, "ntf.db-wal": 0o600, "ntf.db-shm": 0o600}
+
+
+async def test_an_open_mode_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    await make_database(path)
+    path.chmod(0o644)
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk that is full: no file of this process can grow beyond `size`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+async def test_a_full_disk_refuses_until_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    token_id = await make_database(path)
+    store = SqliteStore(path)
+    await store.open()
+    created, refused = [], 0
+    with largest_file(400_000):
+        for _ in range(40):
+            news = [new_token() for _ in range(50)]
+            results = await asyncio.gather(*map(store.create_token, news), return_exceptions=True)
+            for new, result in zip(news, results, strict=True):
+                if isinstance(result, BaseException):
+                    assert isinstance(result, StoreUnavailable)
+                    refused += 1
+                else:
+                    created.append(new.token_id)
+        assert await store.token(token_id) is not None
+    assert refused
+    assert created
+    await check_works(store, token_id)
+    assert (await store.counts()).tokens == len(created) + 2
+    await store.close()
+    with open_sqlite(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert db.execute("SELECT count(*) FROM tokens").fetchone() == (len(created) + 2,)
+
+
+async def test_a_database_at_its_size_limit_says_full(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ntf.db")
+    await store.open()
+    await store._write(lambda tx: tx.db.execute("PRAGMA max_page_count = 1").fetchall())
+    with pytest.raises(StoreUnavailable, match="full"):
+        await asyncio.gather(*(store.create_token(new_token()) for _ in range(500)))
+    await store._write(lambda tx: tx.db.execute("PRAGMA max_page_count = 1000000").fetchall())
+    await active_token(store)
+    await store.close()
+
+
+async def test_a_locked_database_refuses_until_it_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    token_id = await make_database(path)
+    store = SqliteStore(path, busy_timeout=0.05)
+    await store.open()
+    with open_sqlite(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(
+            *(store.create_token(new_token()) for _ in range(5)), return_exceptions=True
+        )
+        assert {type(result) for result in results} == {StoreUnavailable}
+        assert "locked by another process" in str(results[0])
+        assert await store.token(token_id) is not None
+        late = SqliteStore(path, busy_timeout=0.05)
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await late.open()
+        other.execute("ROLLBACK")
+    await check_works(store, token_id)
+    await store.close()
+
+
+async def test_garbage_is_not_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    path.write_bytes(b"garbage!" * 1000)
+    store = SqliteStore(path)
+    with pytest.raises(StoreUnavailable, match="not a database or is damaged"):
+        await store.open()
+    assert path.read_bytes() == b"garbage!" * 1000
+
+
+async def test_damaged_pages_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    store = SqliteStore(path)
+    await store.open()
+    news = [new_token() for _ in range(500)]
+    await asyncio.gather(*map(store.create_token, news))
+    await store.close()
+    content = bytearray(path.read_bytes())
+    half = len(content) // 2
+    content[half:] = b"\xa5" * (len(content) - half)
+    path.write_bytes(content)
+    store = SqliteStore(path)
+    await store.open()
+    results = await asyncio.gather(*(store.token(new.token_id) for new in news), return_exceptions=True)
+    errors = {str(result) for result in results if isinstance(result, BaseException)}
+    assert {type(result) for result in results if isinstance(result, BaseException)} == {StoreUnavailable}
+    assert any("damaged" in error for error in errors)
+    await store.close()
+
+
+async def test_a_header_overwritten_while_closed(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    await make_database(path)
+    content = bytearray(path.read_bytes())
+    content[:100] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == content
+
+
+async def test_a_later_schema_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    await make_database(path)
+    with open_sqlite(path) as db:
+        db.execute(f"PRAGMA user_version = {migrate.latest_version() + 1}")
+    before = path.read_bytes()
+    with pytest.raises(SchemaError, match=f"version {migrate.latest_version() + 1}"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == before
+
+
+async def test_a_database_of_another_program_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    with open_sqlite(path) as db:
+        db.execute("CREATE TABLE notes (text)")
+    before = path.read_bytes()
+    with pytest.raises(SchemaError, match="another program"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == before
+
+
+async def test_an_old_schema_waits_for_a_migration_if_told_so(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="migration"):
+        await SqliteStore(tmp_path / "ntf.db", auto_migrate=False).open()
+
+
+async def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be opened"):
+        await SqliteStore(tmp_path / "nowhere" / "ntf.db").open()
+
+
+async def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be opened"):
+        await SqliteStore(tmp_path).open()
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may write everywhere, so a test of permissions runs as nobody."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+async def test_a_read_only_file(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "ntf.db"
+        await make_database(path)
+        before = path.read_bytes()
+        for place, mode in ((path, 0o400), (path.parent, 0o500)):
+            if os.geteuid() == 0:
+                os.chown(place, NOBODY, NOBODY)
+            place.chmod(mode)
+        with without_privileges(), pytest.raises(StoreUnavailable, match=r"read-only|cannot be opened"):
+            await SqliteStore(path).open()
+        assert path.read_bytes() == before
+        path.parent.chmod(0o700)
+
+
+async def test_a_failing_operation_does_not_take_others_with_it(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ntf.db")
+    await store.open()
+    good = new_token()
+    twin = new_token()
+    await store.create_token(twin)
+    clash = new_token()
+    object.__setattr__(clash, "token_id", twin.token_id)
+    results = await asyncio.gather(
+        store.create_token(clash), store.create_token(good), return_exceptions=True
+    )
+    assert isinstance(results[0], StoreError)
+    assert not isinstance(results[0], StoreUnavailable)
+    assert await store.token(good.token_id) == results[1]
+    assert (await store.counts()).tokens == 2
+    await store.close()
+
+
+async def test_a_cancelled_caller_does_not_stop_the_others(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ntf.db")
+    await store.open()
+    impatient = asyncio.ensure_future(store.create_token(new_token()))
+    patient = asyncio.ensure_future(store.create_token(new_token()))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    record = await patient
+    assert await store.token(record.token_id) == record
+    assert (await store.counts()).tokens == 2
+    assert await store.token(entity()) is None
+    await store.close()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from store import migrate
+from store.interface import SchemaError, StoreUnavailable
+from store.sqlite import SqliteStore
+from tests.store.builders import active_token
+
+LATEST = migrate.latest_version()
+
+
+def dump(path: Path) -> tuple[str, int, int]:
+    with closing(sqlite3.connect(path)) as db:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        (application_id,) = db.execute("PRAGMA application_id").fetchone()
+        return migrate.schema_dump(db), version, application_id
+
+
+def test_up_down_up_gives_the_same_schema(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    up = migrate.migrate(path)
+    assert [step.version for step in up] == list(range(1, LATEST + 1))
+    first = dump(path)
+    assert first[1:] == (LATEST, migrate.APPLICATION_ID)
+    down = migrate.migrate(path, to=0)
+    assert [step.version for step in down] == list(range(LATEST - 1, -1, -1))
+    assert all(step.is_down for step in down)
+    assert dump(path) == ("\n", 0, migrate.APPLICATION_ID)
+    migrate.migrate(path)
+    assert dump(path) == first
+    assert migrate.migrate(path) == []
+
+
+@pytest.mark.parametrize("version", range(1, LATEST + 1))
+def test_every_version_can_be_reached_and_left(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "ntf.db"
+    migrate.migrate(path, to=version)
+    before = dump(path)
+    migrate.migrate(path, to=version - 1)
+    migrate.migrate(path, to=version)
+    assert dump(path) == before
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    steps = migrate.migrate(path, dry_run=True)
+    assert not path.exists()
+    assert str(steps[0]) == "apply 0001_initial -> version 1"
+    migrate.migrate(path)
+    before = path.read_bytes()
+    assert [str(step) for step in migrate.migrate(path, to=0, dry_run=True)][-1] == (
+        "undo 0001_initial -> version 0"
+    )
+    assert path.read_bytes() == before
+
+
+def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    for version in (-1, LATEST + 1):
+        with pytest.raises(SchemaError):
+            migrate.migrate(path, to=version)
+    assert not path.exists()
+
+
+async def test_a_step_that_fails_is_undone(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    migrate.migrate(path)
+    before = dump(path)
+    broken = migrate.Step(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
+    with closing(migrate.connect(path)) as db:
+        with pytest.raises(sqlite3.OperationalError):
+            migrate.apply(db, [broken])
+        assert not db.in_transaction
+    assert dump(path) == before
+
+
+async def test_data_survive_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    store = SqliteStore(path)
+    await store.open()
+    token = await active_token(store)
+    await store.close()
+    assert migrate.migrate(path) == []
+    store = SqliteStore(path, auto_migrate=False)
+    await store.open()
+    assert await store.token(token.token_id) == token
+    await store.close()
+
+
+def test_a_locked_database_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    migrate.migrate(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            migrate.migrate(path, to=0, timeout=0.05)
