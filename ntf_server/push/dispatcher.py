@@ -318,7 +318,7 @@ class PushDispatcher:
             self._events.requested(token, latency, taken.joined)
             await self._deliver(attempt)
         else:
-            self._scheduler.answered(taken.job, now)
+            self._answered(attempt, now)
             self._finish(attempt, ())
 
     def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
@@ -366,7 +366,7 @@ class PushDispatcher:
 
     async def _on_accepted(self, attempt: _Attempt) -> None:
         now = self._clock.monotonic()
-        self._scheduler.answered(attempt.job, now)
+        self._answered(attempt, now)
         if attempt.composed is not None:
             since = attempt.taken.since
             self._events.sent(
@@ -381,6 +381,10 @@ class PushDispatcher:
             self._events.cron_sent(attempt.token)
         self._finish(attempt, attempt.unsent)
 
+    def _answered(self, attempt: _Attempt, now: float) -> None:
+        if self._scheduler.answered(attempt.job, now):
+            self._wake.set()
+
     async def _confirm(self, token: TokenRecord) -> bool:
         confirmed = move_token(TokenStatus.REGISTERED, TokenInput.VERIFICATION_ACCEPTED)
         try:
@@ -392,7 +396,7 @@ class PushDispatcher:
             return False
 
     async def _on_token_invalid(self, attempt: _Attempt, error: TokenInvalid) -> None:
-        self._scheduler.answered(attempt.job, self._clock.monotonic())
+        self._answered(attempt, self._clock.monotonic())
         token = attempt.token
         try:
             current = await self._store.tokens_by_key([token.key])
@@ -408,7 +412,7 @@ class PushDispatcher:
 
     def _on_refused(self, attempt: _Attempt, reason: str) -> None:
         log.error("a push was refused for good: %s", reason)
-        self._scheduler.answered(attempt.job, self._clock.monotonic())
+        self._answered(attempt, self._clock.monotonic())
         self._give_up(attempt, attempt.unsent, "refused")
         self._finish(attempt, attempt.unsent)
 
@@ -417,7 +421,7 @@ class PushDispatcher:
         entries = attempt.composed.entries if attempt.composed else ()
         self._events.retried(attempt.token, entries, "provider" if error.provider_wide else "token")
         if not error.provider_wide:
-            self._scheduler.answered(attempt.job, now)
+            self._answered(attempt, now)
         elif not self._is_worth_a_retry(attempt, error, now):
             return
         policy = self._settings.retries

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from math import ceil
 from typing import NamedTuple
 
 from ntf_server.push.breaker import BreakerSettings, BreakerState, CircuitBreaker
@@ -24,6 +25,10 @@ from store.records import TokenKey
 
 PROBE_CANDIDATES = 32
 "Tokens remembered per provider while it is down: one of them is pushed to, to see whether it is up again."
+
+
+TIMER_GRID = 0.05
+"Seconds: what is due within one step of the grid is looked at together."
 
 
 class Kind(IntEnum):
@@ -277,8 +282,9 @@ class PushScheduler:
         else:
             self._forget(entry)
 
-    def answered(self, job: Job, now: float) -> None:
-        """The provider gave an answer: its place is free. The job stays taken until the outcome is stored."""
+    def answered(self, job: Job, now: float) -> bool:
+        """The provider gave an answer, and the job, though taken until its outcome is stored, leaves its place.
+        True if another one waits for it."""
         entry = self._entries(job)[job]
         lanes = self._lanes_of(entry)
         if lanes.probe == job:
@@ -287,6 +293,7 @@ class PushScheduler:
         elif lanes.breaker.is_closed:
             lanes.breaker.answered()
         self._release(entry, now)
+        return bool(entry.lane.queue)
 
     def unreachable(self, job: Job, now: float, after: float | None) -> bool:
         """The provider failed as a whole. True: end the job with `retry` or `finished`; False: the provider
@@ -368,7 +375,7 @@ class PushScheduler:
     def _wait(self, entry: _Entry, until: float) -> None:
         entry.state = _State.WAITING
         self._timer_number += 1
-        heapq.heappush(self._timers, (until, self._timer_number, entry))
+        heapq.heappush(self._timers, (ceil(until / TIMER_GRID) * TIMER_GRID, self._timer_number, entry))
 
     def _wake_due(self, now: float) -> None:
         while self._timers and self._timers[0][0] <= now:

@@ -1,0 +1,99 @@
+"""TCRN: devices that asked for it are woken every so many minutes to look for messages by themselves.
+
+When a token is due is kept in the store, in an index: looking costs what is due, not what exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import random as system_random
+from typing import Protocol
+
+from ntf_server.clock import Clock
+from store.interface import NtfStore, StoreError
+from store.records import TokenKey
+
+log = logging.getLogger(__name__)
+
+SECONDS_PER_MINUTE = 60
+EARLIEST_FIRST = 0.5
+"Part of the interval after which the first push comes at the earliest."
+LATENESS = 0.05
+"Part of the interval by which a push may come later, so that tokens do not keep in step."
+SHORTEST_PAUSE = 1.0
+
+
+class CheckMessagesSink(Protocol):
+    async def check_messages(self, token_key: TokenKey) -> None:
+        """Queue a push that wakes the device; waits while too many are queued."""
+
+
+def first_due(now: float, minutes: int, random: Callable[[], float] = system_random) -> int:
+    """When a token gets its first periodic push: within the interval, at a time of its own."""
+    part = EARLIEST_FIRST + (1 - EARLIEST_FIRST) * random()
+    return int(now + minutes * SECONDS_PER_MINUTE * part)
+
+
+def next_due(now: float, minutes: int, random: Callable[[], float] = system_random) -> int:
+    """When the next one follows: after the interval, a little later for some than for others."""
+    return int(now + minutes * SECONDS_PER_MINUTE * (1 + LATENESS * random()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicSettings:
+    longest_pause: float = 300.0
+    "Seconds after which the store is asked again at the latest."
+    batch: int = 100
+    per_second: float = 500.0
+    "Pushes per second at most: those that became due while the server was down do not come in one burst."
+
+
+class PeriodicPushes:
+    """Queues a check-messages push for every token that is due, until cancelled."""
+
+    def __init__(
+        self,
+        store: NtfStore,
+        sink: CheckMessagesSink,
+        clock: Clock,
+        settings: PeriodicSettings | None = None,
+        *,
+        random: Callable[[], float] = system_random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._sink = sink
+        self._clock = clock
+        self._settings = settings or PeriodicSettings()
+        self._random = random
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        while True:
+            try:
+                pause = await self._push_due()
+            except StoreError as error:
+                log.error("periodic pushes wait for the store: %s", error)
+                pause = self._settings.longest_pause
+            await self._sleep(pause)
+
+    async def _push_due(self) -> float:
+        """Queue the pushes of one batch; seconds until the next one."""
+        settings = self._settings
+        due = await self._store.due_crons(int(self._clock.now()), settings.batch)
+        for token in due:
+            await self._sink.check_messages(token.key)
+        if due:
+            now = self._clock.now()
+            await self._store.set_cron_due(
+                [(token.key, next_due(now, token.cron_minutes, self._random)) for token in due]
+            )
+        if len(due) == settings.batch:
+            return settings.batch / settings.per_second
+        next_at = await self._store.next_cron_due()
+        if next_at is None:
+            return settings.longest_pause
+        return min(max(next_at - self._clock.now(), SHORTEST_PAUSE), settings.longest_pause)
