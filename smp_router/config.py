@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from protocol.versions import SMP_VERSIONS, VersionRange
+
+CONFIG_FILE = "smp-router.ini"
+SECTION = "router"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +34,87 @@ class RouterConfig:
     "Seconds of silence after which a client is disconnected."
     max_unsent: int = 8 * 1024 * 1024
     "Bytes that may wait for one client; a client that reaches it is disconnected."
+
+
+_LIMITS = ("quota", "max_pending", "max_unsent")
+_TIMES = ("interval", "handshake_timeout", "send_timeout", "idle_timeout")
+_KEYS = {"host", "port", "listen", "min_version", "max_version", "password", *_LIMITS, *_TIMES}
+
+
+class ConfigError(Exception):
+    """The configuration file cannot be used; the message names what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileConfig:
+    """What `smp-router start` reads."""
+
+    host: str
+    "In the router's address and certificate, and listened on unless `listen` says otherwise."
+    port: int
+    listen: str
+    router: RouterConfig
+
+
+def write_config(config_dir: Path, host: str, port: int) -> None:
+    """Write the file that `smp-router init` leaves for `start`; it may hold a password later."""
+    descriptor = os.open(config_dir / CONFIG_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"[{SECTION}]\nhost = {host}\nport = {port}\n")
+
+
+def load_config(config_dir: Path) -> FileConfig:
+    path = config_dir / CONFIG_FILE
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not an INI file") from error
+    if parser.sections() != [SECTION]:
+        raise ConfigError(f"{path} must have one section, [{SECTION}]")
+    section = parser[SECTION]
+    unknown = sorted(set(section) - _KEYS)
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]}")
+    try:
+        return _file_config(section)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: {error} is missing or wrong") from error
+
+
+def _file_config(section: configparser.SectionProxy) -> FileConfig:
+    host, port = section["host"], _number(section, "port", 0, 65535)
+    settings: dict[str, Any] = {key: _number(section, key, 1, 2**31) for key in _LIMITS if key in section}
+    settings |= {key: _seconds(section, key) for key in _TIMES if key in section}
+    versions = VersionRange(
+        _number(section, "min_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.min),
+        _number(section, "max_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.max),
+    )
+    if versions.min > versions.max:
+        raise ValueError("max_version")
+    password = section.get("password")
+    router = RouterConfig(versions=versions, password=password.encode() if password else None, **settings)
+    return FileConfig(host=host, port=port, listen=section.get("listen", host), router=router)
+
+
+def _number(
+    section: configparser.SectionProxy, key: str, low: int, high: int, default: int | None = None
+) -> int:
+    text = section.get(key)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal() or not low <= int(text) <= high:
+        raise ValueError(key)
+    return int(text)
+
+
+def _seconds(section: configparser.SectionProxy, key: str) -> float:
+    try:
+        seconds = float(section[key])
+    except ValueError:
+        raise ValueError(key) from None
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(key)
+    return seconds

@@ -40,6 +40,7 @@ class Router:
     def __init__(
         self, config: RouterConfig, host: str, state: RouterState, now: Callable[[], datetime] = utc_now
     ) -> None:
+        """`host` stands in the router's address."""
         self.state = state
         self._config = config
         self._host = host
@@ -63,22 +64,26 @@ class Router:
         versions: VersionRange | None = None,
         state: RouterState | None = None,
         credentials: Credentials | None = None,
+        listen: str | None = None,
     ) -> AsyncIterator[Router]:
-        """A running router; port 0 lets the system choose. It stops at the end of the block."""
+        """A running router; port 0 lets the system choose. It stops at the end of the block.
+
+        `host` is in its address; `listen` is where it listens, if that is something else.
+        """
         config = config or RouterConfig()
         if versions is not None:
             config = replace(config, versions=versions)
         router = cls(config, host, state or RouterState(credentials or make_credentials(host)))
-        await router.listen(port)
+        await router.listen(listen or host, port)
         try:
             yield router
         finally:
             await router.stop()
 
-    async def listen(self, port: int) -> None:
+    async def listen(self, host: str, port: int) -> None:
         self._server = await serve(
             self._serve,
-            self._host,
+            host,
             port,
             context=lambda: self._context,
             handshake_timeout=self._config.handshake_timeout,

@@ -1,0 +1,123 @@
+"""The command line: `smp-router init`, `smp-router start`, `smp-router control`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from smp_router.config import ConfigError, FileConfig, load_config, write_config
+from smp_router.control import ControlError, ask, control_socket
+from smp_router.router import Router, utc_now
+from smp_router.snapshot import SnapshotError, load_snapshot, save_snapshot
+from smp_router.state import RouterState
+from transport.certificates import (
+    FINGERPRINT,
+    KeyAlgorithm,
+    load_server_files,
+    make_ca,
+    make_online,
+    write_server_files,
+)
+from transport.errors import TransportError
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Make the router's identity and configuration."""
+    config_dir: Path = arguments.config_dir
+    algorithm = KeyAlgorithm[arguments.algorithm]
+    now = utc_now()
+    ca_certificate, ca_key = make_ca(algorithm, "SMP router CA", now)
+    online = make_online(ca_certificate, ca_key, algorithm, arguments.ip, now)
+    write_server_files(config_dir, ca_certificate, ca_key, online)
+    write_config(config_dir, arguments.ip, arguments.port)
+    fingerprint = (config_dir / FINGERPRINT).read_text(encoding="ascii").strip()
+    print(f"smp://{fingerprint}@{arguments.ip}:{arguments.port}")
+    print(f"Keep {config_dir / 'ca.key'} elsewhere: the running router does not need it.")
+    return 0
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Run the router until SIGTERM or SIGINT."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    state = RouterState(load_server_files(arguments.config_dir))
+    snapshot: Path | None = arguments.snapshot
+    if snapshot is not None and snapshot.exists():
+        load_snapshot(snapshot, state)
+    asyncio.run(_run(arguments, load_config(arguments.config_dir), state))
+    if snapshot is not None:
+        save_snapshot(snapshot, state)
+    return 0
+
+
+async def _run(arguments: argparse.Namespace, file: FileConfig, state: RouterState) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    config = file.router
+    if arguments.interval is not None:
+        config = replace(config, interval=arguments.interval)
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(
+            Router.start(config, host=file.host, port=file.port, listen=file.listen, state=state)
+        )
+        if arguments.control is not None:
+            await stack.enter_async_context(control_socket(router, arguments.control))
+        print(router.address, flush=True)
+        await stopping.wait()
+
+
+def control(arguments: argparse.Namespace) -> int:
+    """Ask a running router for a fault or load."""
+    answer = asyncio.run(ask(arguments.control, arguments.request))
+    print(json.dumps(answer, indent=2))
+    return 0 if answer["ok"] else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="smp-router", description="A small SMP router for development.")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("init", help="make certificates and configuration")
+    command.add_argument("--ip", required=True, help="address or name that clients connect to")
+    command.add_argument("--port", type=int, default=5223)
+    command.add_argument("--config-dir", type=Path, required=True)
+    command.add_argument(
+        "-a", "--algorithm", choices=[a.name for a in KeyAlgorithm], default=KeyAlgorithm.ED448.name
+    )
+    command.set_defaults(run=init)
+    command = commands.add_parser("start", help="run until SIGTERM or SIGINT")
+    command.add_argument("--config-dir", type=Path, required=True)
+    command.add_argument("--control", type=Path, help="Unix socket for faults and load")
+    command.add_argument("--interval", type=_seconds, help="between rounds of NMSG delivery; 0: at once")
+    command.add_argument("--snapshot", type=Path, help="file that keeps queues and services over restarts")
+    command.set_defaults(run=start)
+    command = commands.add_parser("control", help="send one request to a router's control socket")
+    command.add_argument("--control", type=Path, required=True)
+    command.add_argument("request", help='JSON, for example {"do": "status"}')
+    command.set_defaults(run=control)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
+    try:
+        sys.exit(arguments.run(arguments))
+    except (ConfigError, ControlError, SnapshotError, TransportError, OSError) as error:
+        sys.exit(f"smp-router: {error}")
+
+
+if __name__ == "__main__":
+    main()
