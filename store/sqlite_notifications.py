@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from protocol.encoding import EntityId
@@ -35,24 +36,13 @@ FROM subscriptions s CROSS JOIN tokens t USING (token_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({})
 """
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
-_ENTRIES = f"""
-SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta, n.sent
-FROM (
-    SELECT * FROM (
-        SELECT sub_key, seq, received_at, nonce, meta, 0 AS sent FROM unsent_notifications
-        WHERE token_key = ?1 ORDER BY seq LIMIT {UNSENT_LOADED}
-    )
-    UNION ALL
-    SELECT * FROM (
-        SELECT sub_key, seq, received_at, nonce, meta, 1 AS sent FROM sent_notifications o
-        WHERE token_key = ?1 AND NOT EXISTS (
-            SELECT 1 FROM unsent_notifications u WHERE u.token_key = ?1 AND u.sub_key = o.sub_key
-        )
-        ORDER BY seq DESC LIMIT {KEPT_NOTIFICATIONS}
-    )
-) n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
-ORDER BY n.sent, n.seq
+_ENTRIES = """
+SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta
+FROM {} n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
+WHERE n.token_key = ?
 """
+_UNSENT = f"{_ENTRIES.format('unsent_notifications')} ORDER BY n.seq LIMIT {UNSENT_LOADED}"
+_SENT = _ENTRIES.format("sent_notifications")
 _ACTIVE_TOKENS = f"""
 SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = 'ACTIVE'
 """
@@ -108,15 +98,19 @@ def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:
 
 
 def _entries(db: sqlite3.Connection, key: TokenKey) -> tuple[LastNotification, ...]:
-    """Unsent ones first in the rows, then the sent ones, each by age."""
-    rows = db.execute(_ENTRIES, (key,)).fetchall()
-    unsent = [row for row in rows if not row[9]]
-    room = max(0, KEPT_NOTIFICATIONS - len(unsent))
-    sent = rows[len(unsent) :][-room:] if room else []
-    return tuple(_entry(row) for row in sorted(unsent + sent, key=lambda row: row[1]))
+    entries = [_entry(row, sent=False) for row in db.execute(_UNSENT, (key,))]
+    room = KEPT_NOTIFICATIONS - len(entries)
+    if room > 0:
+        # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
+        unsent = {entry.sub_key for entry in entries}
+        sent = [row for row in db.execute(_SENT, (key,)) if row[0] not in unsent]
+        sent.sort(key=itemgetter(1))
+        entries += [_entry(row, sent=True) for row in sent[-room:]]
+        entries.sort(key=attrgetter("seq"))
+    return tuple(entries)
 
 
-def _entry(row: Sequence[Any]) -> LastNotification:
+def _entry(row: Sequence[Any], *, sent: bool) -> LastNotification:
     return LastNotification(
         sub_key=SubKey(row[0]),
         seq=row[1],
@@ -125,7 +119,7 @@ def _entry(row: Sequence[Any]) -> LastNotification:
         received_at=row[6],
         nonce=row[7],
         meta=row[8],
-        sent=bool(row[9]),
+        sent=sent,
     )
 
 

@@ -1,0 +1,334 @@
+"""What the store costs, beside plain `sqlite3` writing and reading the same rows.
+
+    python -m bench.store [--subscriptions 1000000] [--rounds 3]
+
+CPU is of the whole process (event loop and connection threads), in microseconds for each row; the best round
+counts. The ratio is the store's CPU to plain sqlite3's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from store import migrate
+from store.records import (
+    NewSubscription,
+    Notification,
+    SentEntry,
+    ServerKey,
+    TokenKey,
+)
+from store.sqlite import SqliteStore
+
+SERVER = SmpServer(("router.example",), "", b"h" * 32)
+SERVER_KEY = ServerKey(1)
+SUBSCRIPTIONS_PER_TOKEN = 20
+BLOCK = 80
+"NMSGs in one block of a router."
+GROUPS = (1, 50, 500)
+"Callers at once."
+
+_INSERT_TOKEN = """
+INSERT INTO tokens (token_id, device_token, verify_key, dh_private, dh_secret, code, status, updated_on)
+VALUES (?, ?, ?, ?, ?, ?, 'ACTIVE', 0)
+"""
+_INSERT_SUBSCRIPTION = """
+INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, notifier_key, state)
+VALUES (?, ?, 1, ?, ?, 'ACTIVE')
+"""
+_FIND_SUBSCRIPTION = """
+SELECT s.sub_key, s.server_key, s.notifier_id, s.state, s.token_key, t.token_id, t.verify_key
+FROM subscriptions s JOIN tokens t USING (token_key) WHERE s.subscription_id = ?
+"""
+_FIND_QUEUE = "SELECT token_key, sub_key FROM subscriptions WHERE server_key = 1 AND notifier_id = ?"
+_ADD_NOTIFICATION = """
+REPLACE INTO unsent_notifications (seq, token_key, sub_key, received_at, nonce, meta)
+VALUES (?, ?, ?, 1, ?, ?)
+"""
+
+
+class Cost(NamedTuple):
+    """Microseconds for each row."""
+
+    cpu: float
+    wall: float
+
+
+def best(rounds: int, rows: int, run: Callable[[], object]) -> Cost:
+    costs = []
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        costs.append(
+            Cost((time.process_time() - cpu) / rows * 1e6, (time.perf_counter() - wall) / rows * 1e6)
+        )
+    return Cost(min(cost.cpu for cost in costs), min(cost.wall for cost in costs))
+
+
+def report(name: str, ours: Cost, plain: Cost) -> None:
+    print(
+        f"{name:<44} {ours.cpu:8.1f} {ours.wall:8.1f}   {plain.cpu:8.1f} {plain.wall:8.1f}"
+        f"   {ours.cpu / plain.cpu:5.2f}",
+        flush=True,
+    )
+
+
+class Rows(NamedTuple):
+    """A sample of what is in a database."""
+
+    subscription_ids: list[EntityId]
+    notifier_ids: list[EntityId]
+
+
+def make_database(path: Path, subscriptions: int) -> Rows:
+    """Tokens and subscriptions of one router, written directly."""
+    migrate.migrate(path)
+    randomness = random.Random(1)
+    tokens = max(1, subscriptions // SUBSCRIPTIONS_PER_TOKEN)
+    sample: list[tuple[bytes, bytes]] = []
+
+    def rows() -> Iterator[tuple[bytes, int, bytes, bytes]]:
+        for number in range(subscriptions):
+            ids = (randomness.randbytes(24), randomness.randbytes(24))
+            if len(sample) < 20_000 and randomness.random() < 40_000 / subscriptions:
+                sample.append(ids)
+            yield ids[0], number % tokens + 1, ids[1], randomness.randbytes(48)
+
+    with closing(migrate.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA cache_size = -400000")
+        db.execute("BEGIN")
+        db.execute(
+            "INSERT INTO smp_servers (hosts, port, key_hash) VALUES (?, '', ?)",
+            (SERVER.hosts[0], SERVER.key_hash),
+        )
+        # An AN device token: provider, length and 32 bytes.
+        db.executemany(
+            _INSERT_TOKEN,
+            (
+                (
+                    randomness.randbytes(24),
+                    b"AN\x20" + randomness.randbytes(32),
+                    *[randomness.randbytes(32)] * 4,
+                )
+                for _ in range(tokens)
+            ),
+        )
+        db.executemany(_INSERT_SUBSCRIPTION, rows())
+        db.execute(
+            "UPDATE totals SET tokens = ?1, active_tokens = ?1,"
+            " subscriptions = ?2, active_subscriptions = ?2",
+            (tokens, subscriptions),
+        )
+        db.execute("COMMIT")
+    randomness.shuffle(sample)
+    return Rows([EntityId(a) for a, _ in sample], [EntityId(b) for _, b in sample])
+
+
+def plain_connection(path: Path, synchronous: str) -> sqlite3.Connection:
+    db = migrate.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    return db
+
+
+class Bench:
+    def __init__(self, path: Path, rows: Rows, rounds: int) -> None:
+        self.path = path
+        self.rows = rows
+        self.rounds = rounds
+        self.runner = asyncio.Runner()
+        self.store = SqliteStore(path)
+        self.wait(self.store.open())
+
+    def wait(self, call: Awaitable[object]) -> None:
+        async def run() -> None:
+            await call
+
+        self.runner.run(run())
+
+    def close(self) -> None:
+        self.wait(self.store.close())
+        self.runner.close()
+
+    def lookups(self, group: int) -> None:
+        asked = self.rows.subscription_ids[: max(500, min(10_000, group * 40))]
+
+        async def ours() -> None:
+            for start in range(0, len(asked), group):
+                await asyncio.gather(*map(self.store.subscription, asked[start : start + group]))
+
+        def plain() -> None:
+            for subscription_id in asked:
+                db.execute(_FIND_SUBSCRIPTION, (subscription_id,)).fetchone()
+
+        with closing(plain_connection(self.path, "NORMAL")) as db:
+            report(
+                f"subscription(), {group} at once",
+                best(self.rounds, len(asked), lambda: self.wait(ours())),
+                best(self.rounds, len(asked), plain),
+            )
+
+    def creations(self, group: int) -> None:
+        count = max(200, min(10_000, group * 20))
+
+        async def ours() -> None:
+            for _ in range(0, count, group):
+                await asyncio.gather(*(self.store.create_subscription(_new()) for _ in range(group)))
+
+        def plain() -> None:
+            for _ in range(0, count, group):
+                rows = [(os.urandom(24), 1, os.urandom(24), os.urandom(48)) for _ in range(group)]
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany(_INSERT_SUBSCRIPTION, rows)
+                db.execute("COMMIT")
+
+        with closing(plain_connection(self.path, "FULL")) as db:
+            report(
+                f"create_subscription(), {group} at once",
+                best(self.rounds, count, lambda: self.wait(ours())),
+                best(self.rounds, count, plain),
+            )
+
+    def notifications(self) -> None:
+        """Blocks stored, then given for pushing, then marked sent: as the server does it."""
+        blocks = [
+            [Notification(notifier_id, bytes(24), bytes(136)) for notifier_id in ids]
+            for ids in _blocks(self.rows.notifier_ids[:4000])
+        ]
+        seconds = {"add": [0.0, 0.0], "push": [0.0, 0.0], "sent": [0.0, 0.0]}
+        count = sum(map(len, blocks))
+
+        def charge(name: str, wall: float, cpu: float) -> None:
+            seconds[name][0] += (time.process_time() - cpu) / count * 1e6
+            seconds[name][1] += (time.perf_counter() - wall) / count * 1e6
+
+        async def ours() -> None:
+            for block in blocks:
+                wall, cpu = time.perf_counter(), time.process_time()
+                stored = await self.store.add_notifications(SERVER_KEY, block, received_at=1)
+                charge("add", wall, cpu)
+                keys = list({one.token_key for one in stored if one.token_key is not None})
+                wall, cpu = time.perf_counter(), time.process_time()
+                pushes = await self.store.pushes(keys)
+                charge("push", wall, cpu)
+                entries = [
+                    SentEntry(TokenKey(push.token.key), entry.sub_key, entry.seq)
+                    for push in pushes
+                    for entry in push.entries
+                    if not entry.sent
+                ]
+                wall, cpu = time.perf_counter(), time.process_time()
+                await self.store.set_sent(entries)
+                charge("sent", wall, cpu)
+
+        self.wait(ours())
+        plain = self.plain_notifications(blocks)
+        report(f"add_notifications(), blocks of {BLOCK}", Cost(*seconds["add"]), plain)
+        report("pushes(), a token for each NMSG", Cost(*seconds["push"]), plain)
+        report("set_sent()", Cost(*seconds["sent"]), plain)
+
+    def plain_notifications(self, blocks: Sequence[Sequence[Notification]]) -> Cost:
+        """Appended rows, a transaction for each block."""
+        with closing(plain_connection(self.path, "NORMAL")) as db:
+            (seq,) = db.execute("SELECT last_seq FROM totals").fetchone()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for block in blocks:
+                db.execute("BEGIN IMMEDIATE")
+                for notifier_id, nonce, meta in block:
+                    seq += 1
+                    token_key, sub_key = db.execute(_FIND_QUEUE, (notifier_id,)).fetchone()
+                    db.execute(_ADD_NOTIFICATION, (seq, token_key, sub_key, nonce, meta))
+                db.execute("COMMIT")
+            count = sum(map(len, blocks))
+            cost = Cost((time.process_time() - cpu) / count * 1e6, (time.perf_counter() - wall) / count * 1e6)
+            db.execute("DELETE FROM unsent_notifications")
+            return cost
+
+    def whole_router(self) -> None:
+        async def disconnect() -> int:
+            return await self.store.set_disconnected(SERVER_KEY)
+
+        started = time.perf_counter()
+        count = self.runner.run(disconnect())
+        print(f"set_disconnected(): {count} rows in {time.perf_counter() - started:.2f} s", flush=True)
+
+
+def _blocks(ids: Sequence[EntityId]) -> Iterator[Sequence[EntityId]]:
+    for start in range(0, len(ids), BLOCK):
+        yield ids[start : start + BLOCK]
+
+
+def _new() -> NewSubscription:
+    return NewSubscription(
+        subscription_id=EntityId(os.urandom(24)),
+        token_key=TokenKey(1),
+        server=SERVER,
+        notifier_id=EntityId(os.urandom(24)),
+        notifier_key=os.urandom(48),
+    )
+
+
+_OPENED = """
+import asyncio, pathlib, sys, time
+from store.sqlite import SqliteStore
+async def main():
+    store = SqliteStore(pathlib.Path(sys.argv[1]))
+    started = time.perf_counter()
+    await store.open()
+    await store.counts()
+    await store.servers()
+    seconds = time.perf_counter() - started
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            megabytes = int(line.split()[1]) / 1024
+            print(f"open(), counts(), servers(): {seconds * 1000:.1f} ms, RSS {megabytes:.1f} MB")
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def measure(subscriptions: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ntf.db"
+        rows = make_database(path, subscriptions)
+        print(f"\n{subscriptions} subscriptions, {path.stat().st_size / 1e6:.0f} MB")
+        subprocess.run([sys.executable, "-c", _OPENED, str(path)], check=True)
+        print(f"{'us per row':<44} {'CPU':>8} {'wall':>8}   {'plain CPU':>8} {'wall':>7}   ratio")
+        bench = Bench(path, rows, rounds)
+        for group in GROUPS:
+            bench.lookups(group)
+        for group in GROUPS:
+            bench.creations(group)
+        bench.notifications()
+        bench.whole_router()
+        bench.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the store costs, beside plain sqlite3.")
+    parser.add_argument("--subscriptions", type=int, default=1_000_000, help="in the large database")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    for subscriptions in (1000, options.subscriptions):
+        measure(subscriptions, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
