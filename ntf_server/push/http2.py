@@ -274,12 +274,9 @@ class _Lane:
             more, succeeded, failed = self.multi.info_read()
             for easy in succeeded:
                 self.last_answer = now
-                retry_after = easy.getinfo(pycurl.RETRY_AFTER)
-                response = Response(
-                    easy.getinfo(pycurl.RESPONSE_CODE),
-                    bytes(easy.answer),
-                    float(retry_after) if retry_after > 0 else None,
-                )
+                status = easy.getinfo(pycurl.RESPONSE_CODE)
+                wish = easy.getinfo(pycurl.RETRY_AFTER) if status >= 400 else 0
+                response = Response(status, bytes(easy.answer), float(wish) if wish > 0 else None)
                 outcomes.append((self._release(easy), response))
             for easy, code, text in failed:
                 error = self._error(easy.job, code, text)
