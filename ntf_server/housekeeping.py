@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HousekeepingSettings:
+class HousekeepingConfig:
     unverified_days: int = 7
     "Tokens never verified are kept so long; 0 keeps them for ever."
     invalid_days: int = 30
@@ -34,14 +34,14 @@ class Housekeeping:
         store: NtfStore,
         subscriber: Subscriber,
         clock: Clock,
-        settings: HousekeepingSettings | None = None,
+        settings: HousekeepingConfig | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
         self._clock = clock
-        self._settings = settings or HousekeepingSettings()
+        self._settings = settings or HousekeepingConfig()
         self._sleep = sleep
 
     async def run(self) -> None:

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from random import random as system_random
 from typing import Protocol
 
 from ntf_server.clock import Clock
+from ntf_server.randomness import random_part
 from store.interface import NtfStore, StoreError
 from store.records import TokenKey
 
@@ -31,15 +31,15 @@ class CheckMessagesSink(Protocol):
         """Queue a push that wakes the device; waits while too many are queued."""
 
 
-def first_due(now: float, minutes: int, random: Callable[[], float] = system_random) -> int:
+def first_due(now: float, minutes: int, random: Callable[[int], bytes]) -> int:
     """When a token gets its first periodic push: within the interval, at a time of its own."""
-    part = EARLIEST_FIRST + (1 - EARLIEST_FIRST) * random()
+    part = EARLIEST_FIRST + (1 - EARLIEST_FIRST) * random_part(random)
     return int(now + minutes * SECONDS_PER_MINUTE * part)
 
 
-def next_due(now: float, minutes: int, random: Callable[[], float] = system_random) -> int:
+def next_due(now: float, minutes: int, random: Callable[[int], bytes]) -> int:
     """When the next one follows: after the interval, a little later for some than for others."""
-    return int(now + minutes * SECONDS_PER_MINUTE * (1 + LATENESS * random()))
+    return int(now + minutes * SECONDS_PER_MINUTE * (1 + LATENESS * random_part(random)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PeriodicSettings:
     "Pushes per second at most: those that became due while the server was down do not come in one burst."
 
 
-class PeriodicPushes:
+class Periodic:
     """Queues a check-messages push for every token that is due, until cancelled."""
 
     def __init__(
@@ -59,9 +59,9 @@ class PeriodicPushes:
         store: NtfStore,
         sink: CheckMessagesSink,
         clock: Clock,
+        random: Callable[[int], bytes],
         settings: PeriodicSettings | None = None,
         *,
-        random: Callable[[], float] = system_random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store

@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
-import random as randomness
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.push_events import PushEvents
 from ntf_server.push.retries import Attempts, RetryPolicy, attempts_after_failure
 from ntf_server.push.scheduler import Added, Job, Kind, PushScheduler, SchedulerSettings, Taken
+from ntf_server.randomness import random_part
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.device_token import Provider
 from protocol.push_messages import PUSH_PADDING, seal_push
@@ -52,22 +51,28 @@ PUSH_ID_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DispatcherSettings:
-    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    retries: RetryPolicy = field(default_factory=RetryPolicy)
+class DispatcherConfig:
+    coalesce: bool = True
+    "Off: one push for each notification."
+    interval: float = 0.4
+    "Seconds between the pushes of one token, in which its notifications gather; the first one never waits."
     padding: int = PUSH_PADDING
     "Bytes of every push before encryption."
+    concurrency: int = 1_000
+    "Pushes under way per provider."
+    queue_size: int = 32_768
+    "Tokens with a push queued, under way or due soon; when so many are, whoever brings more waits."
+    max_age: float = 3600.0
+    "Seconds: a notification that is older is not worth a retry."
     deadline: float = 30.0
     "Seconds that a delivery may take at most; providers have shorter limits of their own."
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
     commit_delay: float = 0.003
     "Seconds in which outcomes gather before they are stored together."
     sweep_page: int = 256
     "Unsent tokens read from the store at once, at start-up and after an outage."
     store_pause: float = 1.0
     "Seconds until a store that is unavailable is asked again."
-    stop_grace: float = 10.0
-    "Seconds that pushes under way have to end when the server stops."
 
 
 class Timer(Protocol):
@@ -107,30 +112,39 @@ class _Outcome(NamedTuple):
     retry: tuple[Attempts, float] | None = None
 
 
-class PushDispatcher:
+class Dispatcher:
     """The PushSink of the daemon. `run()` does the work until `stop()`."""
 
     def __init__(
         self,
         store: NtfStore,
         providers: Mapping[Provider, PushProvider],
-        journal: EventSink,
-        clock: Clock,
-        settings: DispatcherSettings | None = None,
+        config: DispatcherConfig,
         *,
-        random_bytes: Callable[[int], bytes] = os.urandom,
-        random: Callable[[], float] = randomness.random,
+        clock: Clock,
+        random: Callable[[int], bytes],
+        journal: EventSink,
         call_later: CallLater | None = None,
     ) -> None:
         self._store = store
         self._providers = providers
+        self._config = config
         self._clock = clock
-        self._settings = settings or DispatcherSettings()
-        self._random_bytes = random_bytes
         self._random = random
         self._call_later = call_later
+        self._retries = RetryPolicy(max_age=config.max_age)
+        self._scheduler = PushScheduler(
+            SchedulerSettings(
+                coalesce=config.coalesce,
+                interval=config.interval,
+                max_tokens=config.queue_size,
+                max_waiting=config.queue_size // 4,
+                concurrency=config.concurrency,
+            ),
+            config.breaker,
+            self._chance,
+        )
         self._events = PushEvents(journal, clock.now)
-        self._scheduler = PushScheduler(self._settings.scheduler, self._settings.breaker, random)
         self._events.watch(self._scheduler)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -141,10 +155,15 @@ class PushDispatcher:
         self._delivered_all = False
         self._work_limit: asyncio.Timeout | None = None
         self._timer: Timer | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
 
     @property
     def jobs_in_memory(self) -> int:
         return len(self._scheduler)
+
+    def _chance(self) -> float:
+        return random_part(self._random)
 
     # PushSink
 
@@ -184,21 +203,27 @@ class PushDispatcher:
         if self._call_later is None:
             self._call_later = asyncio.get_running_loop().call_later
         self._scheduler.want_sweep(self._clock.monotonic())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._store_outcomes(), name="push outcomes")
-            try:
-                await self._work()
-            finally:
-                self._delivered_all = True
-                self._outcomes_came.set()
+        self._ended.clear()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._store_outcomes(), name="push outcomes")
+                try:
+                    await self._work()
+                finally:
+                    self._delivered_all = True
+                    self._outcomes_came.set()
+        finally:
+            self._ended.set()
 
-    def stop(self) -> None:
-        """Take no more; `run()` ends when the pushes under way have ended, or their grace has."""
+    async def stop(self, grace: float) -> None:
+        """Take no more. Returns when the pushes under way have ended, or were cut off after `grace` seconds,
+        and what became of them is stored."""
         self._stopping = True
         for event in (self._wake, self._room, self._sweep):
             event.set()
         if self._work_limit is not None:
-            self._work_limit.reschedule(asyncio.get_running_loop().time() + self._settings.stop_grace)
+            self._work_limit.reschedule(asyncio.get_running_loop().time() + grace)
+        await self._ended.wait()
 
     async def _work(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -231,32 +256,37 @@ class PushDispatcher:
 
     async def _sweep_when_due(self) -> None:
         """Add the tokens that only the store knows as unsent."""
-        page_size = self._settings.sweep_page
         while not self._stopping:
             await self._sweep.wait()
             self._sweep.clear()
-            after, page = TokenKey(0), [TokenKey(0)]
-            while page and not self._stopping:
-                page = await self._patiently(partial(self._store.unsent_tokens, after=after, limit=page_size))
-                for token_key in page:
+            after = TokenKey(0)
+            while page := await self._next_unsent(after):
+                for after in page:
                     await self._room_for_sweep()
-                    await self._add(Job(Kind.MESSAGE, token_key), None)
-                    after = token_key
+                    await self._add(Job(Kind.MESSAGE, after), None)
+
+    async def _next_unsent(self, after: TokenKey) -> list[TokenKey]:
+        if self._stopping:
+            return []
+        page = partial(self._store.unsent_tokens, after=after, limit=self._config.sweep_page)
+        return await self._patiently(page) or []
 
     async def _room_for_sweep(self) -> None:
         """A sweep uses half of the room at most: what arrives now has the rest."""
-        while len(self._scheduler) > self._settings.scheduler.max_tokens // 2 and not self._stopping:
+        while len(self._scheduler) > self._config.queue_size // 2 and not self._stopping:
             self._room.clear()
             await self._room.wait()
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call to the store, however long it is unavailable."""
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of a call to the store, however long it is unavailable; None if we are to stop."""
         while True:
             try:
                 return await call()
             except StoreError as error:
                 log.error("push waits for the store: %s", error)
-                await asyncio.sleep(self._settings.store_pause)
+            if self._stopping:
+                return None
+            await asyncio.sleep(self._config.store_pause)
 
     # Starting pushes
 
@@ -266,9 +296,9 @@ class PushDispatcher:
         tokens: list[TokenRecord] = []
         pushes: list[TokenPush] = []
         if urgent:
-            tokens = await self._patiently(partial(self._store.tokens_by_key, urgent))
+            tokens = await self._patiently(partial(self._store.tokens_by_key, urgent)) or []
         if messages:
-            pushes = await self._patiently(partial(self._store.pushes, messages))
+            pushes = await self._patiently(partial(self._store.pushes, messages)) or []
         self._start_loaded(taken, tokens, pushes, tasks)
         self._room.set()
 
@@ -299,13 +329,13 @@ class PushDispatcher:
         return self._repeats(taken) or any(not entry.sent for entry in push.entries)
 
     def _repeats(self, taken: Taken) -> bool:
-        return taken.arrived and not self._settings.scheduler.coalesce
+        return taken.arrived and not self._config.coalesce
 
     async def _push(self, taken: Taken, token: TokenRecord, push: TokenPush | None, now: float) -> None:
         if push is None:
             await self._deliver(self._urgent_attempt(taken, token, now))
             return
-        room = self._settings.padding - PAD_LENGTH_SIZE
+        room = self._config.padding - PAD_LENGTH_SIZE
         composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
         if composed.refused:
             log.error("%d notifications were dropped: too long for any push", len(composed.refused))
@@ -322,21 +352,21 @@ class PushDispatcher:
             self._finish(attempt, ())
 
     def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
-        nonce = self._random_bytes(NONCE_SIZE)
-        boxed = seal_push(token.dh_secret, nonce, composed.text, self._settings.padding)
+        nonce = self._random(NONCE_SIZE)
+        boxed = seal_push(token.dh_secret, nonce, composed.text, self._config.padding)
         push_id = _message_push_id(token, composed.entries)
         return _Attempt(taken, token, push_id, Message(nonce, boxed), composed, now)
 
     def _urgent_attempt(self, taken: Taken, token: TokenRecord, now: float) -> _Attempt:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
-            nonce = self._random_bytes(NONCE_SIZE)
-            boxed = seal_push(token.dh_secret, nonce, token.code, self._settings.padding)
+            nonce = self._random(NONCE_SIZE)
+            boxed = seal_push(token.dh_secret, nonce, token.code, self._config.padding)
             notification = Verification(nonce, boxed)
         if taken.attempts is not None and not taken.arrived:
             push_id = taken.attempts.push_id
         else:
-            push_id = uuid.UUID(bytes=self._random_bytes(PUSH_ID_SIZE), version=4)
+            push_id = uuid.UUID(bytes=self._random(PUSH_ID_SIZE), version=4)
         return _Attempt(taken, token, push_id, notification, None, now)
 
     # Outcomes
@@ -347,7 +377,7 @@ class PushDispatcher:
             provider = self._providers.get(token.provider)
             if provider is None:
                 raise Refused(f"provider {token.provider.tag} is not set up")
-            async with asyncio.timeout(self._settings.deadline):
+            async with asyncio.timeout(self._config.deadline):
                 await provider.deliver(token, attempt.notification, attempt.push_id)
         except TokenInvalid as error:
             await self._on_token_invalid(attempt, error)
@@ -424,7 +454,7 @@ class PushDispatcher:
             self._answered(attempt, now)
         elif not self._is_worth_a_retry(attempt, error, now):
             return
-        policy = self._settings.retries
+        policy = self._retries
         attempts = attempts_after_failure(attempt.taken.attempts, attempt.push_id)
         lost = attempt.unsent
         if attempts.count < policy.max_attempts:
@@ -436,7 +466,7 @@ class PushDispatcher:
             return
         if lost:
             self._give_up(attempt, lost, "expired")
-        self._finish(attempt, lost, (attempts, now + policy.delay(attempts.level, error.after, self._random)))
+        self._finish(attempt, lost, (attempts, now + policy.delay(attempts.level, error.after, self._chance)))
 
     def _is_worth_a_retry(self, attempt: _Attempt, error: RetryLater, now: float) -> bool:
         """False: the whole provider is down, and the push comes back with all others."""
@@ -480,7 +510,7 @@ class PushDispatcher:
             await self._outcomes_came.wait()
             self._outcomes_came.clear()
             if not self._delivered_all:
-                await asyncio.sleep(self._settings.commit_delay)
+                await asyncio.sleep(self._config.commit_delay)
             outcomes, self._outcomes = self._outcomes, []
             if sent := [entry for outcome in outcomes for entry in outcome.sent]:
                 await self._patiently(partial(self._store.set_sent, sent))

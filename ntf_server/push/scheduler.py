@@ -283,8 +283,8 @@ class PushScheduler:
             self._forget(entry)
 
     def answered(self, job: Job, now: float) -> bool:
-        """The provider gave an answer, and the job, though taken until its outcome is stored, leaves its place.
-        True if another one waits for it."""
+        """The provider gave an answer: the job leaves its place, but stays taken until the outcome is stored.
+        True if another job waits for the place."""
         entry = self._entries(job)[job]
         lanes = self._lanes_of(entry)
         if lanes.probe == job:
