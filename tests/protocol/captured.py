@@ -140,7 +140,7 @@ def _smp_messages() -> dict[str, smp.SmpMessage]:
 def entity_of(group: str, name: str) -> EntityId:
     """The entity that the vectors use with a command."""
     for vector in vectors(group):
-        if vector["name"] == name:
+        if vector["name"].split(" ")[0] == name.split(" ")[0]:
             return EntityId(bytes.fromhex(vector["entity_hex"]))
     raise AssertionError(name)
 
