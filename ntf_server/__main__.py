@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ntf-server",
-        description="A notification server for SMP: watches message queues, wakes devices with encrypted pushes.",
+        description="A notification server for SMP: watches queues, wakes devices with encrypted pushes.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     folders = argparse.ArgumentParser(add_help=False)

@@ -77,6 +77,7 @@ class StoreSection:
 
     database: str = key("sqlite", choice("sqlite"), "The kind of database.")
     data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
+    busy_timeout: float = key(5.0, seconds(0.01, 600), "Patience when another program holds the database.")
     unverified_token_days: int = key(
         7, whole(1, 3650), "Tokens never verified are removed, with their subscriptions, after so many days."
     )
@@ -111,6 +112,7 @@ class SubscriberSection:
     socks_proxy: str = key("", TEXT, "SOCKS5 proxy as host:port; empty: none.")
     socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
     host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
+    own_hosts: str = key("", TEXT, "Hosts of your own routers, separated by commas: counted one by one.")
     connect_timeout: float = key(45.0, seconds(1, 600), "Connecting, TLS and SMP handshake together.")
     command_timeout: float = key(30.0, seconds(1, 600), "An answer of a router.")
     ping_interval: float = key(60.0, seconds(0.1, 3600), "Silence before a router is asked for a PONG.")
@@ -123,7 +125,7 @@ class PushSection:
 
     coalesce: bool = key(True, SWITCH, "Join notifications of a device that is already being pushed to.")
     padding: int = key(3072, whole(1024, 3072), "Size to which the encrypted part of every push is padded.")
-    concurrency: int = key(256, whole(1, 10_000), "Pushes in flight at once.")
+    concurrency: int = key(1000, whole(1, 10_000), "Pushes under way per provider.")
     queue_size: int = key(
         32768, whole(100, 10_000_000), "Devices waiting; when full, reading routers pauses."
     )

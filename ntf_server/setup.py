@@ -42,7 +42,7 @@ class InitOptions:
 
 
 def init(options: InitOptions, now: datetime) -> Config:
-    """Make the configuration, the identity and the keys. An identity that an operator brought along is kept."""
+    """Make the configuration, the identity and the keys. An identity that is there already is kept."""
     config_file = options.config_dir / CONFIG_FILE
     if config_file.exists() and not options.force:
         raise ConfigError(f"{config_file} exists; --force makes a new configuration and a new identity")

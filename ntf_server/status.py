@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from pathlib import Path
 
 from cryptography import x509
@@ -11,11 +11,13 @@ from ntf_server import setup
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
 from protocol.addresses import NtfServer
-from protocol.connection import Connection, HandshakeDone
-from protocol.errors import HandshakeError
-from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
+from protocol.connection import Connection
+from protocol.encoding import NO_ENTITY
+from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse, Ping
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.versions import NTF_ALPN
+from smp_client.errors import ClientError
+from smp_client.requests import RequestSession
 from store.interface import StoreError
 from store.sqlite import SqliteStore
 from transport.certificates import load_server_files
@@ -54,8 +56,7 @@ async def _print_store(config: Config) -> None:
         return
     finally:
         await store.close()
-    size = os.path.getsize(path) / 1e6
-    print(f"store        {path}, {size:.1f} MB")
+    print(f"store        {path}")
     print(f"tokens       {counts.tokens}, {counts.active_tokens} active")
     print(
         f"queues       {counts.subscriptions} on {counts.servers} routers, "
@@ -80,13 +81,15 @@ async def _probe(address: NtfServer, config: Config) -> str | None:
     except (OSError, TransportError) as error:
         return str(error) or type(error).__name__
     handshake = NtfClientHandshake(stream.session_id, address.key_hash, stream.peer_chain[0])
-    connection: Connection[NtfResponse, NtfCommand] = Connection(
-        handshake, NTF_RESPONSES, NTF_COMMANDS, checks_credentials=False
+    session: RequestSession[NtfResponse, NtfCommand] = RequestSession(
+        stream, Connection(handshake, NTF_RESPONSES, NTF_COMMANDS, checks_credentials=False), ping=Ping()
     )
     try:
-        events = connection.receive_data(await stream.receive())
-    except (TransportError, HandshakeError) as error:
-        return str(error)
+        async with asyncio.timeout(PROBE_TIMEOUT):
+            await session.start()
+            await session.request(NO_ENTITY, Ping())
+    except (ClientError, TimeoutError) as error:
+        return str(error) or type(error).__name__
     finally:
-        stream.close()
-    return None if events and isinstance(events[0], HandshakeDone) else "the handshake failed"
+        await session.close()
+    return None

@@ -1,0 +1,302 @@
+"""The whole daemon: the one place that makes the parts and wires them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from ntf_server import setup
+from ntf_server.client_session import ClientLimits
+from ntf_server.clock import Clock, SystemClock
+from ntf_server.commands import CommandRules, Commands
+from ntf_server.config import Config
+from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
+from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
+from ntf_server.journal import EventSink, Journal, JournalSettings, NullJournal
+from ntf_server.limits import Rate
+from ntf_server.listener import Listener, ListenerSettings
+from ntf_server.metrics import gauge, histogram
+from ntf_server.periodic import Periodic
+from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
+from ntf_server.push.providers import Providers, make_providers
+from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from protocol.addresses import NtfServer
+from store.interface import StoreError
+from store.journal_schema import JournalEvent, load_or_create_key
+from store.sqlite import SqliteStore
+from transport.certificates import load_server_files
+
+logger = logging.getLogger(__name__)
+
+COUNTS_INTERVAL = 15.0
+PUSH_DRAIN_TIMEOUT = 10.0
+MICROSECONDS = 1_000_000
+
+COMMIT_SECONDS = histogram("store_commit_seconds", "Time of a group of writes up to its commit")
+TOKENS = gauge("tokens", "Tokens in the store")
+ACTIVE_TOKENS = gauge("tokens_active", "Verified tokens in the store")
+SUBSCRIPTIONS = gauge("subscriptions", "Subscriptions in the store")
+ACTIVE_SUBSCRIPTIONS = gauge("subscriptions_active", "Subscriptions that are subscribed at their router")
+UNSENT = gauge("notifications_unsent", "Last notifications that no accepted push has carried yet")
+
+
+class App:
+    """A notification server in this process. `run` once; `ready` is called when clients can connect."""
+
+    def __init__(
+        self,
+        config_dir: Path,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._config_dir = config_dir
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._random = random
+        self._is_ready = False
+        self.metrics_port = 0
+        data_dir = setup.data_folder(config)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._data_dir = data_dir
+        self.store = SqliteStore(
+            setup.database_path(config),
+            busy_timeout=config.STORE.busy_timeout,
+            on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds),
+        )
+        self._credentials = load_server_files(config_dir)
+        self._journal = self._make_journal()
+        self._providers = make_providers(config, data_dir, self._clock.now)
+        self.dispatcher = self._make_dispatcher(self._providers)
+        self.subscriber = self._make_subscriber()
+        self.listener = self._make_listener()
+
+    @property
+    def address(self) -> NtfServer:
+        """What clients are given; valid once the server is ready."""
+        return setup.address(self._config_dir, self._config, self.listener.port)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Serve until `stop` is set, then finish what is in progress."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._providers.close)
+            stack.push_async_callback(self.store.close)
+            await self.store.open()
+            await stack.enter_async_context(_journalling(self._journal))
+            endpoint = HttpEndpoint(self._missing)
+            stack.push_async_callback(endpoint.close)
+            if self._config.METRICS.port:
+                self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
+            counts = await self.store.counts()
+            self._journal.record(JournalEvent.SERVER_STARTED, count=counts.subscriptions)
+            await self._serve(stop, ready)
+            self._journal.record(JournalEvent.SERVER_STOPPED)
+
+    async def check(self) -> None:
+        """Open and migrate the store, and close it: what `--maintenance` does."""
+        await self.store.open()
+        await self.store.close()
+        await self._providers.close()
+
+    async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")
+            background = [
+                tasks.create_task(self.subscriber.run(), name="router subscriber"),
+                tasks.create_task(
+                    Periodic(self.store, self.dispatcher, self._clock, self._random).run(), name="periodic"
+                ),
+                tasks.create_task(self._make_housekeeping().run(), name="housekeeping"),
+                tasks.create_task(self._publish_counts(), name="counts"),
+                tasks.create_task(self.listener.run(), name="idle clients"),
+            ]
+            if self._config.METRICS.file is not None:
+                writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS.file_interval)
+                background.append(tasks.create_task(writing, name="metrics file"))
+            await self.listener.open()
+            self._is_ready = True
+            ready()
+            try:
+                await stop.wait()
+            finally:
+                self._is_ready = False
+                await self.listener.close()
+                for task in background:
+                    task.cancel()
+                await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
+                pushing.cancel()
+
+    def _missing(self) -> str:
+        return "" if self._is_ready else "not accepting clients"
+
+    async def _publish_counts(self) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                counts = await self.store.counts()
+                TOKENS.set(counts.tokens)
+                ACTIVE_TOKENS.set(counts.active_tokens)
+                SUBSCRIPTIONS.set(counts.subscriptions)
+                ACTIVE_SUBSCRIPTIONS.set(counts.active_subscriptions)
+                UNSENT.set(counts.unsent_notifications)
+            await asyncio.sleep(COUNTS_INTERVAL)
+
+    def _make_journal(self) -> Journal | NullJournal:
+        section = self._config.JOURNAL
+        if not section.enabled:
+            return NullJournal()
+        settings = JournalSettings(
+            folder=self._data_dir / setup.JOURNAL_FOLDER,
+            key=load_or_create_key(self._data_dir / setup.JOURNAL_KEY),
+            format="jsonl" if section.format == "jsonl" else "parquet",
+            segment_bytes=section.segment_mb * 1024 * 1024,
+            segment_seconds=section.segment_seconds,
+        )
+        return Journal(settings, lambda: int(self._clock.now() * MICROSECONDS))
+
+    def _make_dispatcher(self, providers: Providers) -> Dispatcher:
+        section = self._config.PUSH
+        settings = DispatcherConfig(
+            coalesce=section.coalesce,
+            padding=section.padding,
+            concurrency=section.concurrency,
+            queue_size=section.queue_size,
+            max_age=section.max_age,
+        )
+        return Dispatcher(
+            self.store,
+            providers.by_tag,
+            settings,
+            clock=self._clock,
+            random=self._random,
+            journal=self._journal,
+        )
+
+    def _make_subscriber(self) -> RouterSubscriber:
+        section = self._config.SUBSCRIBER
+        settings = SubscriberConfig(
+            use_service_credentials=section.use_service_credentials,
+            socks_proxy=section.socks_proxy or None,
+            socks_mode="always" if section.socks_mode == "always" else "onion",
+            host_mode="onion" if section.host_mode == "onion" else "public",
+            own_hosts=tuple(host for host in section.own_hosts.replace(",", " ").split()),
+            connect_timeout=section.connect_timeout,
+            command_timeout=section.command_timeout,
+            ping_interval=section.ping_interval,
+            ping_timeout=section.ping_timeout,
+        )
+        return RouterSubscriber(self.store, self.dispatcher, self._clock, settings, self._journal)
+
+    def _make_housekeeping(self) -> Housekeeping:
+        section = self._config.STORE
+        settings = HousekeepingConfig(
+            unverified_days=section.unverified_token_days, invalid_days=section.invalid_token_days
+        )
+        return Housekeeping(self.store, self.subscriber, self._clock, settings)
+
+    def _make_listener(self) -> Listener:
+        config = self._config
+        limits = config.LIMITS
+        commands = Commands(
+            self.store,
+            self.subscriber,
+            self.dispatcher,
+            clock=self._clock,
+            random=self._random,
+            rules=CommandRules(providers=frozenset(self._providers.by_tag)),
+            journal=self._journal,
+        )
+        client = ClientLimits(
+            handshake_timeout=limits.handshake_timeout,
+            commands=Rate(per_second=limits.commands_per_second, burst=limits.commands_burst),
+            tokens_per_connection=limits.tokens_per_connection,
+        )
+        settings = ListenerSettings(
+            host=config.TRANSPORT.listen or None,
+            port=config.TRANSPORT.port,
+            max_connections=limits.connections,
+            connections_per_address=limits.connections_per_address,
+            address_rate=Rate(
+                per_second=limits.address_commands_per_second, burst=limits.address_commands_burst
+            ),
+            idle_ttl=config.INACTIVE_CLIENTS.ttl if config.INACTIVE_CLIENTS.disconnect else 0.0,
+            idle_check_interval=config.INACTIVE_CLIENTS.check_interval,
+            client=client,
+        )
+        return Listener(settings, self._credentials, commands, self._clock, self._random)
+
+
+@asynccontextmanager
+async def _journalling(journal: EventSink) -> AsyncIterator[None]:
+    """The journal outlives everything that writes to it."""
+    if not isinstance(journal, Journal):
+        yield
+        return
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(journal.run(), name="journal")
+        try:
+            yield
+        finally:
+            journal.stop()
+
+
+@asynccontextmanager
+async def running(app: App) -> AsyncIterator[App]:
+    """A server inside another program: the demo, tests and benchmarks."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(app.run(stop, ready.set), name="ntf server")
+        waiting = tasks.create_task(ready.wait(), name="ntf server ready")
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if ready.is_set():
+                yield app
+        finally:
+            waiting.cancel()
+            stop.set()
+
+
+async def run_until_signal(config_dir: Path, config: Config, *, maintenance: bool) -> int:
+    """What `ntf-server start` does. SIGTERM or SIGINT ends it in order, a second one at once."""
+    _raise_file_limit()
+    app = App(config_dir, config)
+    if maintenance:
+        await app.check()
+        print("Store and configuration are fine.")
+        return 0
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        logger.info("stopping")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+    def ready() -> None:
+        print(f"Server address: {app.address}")
+        print(f"Listening on port {app.listener.port}")
+        if app.metrics_port:
+            print(f"Metrics on port {app.metrics_port}")
+        sys.stdout.flush()
+
+    await app.run(stop, ready)
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Ten thousand clients need as many files; the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,252 @@
+"""Connections: handshakes, limits, idle clients, shutdown, a failing store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ntf_server.app import App, running
+from protocol.blocks import pad
+from protocol.connection import Outgoing
+from protocol.encoding import NO_ENTITY
+from protocol.errors import QUOTA, ErrorType, store_error
+from protocol.ntf_commands import Err, IdTkn, Ping, Pong, Tchk, Tkn
+from protocol.ntf_handshake import NtfClientHandshake
+from protocol.statuses import TokenStatus
+from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE
+from tests import builders
+from tests.ntf_server.conftest import active_device, make_app, make_config, null_token
+from tests.ntf_server.ntf_client import DEADLINE, Device, NtfClient
+from transport.certificates import KeyAlgorithm
+from transport.errors import ConnectionClosed, TlsFailed
+from transport.streams import connect
+from transport.tls import client_context
+
+
+@pytest.mark.parametrize("algorithm", list(KeyAlgorithm))
+async def test_both_certificate_algorithms(tmp_path: Path, algorithm: KeyAlgorithm) -> None:
+    async with running(make_app(tmp_path, make_config(tmp_path, algorithm))) as app:
+        client = await NtfClient.open(app.address)
+        assert await client.ask(Ping()) == Pong()
+        client.close()
+
+
+async def test_wrong_identity_in_the_handshake_closes(app: App) -> None:
+    client = await NtfClient.open(app.address, key_hash=b"x" * 32)
+    assert await client.is_closed_by_server()
+
+
+async def test_version_that_was_not_offered_closes(app: App) -> None:
+    client = await NtfClient.open(app.address)
+    other = await NtfClient.open(app.address)
+    client.close()
+    fresh = await _after_hello(app)
+    fresh.stream.write(pad(b"\x00\x09" + b"\x20" + app.address.key_hash, NTF_BLOCK_SIZE))
+    assert await fresh.is_closed_by_server()
+    assert await other.ask(Ping()) == Pong()
+    other.close()
+
+
+@pytest.mark.parametrize("block", [b"\xff" * NTF_BLOCK_SIZE, bytes(NTF_BLOCK_SIZE), pad(b"\x05", 512)])
+async def test_broken_block_closes_only_that_connection(app: App, client: NtfClient, block: bytes) -> None:
+    victim = await NtfClient.open(app.address)
+    victim.stream.write(block)
+    assert await victim.is_closed_by_server()
+    assert await client.ask(Ping()) == Pong()
+
+
+async def test_commands_before_a_broken_block_are_answered(app: App, client: NtfClient) -> None:
+    device = await active_device(app, client)
+    check = Outgoing(builders.corr_id(), device.token_id, Tchk(), device.key)
+    client.stream.write(client.connection.send([check]) + b"\xff" * NTF_BLOCK_SIZE)
+    (answer,) = await client.receive(1)
+    assert answer.message == Tkn(TokenStatus.ACTIVE)
+    assert await client.is_closed_by_server()
+
+
+async def test_silent_client_is_dropped(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"handshake_timeout": 0.3})
+    async with running(make_app(tmp_path, config)) as app:
+        silent = await _after_hello(app)
+        assert await silent.is_closed_by_server()
+
+
+async def _after_hello(app: App) -> NtfClient:
+    """A client that got the server's hello and has not answered."""
+    address = app.address
+    stream = await connect(
+        address.hosts[0],
+        address.port_number,
+        context=client_context([NTF_ALPN]),
+        identity=address.key_hash,
+        now=lambda: datetime.now(UTC),
+    )
+    return NtfClient(stream, NtfClientHandshake(stream.session_id, address.key_hash, stream.peer_chain[0]))
+
+
+async def test_idle_clients_are_disconnected(tmp_path: Path) -> None:
+    config = make_config(tmp_path, INACTIVE_CLIENTS={"ttl": 1.0, "check_interval": 0.1})
+    async with running(make_app(tmp_path, config)) as app:
+        idle, busy = await NtfClient.open(app.address), await NtfClient.open(app.address)
+        async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+            closed = tasks.create_task(idle.is_closed_by_server())
+            while not closed.done():
+                assert await busy.ask(Ping()) == Pong()
+                await asyncio.sleep(0.05)
+        busy.close()
+
+
+async def test_connections_per_address(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"connections_per_address": 2})
+    async with running(make_app(tmp_path, config)) as app:
+        first, second = await NtfClient.open(app.address), await NtfClient.open(app.address)
+        with pytest.raises((ConnectionClosed, TlsFailed, OSError)):
+            await NtfClient.open(app.address)
+        first.close()
+        await first.stream.wait_closed()
+        third = await _open_soon(app)
+        assert await third.ask(Ping()) == Pong()
+        for client in (second, third):
+            client.close()
+
+
+async def _open_soon(app: App) -> NtfClient:
+    """The server notices a closed connection a moment after its client."""
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            with contextlib.suppress(ConnectionClosed, TlsFailed, OSError):
+                return await NtfClient.open(app.address)
+            await asyncio.sleep(0.02)
+
+
+async def test_commands_over_the_rate_are_answered_quota(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"commands_per_second": 1, "commands_burst": 5})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        answers = [await client.ask(Ping()) for _ in range(8)]
+        assert answers[:5] == [Pong()] * 5
+        assert Err(QUOTA) in answers[5:]
+        other = await NtfClient.open(app.address)
+        assert await other.ask(Ping()) == Pong()
+        for each in (client, other):
+            each.close()
+
+
+async def test_tokens_per_connection(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"tokens_per_connection": 2})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        devices = [Device.make(null_token()) for _ in range(3)]
+        answers = [await client.ask(device.tnew, NO_ENTITY, device.key) for device in devices]
+        assert [isinstance(answer, IdTkn) for answer in answers] == [True, True, False]
+        assert answers[2] == Err(QUOTA)
+        client.close()
+
+
+async def test_shutdown_answers_what_was_asked(tmp_path: Path) -> None:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    app = make_app(tmp_path, make_config(tmp_path))
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        tasks.create_task(app.run(stop, ready.set))
+        await ready.wait()
+        client, idle = await NtfClient.open(app.address), await NtfClient.open(app.address)
+        device = Device.make(null_token())
+        with _locked(tmp_path):
+            asked = [Outgoing(builders.corr_id(1), NO_ENTITY, Ping())]
+            asked.append(Outgoing(builders.corr_id(2), NO_ENTITY, device.tnew, device.key))
+            client.stream.write(client.connection.send(asked))
+            (answer,) = await client.receive(1)
+            assert answer.message == Pong()  # so the registration waits for the store now
+            stop.set()
+            assert await idle.is_closed_by_server()
+        (answer,) = await client.receive(1)
+        assert isinstance(answer.message, IdTkn)
+        assert await client.is_closed_by_server()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Another program holds the write lock of the database."""
+    locker = sqlite3.connect(folder / "data" / "ntf-server.db", isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        locker.execute("ROLLBACK")
+        locker.close()
+
+
+async def test_state_survives_a_restart(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        client.close()
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        assert await device.ask(client, Tchk()) == Tkn(TokenStatus.ACTIVE)
+        client.close()
+
+
+async def test_locked_store_answers_store_error(tmp_path: Path) -> None:
+    config = make_config(tmp_path, STORE={"busy_timeout": 0.1})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        other = Device.make(null_token())
+        with _locked(tmp_path):
+            answer = await client.ask(other.tnew, NO_ENTITY, other.key)
+            assert isinstance(answer, Err)
+            assert answer.error.text.startswith(b"STORE ")
+            assert await device.ask(client, Tchk()) == Tkn(TokenStatus.ACTIVE)
+        assert isinstance(await client.ask(other.tnew, NO_ENTITY, other.key), IdTkn)
+        client.close()
+
+
+async def test_metrics_and_health(tmp_path: Path, unused_tcp_port: int) -> None:
+    config = make_config(tmp_path, METRICS={"port": unused_tcp_port})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        await active_device(app, client)
+        client.close()
+        metrics = await _get(unused_tcp_port, "/metrics")
+        for name in ("tokens_created", "subscriptions_created", "clients"):
+            assert f"\nsimplex_ntf_{name} " in metrics
+        assert 'simplex_ntf_commands{command="TVFY",outcome="ok"}' in metrics
+        assert (await _get(unused_tcp_port, "/health/live")).startswith("HTTP/1.1 200")
+        assert (await _get(unused_tcp_port, "/health/ready")).startswith("HTTP/1.1 200")
+        assert (await _get(unused_tcp_port, "/other")).startswith("HTTP/1.1 404")
+        assert (await _get(unused_tcp_port, "/metrics", "POST")).startswith("HTTP/1.1 405")
+
+
+async def _get(port: int, path: str, method: str = "GET") -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    async with asyncio.timeout(DEADLINE):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.decode()
+
+
+async def test_random_blocks_never_hurt_others(app: App, client: NtfClient) -> None:
+    for _ in range(30):
+        victim = await NtfClient.open(app.address)
+        victim.stream.write(pad(b"\x02" + os.urandom(200), NTF_BLOCK_SIZE))
+        with contextlib.suppress(ConnectionClosed):
+            data = await victim.stream.receive()
+            assert not data or len(data) % NTF_BLOCK_SIZE == 0
+        victim.close()
+    assert await client.ask(Ping()) == Pong()
+
+
+def test_error_texts_fit_in_a_block() -> None:
+    assert len(store_error("x" * 5000).text) < 300
+    assert store_error("voilà") == ErrorType(b"STORE voil?")
