@@ -1,6 +1,9 @@
 """The journal's Arrow schema and its Parquet files, for whoever writes or rewrites segments."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
@@ -36,3 +39,30 @@ def write_parquet(batches: Sequence[pa.RecordBatch], file: IO[bytes]) -> None:
     """Write one whole segment."""
     with parquet_writer(file) as writer:
         writer.write_table(pa.Table.from_batches(batches, SCHEMA))
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file for the owner only that appears under its name whole and durable, or not at all.
+
+    Until then its name begins with a dot, which readers of a journal ignore.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames within the folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

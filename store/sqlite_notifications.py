@@ -8,7 +8,6 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from protocol.encoding import EntityId
-from protocol.statuses import TokenStatus
 from store import sqlite_tokens
 from store.interface import KEPT_NOTIFICATIONS
 from store.records import (
@@ -30,10 +29,12 @@ UNSENT_LOADED = 64
 
 _NOWHERE = Stored(None, None)
 
+# One row with all answers: each row that SQLite hands over gives up the interpreter lock, and gets it back
+# only when the event loop pauses.
 _TARGETS = """
-SELECT s.notifier_id, s.sub_key, s.token_key, t.status
+SELECT group_concat(hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key)
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
-WHERE s.server_key = ? AND s.notifier_id IN ({})
+WHERE s.server_key = ? AND s.notifier_id IN ({}) AND t.status = 'ACTIVE'
 """
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
@@ -75,17 +76,24 @@ def add(
     tx: Transaction, key: ServerKey, notifications: Sequence[Notification], received_at: int
 ) -> list[Stored]:
     notifier_ids = [notification.notifier_id for notification in notifications]
-    targets: dict[EntityId, Stored] = {
-        row[0]: Stored(row[2], row[1])
-        for row in select_in(tx.db, _TARGETS, notifier_ids, key)
-        if row[3] == TokenStatus.ACTIVE
-    }
+    targets = _targets(tx, key, notifier_ids)
     newest: dict[EntityId, tuple[Any, ...]] = {}
     for seq, (notifier_id, nonce, meta) in zip(tx.take_seqs(len(notifications)), notifications, strict=True):
         if (target := targets.get(notifier_id)) is not None:
             newest[notifier_id] = (*target, seq, received_at, nonce, meta)
     insert_rows(tx.db, _ADD, list(newest.values()))
     return [targets.get(notifier_id, _NOWHERE) for notifier_id in notifier_ids]
+
+
+def _targets(tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId]) -> dict[EntityId, Stored]:
+    targets = {}
+    for (answers,) in select_in(tx.db, _TARGETS, notifier_ids, key):
+        for answer in answers.split(",") if answers else ():
+            notifier_id, token_key, sub_key = answer.split(" ")
+            targets[EntityId(bytes.fromhex(notifier_id))] = Stored(
+                TokenKey(int(token_key)), SubKey(int(sub_key))
+            )
+    return targets
 
 
 def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from store.records import (
     SubscriptionRecord,
     TokenKey,
 )
-from store.sqlite_transaction import Transaction, select_in
+from store.sqlite_transaction import Transaction, insert_rows, select_in
 
 _BY_ID = """
 SELECT s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
@@ -31,9 +31,12 @@ SELECT notifier_id, sub_key, subscription_id, token_key, notifier_key, state, de
 FROM subscriptions WHERE server_key = ? AND notifier_id IN ({})
 """
 _INSERT = """
-INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, notifier_key, state)
-VALUES (?, ?, ?, ?, ?, 'NEW')
+INSERT INTO subscriptions
+    (sub_key, subscription_id, token_key, server_key, notifier_id, notifier_key, state)
+VALUES {}
 """
+_LAST_KEY = "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'subscriptions'"
+_LIVE_TOKENS = "SELECT group_concat(token_key) FROM tokens WHERE token_key IN ({})"
 _REVIVE = """
 UPDATE subscriptions SET state = ?, detail = '', retry_count = 0, retry_at = NULL WHERE sub_key = ?
 """
@@ -95,7 +98,7 @@ class _Existing:
 
 
 def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
-    """All SNEWs of a group: one query for each router, one insertion for each new row."""
+    """All SNEWs of a group: one query for each router, one insertion for all new rows."""
     by_server: dict[SmpServer, list[NewSubscription]] = {}
     for new in news:
         by_server.setdefault(new.server, []).append(new)
@@ -103,7 +106,45 @@ def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubs
     existing = {
         server: _existing(tx, server_keys[server], of_server) for server, of_server in by_server.items()
     }
-    return [_create_one(tx, server_keys[new.server], existing[new.server], new) for new in news]
+    tokens = _live_tokens(tx, {new.token_key for new in news})
+    (last_key,) = tx.db.execute(_LAST_KEY).fetchone()
+    rows: list[tuple[Any, ...]] = []
+    results = []
+    for new in news:
+        server_key, of_server = server_keys[new.server], existing[new.server]
+        if (row := of_server.get(new.notifier_id)) is not None:
+            results.append(_repeat(tx, server_key, row, new))
+        elif new.token_key not in tokens:
+            results.append(None)
+        else:
+            sub_key = SubKey(last_key + len(rows) + 1)
+            rows.append(_new_row(sub_key, server_key, new))
+            of_server[new.notifier_id] = _Existing(
+                sub_key, new.subscription_id, new.token_key, new.notifier_key, NEW
+            )
+            results.append(CreatedSubscription(new.subscription_id, sub_key, server_key, True, NEW))
+    insert_rows(tx.db, _INSERT, rows)
+    tx.subscriptions += len(rows)
+    return results
+
+
+def _new_row(sub_key: SubKey, server_key: ServerKey, new: NewSubscription) -> tuple[Any, ...]:
+    return (
+        sub_key,
+        new.subscription_id,
+        new.token_key,
+        server_key,
+        new.notifier_id,
+        new.notifier_key,
+        SubState.NEW.value,
+    )
+
+
+def _live_tokens(tx: Transaction, keys: Collection[TokenKey]) -> set[TokenKey]:
+    found: set[TokenKey] = set()
+    for (answers,) in select_in(tx.db, _LIVE_TOKENS, list(keys)):
+        found.update(TokenKey(int(key)) for key in (answers.split(",") if answers else ()))
+    return found
 
 
 def _server_key(tx: Transaction, server: SmpServer) -> ServerKey:
@@ -121,26 +162,6 @@ def _existing(
 ) -> dict[EntityId, _Existing]:
     rows = select_in(tx.db, _EXISTING, [new.notifier_id for new in news], server_key)
     return {row[0]: _Existing(row[1], row[2], row[3], row[4], status(row[5], row[6])) for row in rows}
-
-
-def _create_one(
-    tx: Transaction, server_key: ServerKey, existing: dict[EntityId, _Existing], new: NewSubscription
-) -> CreatedSubscription | None:
-    if (row := existing.get(new.notifier_id)) is not None:
-        return _repeat(tx, server_key, row, new)
-    try:
-        cursor = tx.db.execute(
-            _INSERT, (new.subscription_id, new.token_key, server_key, new.notifier_id, new.notifier_key)
-        )
-    except sqlite3.IntegrityError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
-            return None
-        raise
-    assert cursor.lastrowid is not None
-    sub_key = SubKey(cursor.lastrowid)
-    existing[new.notifier_id] = _Existing(sub_key, new.subscription_id, new.token_key, new.notifier_key, NEW)
-    tx.subscriptions += 1
-    return CreatedSubscription(new.subscription_id, sub_key, server_key, True, NEW)
 
 
 def _repeat(
