@@ -1,0 +1,201 @@
+"""Whatever arrives, fails or crashes: nothing is lost, and nothing is pushed twice without a reason."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ntf_server.push.breaker import BreakerSettings
+from ntf_server.push.composing import Composed, compose
+from ntf_server.push.retries import Attempts
+from ntf_server.push.scheduler import Added, Job, Kind, PushScheduler, SchedulerSettings, Taken
+from protocol.addresses import SmpServer
+from protocol.device_token import Provider
+from protocol.encoding import EntityId
+from protocol.push_messages import PUSH_PADDING
+from store.records import LastNotification, SubKey, TokenKey
+
+TOKENS, QUEUES = 6, 9
+ROUTER = SmpServer(("router.example",), "", b"k" * 32)
+PROVIDERS = (Provider.APNS_PROD, Provider.FCM)
+BREAKER = BreakerSettings(failures=2, first_pause=1.0, longest_pause=4.0, jitter=0.0)
+MAX_TOKENS = 5
+ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
+
+
+def provider_of(token_key: TokenKey) -> Provider:
+    return PROVIDERS[token_key % len(PROVIDERS)]
+
+
+@dataclass
+class Flight:
+    """A push that a provider has; nobody knows yet what it will say."""
+
+    taken: Taken
+    composed: Composed
+
+
+@dataclass
+class ModelStore:
+    """The last notification of each queue of each token."""
+
+    entries: dict[tuple[TokenKey, SubKey], LastNotification] = field(default_factory=dict)
+    seq: int = 0
+
+    def add(self, token_key: TokenKey, sub_key: SubKey) -> None:
+        self.seq += 1
+        self.entries[token_key, sub_key] = LastNotification(
+            sub_key, self.seq, ROUTER, EntityId(b"n" * 24), 0, b"n" * 24, b"m", False
+        )
+
+    def of(self, token_key: TokenKey) -> list[LastNotification]:
+        found = [entry for (key, _), entry in self.entries.items() if key == token_key]
+        return sorted(found, key=lambda entry: entry.seq)
+
+    def unsent_tokens(self) -> list[TokenKey]:
+        return sorted({key for (key, _), entry in self.entries.items() if not entry.sent})
+
+    def set_sent(self, token_key: TokenKey, sent: tuple[LastNotification, ...]) -> None:
+        for entry in sent:
+            if self.entries[token_key, entry.sub_key].seq == entry.seq:
+                self.entries[token_key, entry.sub_key] = entry._replace(sent=True)
+
+
+class Pushing(RuleBasedStateMachine):
+    """Plays the dispatcher, the store and the providers around a real scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.store = ModelStore()
+        self.flights: list[Flight] = []
+        self.accepted: list[Flight] = []
+        "Accepted, but not marked in the store yet."
+        self.times_accepted: Counter[int] = Counter()
+        self.forgiven: Counter[int] = Counter()
+        "Acceptances whose mark was lost in a crash: they excuse a repetition."
+        self.waiting: list[TokenKey] = []
+        "Tokens whose bringer waits for room."
+
+    @initialize()
+    def start(self) -> None:
+        self.scheduler = PushScheduler(
+            SchedulerSettings(max_tokens=MAX_TOKENS, max_waiting=1, concurrency=2, load_batch=3),
+            BREAKER,
+            lambda: 0.0,
+        )
+        self.scheduler.want_sweep(self.now)
+
+    @rule(token=st.integers(1, TOKENS), queue=st.integers(1, QUEUES))
+    def arrive(self, token: int, queue: int) -> None:
+        self.store.add(TokenKey(token), SubKey(queue))
+        if self.scheduler.add(Job(Kind.MESSAGE, TokenKey(token)), self.now) is Added.FULL:
+            self.waiting.append(TokenKey(token))
+
+    @rule(token=st.integers(1, TOKENS))
+    def arrive_in_many_queues(self, token: int) -> None:
+        for queue in range(1, QUEUES + 1):
+            self.arrive(token, queue)
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def dispatch(self) -> None:
+        while self.waiting:
+            if self.scheduler.add(Job(Kind.MESSAGE, self.waiting[0]), self.now) is Added.FULL:
+                break
+            self.waiting.pop(0)
+        if self.scheduler.sweep_due(self.now):
+            for token_key in self.store.unsent_tokens():
+                if self.scheduler.add(Job(Kind.MESSAGE, token_key), None) is Added.FULL:
+                    self.waiting.append(token_key)
+        for taken in self.scheduler.take(self.now):
+            composed = compose(self.store.of(taken.job.token_key), PUSH_PADDING - 2)
+            if not composed.entries:
+                self.scheduler.idle(taken.job, self.now)
+            elif self.scheduler.may_start(taken, provider_of(taken.job.token_key), self.now):
+                self.flights.append(Flight(taken, composed))
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def accept(self, data: st.DataObject) -> None:
+        self.accept_flight(self.land(data))
+
+    def accept_flight(self, flight: Flight) -> None:
+        self.scheduler.answered(flight.taken.job, self.now)
+        self.times_accepted.update(entry.seq for entry in flight.composed.unsent)
+        self.accepted.append(flight)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def limit_token(self, data: st.DataObject) -> None:
+        job = self.land(data).taken.job
+        self.scheduler.answered(job, self.now)
+        self.scheduler.retry(job, ATTEMPTS, self.now + 2.0)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def fail_provider(self, data: st.DataObject) -> None:
+        job = self.land(data).taken.job
+        if self.scheduler.unreachable(job, self.now, None):
+            self.scheduler.retry(job, ATTEMPTS, self.now + 2.0)
+
+    @rule()
+    def store_outcomes(self) -> None:
+        accepted, self.accepted = self.accepted, []
+        for flight in accepted:
+            job = flight.taken.job
+            self.store.set_sent(job.token_key, flight.composed.unsent)
+            self.scheduler.finished(job, self.now, more=flight.composed.more)
+
+    @rule()
+    def crash(self) -> None:
+        for flight in self.accepted:
+            self.forgiven.update(entry.seq for entry in flight.composed.unsent)
+        self.accepted.clear()
+        self.flights.clear()
+        self.waiting.clear()
+        self.start()
+
+    def land(self, data: st.DataObject) -> Flight:
+        return self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+
+    @invariant()
+    def nothing_twice(self) -> None:
+        for seq, times in self.times_accepted.items():
+            assert times <= 1 + self.forgiven[seq]
+
+    @invariant()
+    def one_push_per_token(self) -> None:
+        under_way = [flight.taken.job for flight in (*self.flights, *self.accepted)]
+        assert len(under_way) == len(set(under_way))
+
+    @invariant()
+    def bounded(self) -> None:
+        assert len(self.scheduler) <= MAX_TOKENS + len(PROVIDERS)  # a probe of each may come on top
+
+    def teardown(self) -> None:
+        """From now on all goes well: everything must get through, without a restart."""
+        for _ in range(60):
+            self.dispatch()
+            for flight in self.flights:
+                self.accept_flight(flight)
+            self.flights.clear()
+            self.store_outcomes()
+            self.nothing_twice()
+            self.now += 1.0
+        assert self.store.unsent_tokens() == []
+        assert all(self.times_accepted[entry.seq] for entry in self.store.entries.values())
+        assert len(self.scheduler) == 0
+        assert self.scheduler.under_way == 0
+
+
+Pushing.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPushing = Pushing.TestCase
