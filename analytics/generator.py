@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 ANSWERS_NAME = "answers.json"
 ABSENT = -1
 EVENTS = [event.value for event in E]
-PROVIDERS = ["APNS_PROD", "FCM", "WEBPUSH"]
+PROVIDERS = ["AP", "FC", "WP"]
 STATUSES = ["NEW", "PENDING", "ACTIVE", "INACTIVE", "END", "AUTH", "DELETED", "SERVICE"]
 ERRORS = [
     "TIMEOUT",

@@ -1,6 +1,6 @@
 """What every report gets: events, the time they are asked for, and the limits that make something stale."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -56,7 +56,7 @@ class Inputs:
     events: DataFrame
     history: DataFrame
     window: Window
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     def in_window(self) -> DataFrame:
         """The events of the window only."""

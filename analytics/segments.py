@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from analytics.schema import EVENT_ID, EVENTS
@@ -34,12 +34,16 @@ class JournalNotFoundError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One checked segment. `error` says why it cannot be used; otherwise its event ids lie in the range."""
+    """One checked segment. `error` says why it cannot be used; otherwise its event ids lie in the range.
+
+    `repeats` is true if it holds an event more than once.
+    """
 
     path: str
     rows: int = 0
     first: tuple[bytes, int] = (b"", 0)
     last: tuple[bytes, int] = (b"", 0)
+    repeats: bool = False
     error: str | None = None
 
 
@@ -56,8 +60,8 @@ class Checked:
         return sum(segment.rows for segment in self.good)
 
 
-def list_segments(spark: SparkSession, path: str, until: date | None = None) -> list[str]:
-    """Paths of all closed segments under `path` of days before or at `until`."""
+def list_segments(spark: SparkSession, path: str) -> list[str]:
+    """Paths of all closed segments under `path`."""
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
         rows = reader.option("pathGlobFilter", SEGMENT_GLOB).load(path).select("path").collect()
@@ -65,8 +69,7 @@ def list_segments(spark: SparkSession, path: str, until: date | None = None) -> 
         if "PATH_NOT_FOUND" in str(error):
             raise JournalNotFoundError(f"no such folder: {path}") from error
         raise
-    paths = sorted(row.path for row in rows)
-    return [p for p in paths if until is None or day_of(p) is None or str(day_of(p)) <= str(until)]
+    return sorted(row.path for row in rows)
 
 
 def day_of(path: str) -> str | None:
@@ -96,10 +99,7 @@ def check_contents(rows: Iterable[Any]) -> Iterator[Segment]:
 def check_segment(path: str, content: bytes) -> Segment:
     """Read one whole segment; any damage is an error, never an exception."""
     try:
-        if path.endswith(".jsonl"):
-            ids = ids_of_jsonl(content)
-        else:
-            ids = ids_of_parquet(content)
+        ids = ids_of_jsonl(content) if path.endswith(".jsonl") else ids_of_parquet(content)
         return with_range(path, ids)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         return Segment(
@@ -149,7 +149,8 @@ def with_range(path: str, ids: pa.Table) -> Segment:
     writers, numbers = pc.min_max(ids.column("writer")), pc.min_max(ids.column("seq"))
     first = (writers["min"].as_py(), numbers["min"].as_py())
     last = (writers["max"].as_py(), numbers["max"].as_py())
-    return Segment(path, ids.num_rows, first, last)
+    distinct = ids.group_by(EVENT_ID).aggregate([]).num_rows
+    return Segment(path, ids.num_rows, first, last, repeats=distinct != ids.num_rows)
 
 
 def split_overlapping(segments: Iterable[Segment]) -> tuple[list[Segment], list[Segment]]:
@@ -161,12 +162,17 @@ def split_overlapping(segments: Iterable[Segment]) -> tuple[list[Segment], list[
     reach: tuple[bytes, int] | None = None
     for segment in ordered:
         if reach is not None and segment.first > reach:
-            (alone if len(cluster) == 1 else overlapping).extend(cluster)
+            (alone if is_alone(cluster) else overlapping).extend(cluster)
             cluster, reach = [], None
         cluster.append(segment)
         reach = segment.last if reach is None else max(reach, segment.last)
-    (alone if len(cluster) == 1 else overlapping).extend(cluster)
+    (alone if is_alone(cluster) else overlapping).extend(cluster)
     return alone, overlapping
+
+
+def is_alone(cluster: list[Segment]) -> bool:
+    """Whether no event of these segments can be there twice."""
+    return len(cluster) == 1 and not cluster[0].repeats
 
 
 def read_events(spark: SparkSession, segments: Iterable[Segment]) -> DataFrame:
@@ -179,7 +185,8 @@ def read_events(spark: SparkSession, segments: Iterable[Segment]) -> DataFrame:
     once = read_files(spark, [s.path for s in alone])
     if not overlapping:
         return once
-    return once.unionByName(read_files(spark, [s.path for s in overlapping]).dropDuplicates(EVENT_ID))
+    compared = read_files(spark, [s.path for s in overlapping]).dropDuplicates(EVENT_ID)
+    return once.unionByName(compared.persist(StorageLevel.MEMORY_AND_DISK))
 
 
 def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:

@@ -69,9 +69,27 @@ def ratio(part: Column, whole: Column) -> Column:
     return F.when(whole != 0, part / whole)
 
 
-def percentiles(value: Column, prefix: str) -> list[Column]:
-    """Exact p50, p95 and p99 (interpolated between neighbours)."""
-    return [F.percentile(value, p / 100).alias(f"{prefix}_p{p}") for p in (50, 95, 99)]
+def percentiles(rows: DataFrame, keys: Sequence[str], value: str) -> DataFrame:
+    """One row per keys: exact p50, p95 and p99 of an integer, interpolated between neighbours.
+
+    Equal values are counted first, so that a group of any size costs only its distinct values, on disk if
+    need be; Spark's own exact percentile keeps them all in one task's memory.
+    """
+    counted = rows.where(F.col(value).isNotNull()).groupBy(*keys, value).agg(F.count("*").alias("times"))
+    group = Window.partitionBy(*keys)
+    up_to = group.orderBy(value).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    placed = counted.withColumns(
+        {"up_to": F.sum("times").over(up_to), "last": F.sum("times").over(group) - 1}
+    )
+    columns = []
+    for percent in (50, 95, 99):
+        scaled = F.lit(percent) * F.col("last")
+        below = F.expr(f"({percent} * last) div 100")
+        above = below + F.when(scaled % 100 > 0, 1).otherwise(0)
+        low = F.min(F.when(F.col("up_to") > below, F.col(value)))
+        high = F.min(F.when(F.col("up_to") > above, F.col(value)))
+        columns.append((low + (high - low) * F.max(scaled % 100) / 100).alias(f"{value}_p{percent}"))
+    return placed.groupBy(*keys).agg(*columns)
 
 
 def to_time(us: Column) -> Column:

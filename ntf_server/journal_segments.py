@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.journal_files import ARROW_TYPES, SCHEMA, write_parquet
+from store.journal_files import ARROW_TYPES, SCHEMA, atomic_file, sync_folder, write_parquet
 from store.journal_schema import OPEN_PREFIX, JournalEvent, pseudonym
 
 log = logging.getLogger(__name__)
@@ -339,16 +339,8 @@ def seal(path: Path, folder: Path, file_format: Literal["parquet", "jsonl"]) -> 
         partition = folder / f"date={datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"
         partition.mkdir(mode=0o700, exist_ok=True)
         target = partition / f"{path.stem.removeprefix(OPEN_PREFIX)}.{file_format}"
-        draft = partition / f".{target.name}.draft"
-        try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                (write_parquet if file_format == "parquet" else write_jsonl)(batches, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(target)
-        finally:
-            draft.unlink(missing_ok=True)
-        sync_folder(partition)
+        with atomic_file(target) as file:
+            (write_parquet if file_format == "parquet" else write_jsonl)(batches, file)
         sync_folder(folder)
     path.unlink(missing_ok=True)
 
@@ -374,12 +366,3 @@ def as_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames within the folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

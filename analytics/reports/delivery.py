@@ -22,24 +22,25 @@ from store.journal_schema import JournalEvent as E
 ATTEMPTS = (E.PUSH_SENT, E.PUSH_FAILED, E.PUSH_RETRIED)
 
 
-def latency_by_hour(inputs: Inputs) -> DataFrame:
-    """One row per (hour, provider, server): pushes, entries, p50/p95/p99 from NMSG to accepted push."""
+def sent_pushes(inputs: Inputs) -> DataFrame:
+    """Accepted pushes of the window with their hour; texts are empty, not absent, so that rows join."""
     sent = inputs.in_window().where(is_event(E.PUSH_SENT))
-    return (
-        sent.groupBy(to_time(hour_start(time_us())).alias("hour"), "provider", "server")
-        .agg(
-            F.count("*").alias("pushes"),
-            F.sum(quantity()).alias("entries"),
-            *percentiles(F.col("latency_us"), "latency_us"),
-        )
-        .orderBy("hour", "provider", "server")
+    known = [F.coalesce(name, F.lit("")).alias(name) for name in ("provider", "server")]
+    return sent.select(
+        to_time(hour_start(time_us())).alias("hour"), *known, "latency_us", quantity().alias("entries")
     )
+
+
+def latency(inputs: Inputs, *keys: str) -> DataFrame:
+    """One row per keys: pushes, entries, p50/p95/p99 from NMSG to accepted push."""
+    sent = sent_pushes(inputs)
+    totals = sent.groupBy(*keys).agg(F.count("*").alias("pushes"), F.sum("entries").alias("entries"))
+    return totals.join(percentiles(sent, keys, "latency_us"), list(keys), "left").orderBy(*keys)
 
 
 def by_provider(inputs: Inputs) -> DataFrame:
     """One row per provider: outcome rates, latency, coalescing factor (entries per push), trimmed entries."""
     sent, failed, retried = (F.col(name) for name in ("sent", "failed", "retried"))
-    latency = F.when(is_event(E.PUSH_SENT), F.col("latency_us"))
     rows = inputs.in_window().where(
         is_event(*ATTEMPTS, E.PUSH_COALESCED, E.PUSH_TRIMMED, E.CRON_SENT) & F.col("provider").isNotNull()
     )
@@ -51,16 +52,15 @@ def by_provider(inputs: Inputs) -> DataFrame:
         total_if(is_event(E.PUSH_COALESCED), quantity()).alias("coalesced"),
         total_if(is_event(E.PUSH_TRIMMED), quantity()).alias("trimmed"),
         count_if(is_event(E.CRON_SENT)).alias("periodic"),
-        *percentiles(latency, "latency_us"),
     )
-    return totals.withColumns(
-        {
-            "success_rate": ratio(sent, sent + failed),
-            "failure_rate": ratio(failed, sent + failed),
-            "retry_rate": ratio(retried, sent + failed + retried),
-            "coalescing_factor": ratio(F.col("entries"), sent),
-        }
-    ).orderBy("provider")
+    rates = {
+        "success_rate": ratio(sent, sent + failed),
+        "failure_rate": ratio(failed, sent + failed),
+        "retry_rate": ratio(retried, sent + failed + retried),
+        "coalescing_factor": ratio(F.col("entries"), sent),
+    }
+    latencies = percentiles(sent_pushes(inputs), ["provider"], "latency_us")
+    return totals.withColumns(rates).join(latencies, "provider", "left").orderBy("provider")
 
 
 def errors(inputs: Inputs) -> DataFrame:
@@ -83,6 +83,7 @@ def tables(inputs: Inputs) -> Mapping[str, DataFrame]:
     """The report's tables by name."""
     return {
         "delivery_providers": by_provider(inputs),
-        "delivery_latency": latency_by_hour(inputs),
+        "delivery_hours": latency(inputs, "hour"),
+        "delivery_latency": latency(inputs, "hour", "provider", "server"),
         "delivery_errors": errors(inputs),
     }

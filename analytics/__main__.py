@@ -1,0 +1,258 @@
+"""`ntf-analytics`: reports over the event journal, snapshots of the store, journal maintenance."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
+
+if TYPE_CHECKING:
+    from analytics.job import Progress as Tell
+
+REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
+
+
+class UsageError(Exception):
+    """The command cannot be carried out as given; the message says why."""
+
+
+def moment(text: str) -> datetime:
+    """An ISO day or time, UTC unless it says otherwise."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date like 2026-01-31 or 2026-01-31T12:00") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def local_folder(text: str) -> Path:
+    """A folder of this machine."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError("this command works on local folders only")
+    return Path(text)
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above zero")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    main = argparse.ArgumentParser(prog="ntf-analytics", description=__doc__)
+    commands = main.add_subparsers(dest="command", required=True)
+    add_report(commands.add_parser("report", help="run one report, or all"))
+    add_generate(commands.add_parser("generate", help="make a journal with planted incidents"))
+    snapshot = commands.add_parser(
+        "snapshot", help="write the store's tokens, subscriptions, servers to Parquet"
+    )
+    snapshot.add_argument("--database", type=Path, required=True, help="the daemon's SQLite file")
+    snapshot.add_argument("--key", type=Path, help=f"the journal's key; default: {KEY_FILE_NAME} beside it")
+    snapshot.add_argument("--out", type=local_folder, required=True, help="folder of snapshots")
+    compact = commands.add_parser("compact", help="join the segments of past days")
+    compact.add_argument("--journal", type=local_folder, required=True)
+    compact.add_argument("--before", type=moment, help="compact days before this one; default: today")
+    retain = commands.add_parser("retain", help="delete old days of the journal")
+    retain.add_argument("--journal", type=local_folder, required=True)
+    retain.add_argument("--days", type=positive, required=True, help="days to keep, today not counted")
+    return main
+
+
+def add_report(report: argparse.ArgumentParser) -> None:
+    """Options of `report`."""
+    report.add_argument("name", choices=[*REPORT_NAMES, "all"])
+    report.add_argument("--journal", required=True, help="folder or Hadoop URL of the journal")
+    report.add_argument(
+        "--snapshots", help="folder or Hadoop URL of snapshots, for what is older than the journal"
+    )
+    report.add_argument(
+        "--from", dest="start", type=moment, help="start, inclusive; default: the first event"
+    )
+    report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
+    report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
+    report.add_argument("--master", default="local[*]", help="Spark master; default: %(default)s")
+    report.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
+    for option in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
+        report.add_argument(f"--{option}", type=positive, help="see the documentation")
+
+
+def add_generate(generate: argparse.ArgumentParser) -> None:
+    """Options of `generate`."""
+    generate.add_argument("--out", type=local_folder, required=True, help="folder for the journal")
+    generate.add_argument(
+        "--events", type=positive, default=1_000_000, help="about how many; default: %(default)s"
+    )
+    generate.add_argument("--seed", type=int, default=1)
+    generate.add_argument("--days", type=positive, default=28)
+    generate.add_argument("--servers", type=positive, default=12)
+
+
+@contextmanager
+def shown_progress(console: Console) -> "Iterator[Tell]":
+    """A line that says what is being done and for how long; plain lines where there is no terminal."""
+    if not console.is_terminal:
+        yield lambda text: console.print(text, highlight=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting Spark")
+        yield lambda text: progress.update(task, description=text)
+
+
+def run_report(args: argparse.Namespace, console: Console) -> None:
+    """`report`."""
+    # Imported late: the other commands work without Spark.
+    try:
+        from analytics.job import ReportJob, run_reports, spark_session, to_us
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; reports need: pip install 'ntf-server[analytics]'") from error
+    from analytics.inputs import Limits
+
+    given = {f.name: getattr(args, f.name, None) for f in fields(Limits)}
+    job = ReportJob(
+        names=list(REPORT_NAMES) if args.name == "all" else [args.name],
+        journal=args.journal,
+        out=args.out,
+        start=None if args.start is None else to_us(args.start),
+        end=None if args.end is None else to_us(args.end),
+        snapshots=args.snapshots,
+        limits=Limits(**{name: value for name, value in given.items() if value is not None}),
+    )
+    if job.start is not None and job.end is not None and job.start >= job.end:
+        raise UsageError("--from must be before --to")
+    with shown_progress(console) as tell, spark_session(args.master, args.memory) as spark:
+        result = run_reports(spark, job, tell)
+    for name, rows in result.tables.items():
+        console.print(f"{name}: {rows:,} rows", highlight=False)
+    console.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
+    for segment in result.checked.bad:
+        console.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False)
+    print(result.page)
+
+
+def run_generate(args: argparse.Namespace, console: Console) -> None:
+    """`generate`."""
+    from analytics.generator import ANSWERS_NAME, Plan, PlanError, write_journal
+
+    try:
+        plan = Plan(seed=args.seed, events=args.events, days=args.days, servers=args.servers)
+        with shown_progress(console) as tell:
+            tell(f"generating about {args.events:,} events")
+            answers = write_journal(plan, args.out)
+    except PlanError as error:
+        raise UsageError(str(error)) from error
+    console.print(f"{answers.events:,} events in {answers.segments} segments", highlight=False)
+    print(args.out / ANSWERS_NAME)
+
+
+def run_snapshot(args: argparse.Namespace, console: Console) -> None:
+    """`snapshot`."""
+    from analytics.snapshot import SnapshotError, SqliteSource, write_snapshot
+
+    key = load_key(args.key or args.database.with_name(KEY_FILE_NAME))
+    try:
+        result = write_snapshot(SqliteSource(args.database), key, datetime.now(UTC), args.out)
+    except SnapshotError as error:
+        raise UsageError(str(error)) from error
+    for name, rows in result.rows.items():
+        console.print(f"{name}: {rows:,} rows", highlight=False)
+    for file in result.files:
+        print(file)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, which must be there."""
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}")
+    return folder
+
+
+def run_compact(args: argparse.Namespace, console: Console) -> None:
+    """`compact`."""
+    from analytics.maintenance import compact
+
+    before = args.before.date() if args.before else today()
+    done = compact(existing(args.journal), min(before, today()))
+    console.print(
+        f"{done.files_before} files are now {done.files_after}; {done.events:,} events", highlight=False
+    )
+    console.print(f"{done.copies:,} copies of events left out", highlight=False)
+    for segment in done.bad:
+        console.print(f"left alone {segment.path}: {segment.error}", highlight=False, markup=False)
+
+
+def run_retain(args: argparse.Namespace, console: Console) -> None:
+    """`retain`."""
+    from analytics.maintenance import retain
+
+    gone = retain(existing(args.journal), today() - timedelta(days=args.days))
+    console.print(f"{len(gone)} days deleted", highlight=False)
+
+
+def today() -> date:
+    """The current UTC day."""
+    return datetime.now(UTC).date()
+
+
+COMMANDS = {
+    "report": run_report,
+    "generate": run_generate,
+    "snapshot": run_snapshot,
+    "compact": run_compact,
+    "retain": run_retain,
+}
+
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    """What is told in one line, without a traceback."""
+    from analytics.java import JavaNotFoundError
+
+    errors: list[type[Exception]] = [UsageError, JournalKeyError, JavaNotFoundError, OSError]
+    if "analytics.segments" in sys.modules:
+        from analytics.segments import JournalNotFoundError
+
+        errors.append(JournalNotFoundError)
+    if "pyspark" in sys.modules:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        errors += [PySparkException, Py4JError]
+    return tuple(errors)
+
+
+def first_lines(error: Exception) -> str:
+    """The part of a message before a JVM's stack trace."""
+    lines = [
+        line for line in str(error).splitlines() if line.strip() and not line.startswith(("\tat ", "    at "))
+    ]
+    return "\n".join(lines[:3]) or type(error).__name__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if it succeeded, 1 if not, 2 for wrong arguments."""
+    args = parser().parse_args(argv)
+    console = Console(stderr=True)
+    try:
+        COMMANDS[args.command](args, console)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not isinstance(error, expected_errors()):
+            raise
+        print(f"ntf-analytics: {first_lines(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

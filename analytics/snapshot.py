@@ -1,0 +1,164 @@
+"""Snapshots: tokens, subscriptions and servers of the store as Parquet, with pseudonyms for ids."""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from store.journal_schema import pseudonym
+
+Rows = Iterator[Sequence[Any]]
+
+PAGE = 20_000
+BUSY_SECONDS = 10.0
+
+TAKEN = pa.field("taken", pa.timestamp("us", tz="UTC"), nullable=False)
+TABLES: Mapping[str, pa.Schema] = {
+    "tokens": pa.schema(
+        [
+            TAKEN,
+            ("token", pa.binary()),
+            ("provider", pa.string()),
+            ("status", pa.string()),
+            ("cron_minutes", pa.int64()),
+            ("updated", pa.timestamp("us", tz="UTC")),
+        ]
+    ),
+    "subscriptions": pa.schema(
+        [
+            TAKEN,
+            ("subscription", pa.binary()),
+            ("token", pa.binary()),
+            ("server", pa.string()),
+            ("status", pa.string()),
+            ("associated", pa.bool_()),
+        ]
+    ),
+    "servers": pa.schema(
+        [
+            TAKEN,
+            ("server", pa.string()),
+            ("port", pa.string()),
+            ("subscriptions", pa.int64()),
+            ("associated", pa.int64()),
+            ("has_service", pa.bool_()),
+        ]
+    ),
+}
+
+
+class SnapshotError(Exception):
+    """The store cannot be read; the message says why."""
+
+
+class SnapshotSource(Protocol):
+    """A store at one moment. Ids come raw, in the order of the columns of `TABLES` after `taken`."""
+
+    def tables(self) -> Iterator[tuple[str, Rows]]:
+        """Each table's name and rows, all of the same moment."""
+
+
+class SqliteSource:
+    """The embedded store, read in one transaction beside a running daemon."""
+
+    QUERIES: Mapping[str, str] = {
+        "tokens": "SELECT token_id, CAST(substr(device_token, 1, 2) AS TEXT), status, cron_minutes,"
+        " updated_on * 1000000 FROM tokens",
+        "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, s.state, s.associated <> 0"
+        " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)",
+        "servers": "SELECT hosts, port,"
+        " (SELECT count(*) FROM subscriptions s WHERE s.server_key = v.server_key),"
+        " associated_count, service_id IS NOT NULL FROM smp_servers v",
+    }
+    HOSTS_AT: Mapping[str, int] = {"subscriptions": 2, "servers": 0}
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tables(self) -> Iterator[tuple[str, Rows]]:
+        """See `SnapshotSource.tables`."""
+        if not self._path.is_file():
+            raise SnapshotError(f"no such file: {self._path}")
+        try:
+            uri = f"file:{quote(str(self._path.absolute()))}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as db:
+                db.execute("BEGIN")
+                for name, query in self.QUERIES.items():
+                    yield name, self._rows(db, name, query)
+        except sqlite3.Error as error:
+            raise SnapshotError(f"cannot read {self._path}: {error}") from error
+
+    def _rows(self, db: sqlite3.Connection, name: str, query: str) -> Rows:
+        at = self.HOSTS_AT.get(name)
+        for row in db.execute(query):
+            yield row if at is None else [*row[:at], row[at].split(",")[0], *row[at + 1 :]]
+
+
+@dataclass(frozen=True)
+class SnapshotResult:
+    """How many rows of each table were written, and where."""
+
+    rows: Mapping[str, int]
+    files: Sequence[Path]
+
+
+def write_snapshot(source: SnapshotSource, key: bytes, taken: datetime, out: Path) -> SnapshotResult:
+    """Write every table to `out/<table>/date=<day>/<time>.parquet`; complete files appear, or none."""
+    rows: dict[str, int] = {}
+    drafts: dict[Path, Path] = {}
+    try:
+        for name, values in source.tables():
+            folder = out / name / f"date={taken.astimezone(UTC):%Y-%m-%d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / f"{taken.astimezone(UTC):%H%M%S}.parquet"
+            drafts[target] = folder / f".{target.name}.draft"
+            rows[name] = write_table(drafts[target], TABLES[name], values, key, taken)
+        for target, draft in drafts.items():
+            draft.rename(target)
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
+    return SnapshotResult(rows, list(drafts))
+
+
+def write_table(path: Path, schema: pa.Schema, rows: Rows, key: bytes, taken: datetime) -> int:
+    """Write one table page by page; ids are replaced by pseudonyms before anything reaches the disk."""
+    ids = [i for i, column in enumerate(schema.names[1:]) if column in ("token", "subscription")]
+    written = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for page in pages(rows):
+            named = [[pseudonym(key, v) if i in ids else v for i, v in enumerate(row)] for row in page]
+            columns = [[taken] * len(named), *zip(*named, strict=True)]
+            arrays = [
+                pa.array(bools(column) if field.type == pa.bool_() else column, field.type)
+                for column, field in zip(columns, schema, strict=True)
+            ]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+            written += len(named)
+    return written
+
+
+def pages(rows: Rows) -> Iterator[list[Sequence[Any]]]:
+    """Rows in lists of at most `PAGE`."""
+    page: list[Sequence[Any]] = []
+    for row in rows:
+        page.append(row)
+        if len(page) == PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def bools(values: Sequence[Any]) -> list[bool]:
+    """SQLite has no booleans."""
+    return [bool(value) for value in values]
