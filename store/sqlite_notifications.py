@@ -22,7 +22,7 @@ from store.records import (
     TokenPush,
 )
 from store.sqlite_subscriptions import smp_server
-from store.sqlite_transaction import Transaction, insert_rows, select_in
+from store.sqlite_transaction import Transaction, insert_rows, select_in, update_in
 
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
@@ -49,14 +49,16 @@ SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status 
 """
 _MOVE = """
 REPLACE INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
-SELECT token_key, sub_key, seq, received_at, nonce, meta FROM unsent_notifications
-WHERE token_key = ? AND sub_key = ? AND seq = ?
+SELECT token_key, sub_key, seq, received_at, nonce, meta FROM unsent_notifications WHERE seq IN ({})
 """
-_MOVED = "DELETE FROM unsent_notifications WHERE token_key = ? AND sub_key = ? AND seq = ?"
+_MOVED = "DELETE FROM unsent_notifications WHERE seq IN ({})"
 _FORGET = f"""
-DELETE FROM sent_notifications WHERE token_key = ?1 AND seq < (
-    SELECT seq FROM sent_notifications WHERE token_key = ?1
-    ORDER BY seq DESC LIMIT 1 OFFSET {KEPT_NOTIFICATIONS - 1}
+DELETE FROM sent_notifications WHERE (token_key, sub_key) IN (
+    SELECT token_key, sub_key FROM (
+        SELECT token_key, sub_key, row_number() OVER (PARTITION BY token_key ORDER BY seq DESC) AS place
+        FROM sent_notifications WHERE token_key IN ({{}})
+    )
+    WHERE place > {KEPT_NOTIFICATIONS}
 )
 """
 _UNSENT_TOKENS = """
@@ -132,11 +134,12 @@ def _entry(row: Sequence[Any], *, sent: bool) -> LastNotification:
 
 
 def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:
-    sent = [entry for entries in calls for entry in entries]
-    tx.db.executemany(_MOVE, sent)
-    tx.db.executemany(_MOVED, sent)
-    token_keys = {entry.token_key for entry in sent}
-    tx.db.executemany(_FORGET, [(key,) for key in token_keys])
+    """A number is given once and goes with its entry, so it alone tells if the entry is still the same."""
+    entries = [entry for call in calls for entry in call]
+    seqs = [entry.seq for entry in entries]
+    update_in(tx.db, _MOVE, seqs)
+    update_in(tx.db, _MOVED, seqs)
+    update_in(tx.db, _FORGET, list({entry.token_key for entry in entries}))
     return [None] * len(calls)
 
 
