@@ -103,7 +103,7 @@ def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
 def certificate_key(certificate: bytes) -> VerifyKey:
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise DecodeError from None
     if isinstance(key, ed25519.Ed25519PublicKey):
         return Ed25519PublicKey(key.public_bytes_raw())
