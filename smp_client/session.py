@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protocol.addresses import SmpServer
 from protocol.connection import Connection, Outgoing, Received
-from protocol.crypto import Ed25519PrivateKey, SigningKey, X25519PrivateKey
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
 from protocol.smp_messages import (
@@ -53,7 +53,6 @@ class Service:
     """As what a client logs in: a certificate with its key, and a role."""
 
     credentials: Credentials
-    signer: SigningKey = field(repr=False)
     role: ServiceRole = ServiceRole.NOTIFIER
 
 
@@ -116,7 +115,7 @@ def _handshake(
         login = ServiceLogin(
             service.role,
             service.credentials.chain,
-            service.signer,
+            service.credentials.signing_key,
             Ed25519PrivateKey(random(KEY_SEED_SIZE)),
         )
     return SmpClientHandshake(

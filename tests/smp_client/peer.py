@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from protocol.addresses import SmpServer
 from protocol.connection import Block, Connection, Outgoing, Received
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.crypto import X25519PrivateKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.smp_handshake import SmpServerHandshake
 from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, SmpCommand, SmpMessage
@@ -69,7 +69,7 @@ async def scripted_router(
         handshake = SmpServerHandshake(
             stream.session_id,
             credentials.chain,
-            Ed25519PrivateKey(credentials.key.private_bytes_raw()),
+            credentials.signing_key,
             X25519PrivateKey(os.urandom(32)),
             client_chain=stream.peer_chain,
             service_id=lambda fingerprint, _: EntityId(fingerprint[:24]),

@@ -280,8 +280,7 @@ async def test_no_service_below_its_version() -> None:
 
 
 def make_service_login() -> Service:
-    credentials = make_service(datetime.now(UTC))
-    return Service(credentials, Ed25519PrivateKey(credentials.key.private_bytes_raw()))
+    return Service(make_service(datetime.now(UTC)))
 
 
 async def test_wrong_identity() -> None:

@@ -1,0 +1,316 @@
+"""One session with a router: subscribe what the store says, keep it so, and notice when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from ntf_server.clock import Clock
+from ntf_server.journal import EventSink
+from ntf_server.metrics import counter
+from ntf_server.service_credentials import ServiceLogin
+from ntf_server.subscriber_config import SubscriberConfig
+from protocol.crypto import decode_private_key
+from protocol.encoding import EntityId
+from protocol.errors import DecodeError
+from protocol.smp_messages import Nsub, QueueSet, SmpCommand, Soks
+from protocol.statuses import SubState, SubStatus
+from smp_client.errors import RequestTimeout
+from smp_client.requests import Request
+from smp_client.session import SmpSession
+from smp_client.subscriptions import (
+    SERVICE_REFUSED,
+    Balance,
+    Flight,
+    Outcomes,
+    ServiceBalance,
+    WaitingQueues,
+    sort_outcomes,
+)
+from store.interface import NtfStore
+from store.journal_schema import JournalEvent
+from store.records import QueueRow, ServerKey, StatusChange, SubKey
+
+logger = logging.getLogger(__name__)
+
+SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
+REFUSED = counter("smp_subscribe_errors", "Queues that a router refused", ["status"])
+DRIFTS = counter("smp_service_drifts", "Times a router had another set of queues than this server")
+DRIFTED_QUEUES = counter(
+    "smp_service_drifted_queues", "Difference in the number of queues, when sets differed"
+)
+HEALED = counter("smp_service_healed_queues", "Queues that routers had lost and that were bound again")
+
+PENDING = SubStatus(SubState.PENDING)
+BAD_KEY = SubStatus.error("the notifier key cannot be used")
+FROM_START = SubKey(0)
+
+
+class EndSession(Exception):
+    """The session is of no use any more; `delay` is the wish for the time until the next one."""
+
+    def __init__(self, reason: str, delay: float | None = None) -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class RouterState:
+    """What is known of a router beyond one session."""
+
+    def __init__(self, key: ServerKey, host: str, waiting_limit: int) -> None:
+        self.key = key
+        self.host = host
+        self.waiting = WaitingQueues(waiting_limit)
+        self.balance = ServiceBalance()
+        self.wake = asyncio.Event()
+        "Set when there may be something to do."
+        self.shrunk = False
+        "Subscriptions went away since it was last asked whether any are left."
+        self.service_queues = 0
+        self.individual_queues = 0
+        self.is_subscribed = False
+        "Everything that was stored at the start of the session has been asked for."
+
+
+class SessionWork:
+    """What a daemon does in one session. `run` ends with `EndSession`, `StoreError` or by cancellation."""
+
+    def __init__(
+        self,
+        state: RouterState,
+        session: SmpSession,
+        store: NtfStore,
+        login: ServiceLogin,
+        clock: Clock,
+        config: SubscriberConfig,
+        journal: EventSink,
+    ) -> None:
+        self._state = state
+        self._session = session
+        self._store = store
+        self._login = login
+        self._clock = clock
+        self._config = config
+        self._journal = journal
+        self._flight: Flight | None = None
+        self._verified_at = clock.monotonic()
+        service = session.params.service
+        self._service_id = None if service is None else service.service_id
+        self._ending: EndSession | None = None
+
+    async def run(self) -> None:
+        state = self._state
+        # Whatever waits is stored already, so the sweep finds it; what comes from now on waits anew.
+        state.waiting.clear()
+        state.individual_queues = state.service_queues = 0
+        record = await self._store.server(state.key)
+        await self._login.adopt(record, self._session.params.service)
+        balance = Balance.EQUAL
+        if self._service_id is not None and self._service_id == record.service_id and record.associated_count:
+            balance, _, _ = await self._subscribe_service()
+        await self._sweep(associated=False)
+        state.is_subscribed = True
+        if balance is Balance.DRIFTED:
+            await self._heal()
+        await self._keep()
+
+    def end(self, reason: EndSession) -> None:
+        """Stop at the next opportunity."""
+        self._ending = reason
+        self._state.wake.set()
+
+    def absorbs(self, notifier_id: EntityId, status: SubStatus) -> bool:
+        """Whether an event is dealt with together with the batch on its way."""
+        return self._flight is not None and self._flight.absorbs(notifier_id, status)
+
+    # The service as a whole
+
+    async def _subscribe_service(self) -> tuple[Balance, QueueSet, QueueSet]:
+        """NSUBS; how our set of queues compares with the router's, and both."""
+        state = self._state
+        record = await self._store.server(state.key)
+        ours = QueueSet(record.associated_count, record.associated_hash)
+        answer = await self._session.subscribe_service(ours)
+        self._verified_at = self._clock.monotonic()
+        if not isinstance(answer, Soks):
+            if await self._login.reset():
+                raise EndSession("the router refuses the service subscription", self._config.first_delay)
+            return Balance.DRIFTED, ours, QueueSet(0)
+        routers = answer.queues
+        await self._store.set_service_subscribed(state.key)
+        state.service_queues = ours.count
+        self._journal.record(
+            JournalEvent.SMP_SERVICE_SUBSCRIBED, server=state.host, count=routers.count, total=ours.count
+        )
+        return state.balance.compare(ours, routers), ours, routers
+
+    async def _heal(self) -> None:
+        """Bind every associated queue again, one by one, if the router's set still differs."""
+        balance, ours, before = await self._subscribe_service()
+        if balance is Balance.EQUAL:
+            return
+        state = self._state
+        started = self._clock.monotonic()
+        drift = abs(before.count - ours.count)
+        DRIFTS.inc()
+        DRIFTED_QUEUES.inc(drift)
+        logger.warning("%s has %d queues of this service instead of %d", state.host, before.count, ours.count)
+        self._journal.record(JournalEvent.SMP_DRIFT, server=state.host, count=ours.count, total=before.count)
+        await self._sweep(associated=True)
+        balance, ours, after = await self._subscribe_service()
+        if balance is Balance.DRIFTED:
+            state.balance.settle(ours, after)
+        healed = max(0, after.count - before.count)
+        HEALED.inc(healed)
+        took = self._clock.monotonic() - started
+        logger.info("%s has %d queues of this service again, %d more", state.host, after.count, healed)
+        self._journal.record(
+            JournalEvent.SMP_HEALED, server=state.host, count=healed, latency_us=int(took * 1_000_000)
+        )
+
+    # Queues one by one
+
+    async def _sweep(self, *, associated: bool) -> None:
+        """Subscribe all stored queues of a kind, page by page, and between the pages whatever is new."""
+        after = FROM_START
+        while page := await self._store.queues(
+            self._state.key, after=after, limit=self._config.batch_size, associated=associated
+        ):
+            await self._subscribe(page)
+            await self._subscribe_waiting()
+            after = page[-1].key
+
+    async def _keep(self) -> None:
+        """Subscribe what is new or due, for ever."""
+        while True:
+            self._state.wake.clear()
+            if self._state.waiting.overflowed:
+                self._state.waiting.clear()
+                self._state.individual_queues = 0
+                await self._sweep(associated=False)
+            if await self._subscribe_waiting() or await self._subscribe_due():
+                continue
+            if self._is_verification_due():
+                balance, _, _ = await self._subscribe_service()
+                if balance is Balance.DRIFTED:
+                    await self._heal()
+                continue
+            await self._check_needed()
+            await self._rest()
+
+    async def _subscribe_waiting(self) -> bool:
+        """The next batch of those that were handed over; False if there is none."""
+        self._check_ending()
+        state = self._state
+        notifier_ids = state.waiting.take(self._config.batch_size, self._clock.monotonic())
+        if not notifier_ids:
+            return False
+        rows = await self._store.queues_by_id(state.key, notifier_ids)
+        await self._set_statuses([(row.notifier_id, PENDING) for row in rows])
+        await self._subscribe(rows)
+        return True
+
+    async def _subscribe_due(self) -> bool:
+        """Queues that failed some time ago; False if none is due."""
+        now = int(self._clock.now())
+        rows = await self._store.due_retries(self._state.key, now, self._config.batch_size)
+        await self._subscribe(rows)
+        return bool(rows)
+
+    async def _subscribe(self, rows: Sequence[QueueRow]) -> None:
+        self._check_ending()
+        notifier_ids: list[EntityId] = []
+        requests: list[Request[SmpCommand]] = []
+        unusable: list[tuple[EntityId, SubStatus]] = []
+        for row in rows:
+            try:
+                requests.append(Request(row.notifier_id, Nsub(), decode_private_key(row.notifier_key)))
+                notifier_ids.append(row.notifier_id)
+            except DecodeError:
+                unusable.append((row.notifier_id, BAD_KEY))
+        await self._set_statuses(unusable)
+        if not requests:
+            return
+        batch = self._session.new_batch(len(requests))
+        self._flight = flight = Flight(notifier_ids, batch)
+        try:
+            answers = await self._session.send(batch, requests)
+            await self._store_outcomes(sort_outcomes(notifier_ids, answers, self._service_id))
+        finally:
+            self._flight = None
+        await self._set_statuses(flight.overtaken)
+        if all(isinstance(answer, RequestTimeout) for answer in answers):
+            raise EndSession("the router does not answer NSUB")
+
+    async def _store_outcomes(self, outcomes: Outcomes) -> None:
+        state = self._state
+        if outcomes.associated:
+            await self._store.set_subscribed(state.key, outcomes.associated, service_id=self._service_id)
+        if outcomes.individual:
+            await self._store.set_subscribed(state.key, outcomes.individual, service_id=None)
+        SUBSCRIBED.inc(len(outcomes.associated) + len(outcomes.individual))
+        state.individual_queues += len(outcomes.individual)
+        retry_at = self._clock.monotonic() + self._config.unanswered_delay
+        state.waiting.add_later(outcomes.unanswered, retry_at)
+        changed = outcomes.changed
+        restart = outcomes.service_failed and self._login.may_reset()
+        if restart:
+            # These are not lost: they are subscribed in the next session, with other credentials.
+            changed = [change for change in changed if change[1] is not SERVICE_REFUSED]
+        await self._set_statuses(changed)
+        if restart and await self._login.reset():
+            raise EndSession("the router refuses the service for a queue", self._config.first_delay)
+
+    async def _set_statuses(self, changes: Sequence[tuple[EntityId, SubStatus]]) -> None:
+        if not changes:
+            return
+        for _, status in changes:
+            if status is not PENDING:
+                REFUSED.labels(status.state).inc()
+                self._state.shrunk = True
+        await self._store.set_statuses(
+            self._state.key, [StatusChange(*change) for change in changes], now=int(self._clock.now())
+        )
+
+    # Waiting
+
+    def _check_ending(self) -> None:
+        if self._ending is not None:
+            raise self._ending
+
+    def _is_verification_due(self) -> bool:
+        return (
+            self._service_id is not None
+            and self._state.service_queues > 0
+            and self._clock.monotonic() - self._verified_at >= self._config.verify_interval
+        )
+
+    async def _check_needed(self) -> None:
+        state = self._state
+        record = await self._store.server(state.key)
+        state.service_queues = record.associated_count if self._service_id is not None else 0
+        if state.shrunk:
+            state.shrunk = False
+            if not await is_needed(self._store, state):
+                raise EndSession("no subscription is left", 0)
+
+    async def _rest(self) -> None:
+        """Until something is handed over, an event comes, or something is due."""
+        delay = self._config.longest_rest
+        if (later := self._state.waiting.next_at()) is not None:
+            delay = min(delay, later - self._clock.monotonic())
+        if (retry := await self._store.next_retry(self._state.key)) is not None:
+            delay = min(delay, retry - self._clock.now())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(delay, 0)):
+                await self._state.wake.wait()
+        self._check_ending()
+
+
+async def is_needed(store: NtfStore, state: RouterState) -> bool:
+    """Whether the router has any queue for us: now, or after a slow retry."""
+    if await store.queues(state.key, after=FROM_START, limit=1):
+        return True
+    return await store.next_retry(state.key) is not None or len(state.waiting) > 0 or state.waiting.overflowed

@@ -1,0 +1,99 @@
+"""As which service this daemon logs in to a router, and what becomes of that when the router disagrees."""
+
+from __future__ import annotations
+
+import logging
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_der_private_key
+
+from ntf_server.clock import Clock, as_datetime
+from ntf_server.metrics import counter
+from protocol.session_params import ServiceSession
+from smp_client.session import Service
+from store.interface import NtfStore
+from store.records import ServerKey, ServerRecord, ServiceCredentials
+from transport.certificates import Credentials, make_service
+
+logger = logging.getLogger(__name__)
+
+SERVICE_RESETS = counter("smp_service_resets", "Service credentials given up because a router refused them")
+SERVICE_ID_CHANGES = counter("smp_service_id_changes", "Routers that gave this service another id")
+
+
+class ServiceLogin:
+    """The service of one router: made on first use, stored before use, reset at most once per interval."""
+
+    def __init__(
+        self,
+        store: NtfStore,
+        key: ServerKey,
+        host: str,
+        clock: Clock,
+        *,
+        enabled: bool,
+        reset_interval: float,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._host = host
+        self._clock = clock
+        self._enabled = enabled
+        self._reset_interval = reset_interval
+        self._reset_at: float | None = None
+        self._does_without = False
+        self.service: Service | None = None
+        "What to show to the router in the next session."
+
+    async def prepare(self, record: ServerRecord) -> None:
+        """Load the credentials, or make and store new ones."""
+        if not self._enabled or (self._does_without and not self.may_reset()):
+            self.service = None
+            return
+        self._does_without = False
+        stored = record.credentials
+        if stored is None:
+            credentials = make_service(as_datetime(self._clock.now()))
+            stored = ServiceCredentials(chain=credentials.chain, private_key=credentials.signing_key.der)
+            await self._store.set_credentials(self._key, stored)
+            self.service = Service(credentials)
+        elif self.service is None or self.service.credentials.chain != stored.chain:
+            self.service = Service(_load(stored))
+
+    async def adopt(self, record: ServerRecord, session: ServiceSession | None) -> None:
+        """Make the stored service that of a new session; associations with another one are cleared."""
+        if session is None:
+            if record.service_id is not None:
+                logger.warning("%s does not know services any more", self._host)
+                await self._store.clear_service(self._key)
+            return
+        if await self._store.set_service_id(self._key, session.service_id):
+            SERVICE_ID_CHANGES.inc()
+            logger.warning("%s knows this service under another id; its queues are bound again", self._host)
+
+    def may_reset(self) -> bool:
+        return self._reset_at is None or self._clock.monotonic() - self._reset_at >= self._reset_interval
+
+    async def reset(self) -> bool:
+        """Give up credentials and associations, to start afresh; False if that was done only lately."""
+        if not self.may_reset():
+            return False
+        self._reset_at = self._clock.monotonic()
+        SERVICE_RESETS.inc()
+        logger.warning("%s refuses this service; starting afresh with new credentials", self._host)
+        self.service = None
+        await self._store.clear_service(self._key)
+        return True
+
+    async def refused_in_handshake(self) -> None:
+        """The router does not let this service in: try a fresh one, and then none for a while."""
+        if not await self.reset():
+            self._does_without = True
+            self.service = None
+            await self._store.clear_service(self._key)
+
+
+def _load(stored: ServiceCredentials) -> Credentials:
+    key = load_der_private_key(stored.private_key, password=None)
+    assert isinstance(key, Ed25519PrivateKey)
+    return Credentials(stored.chain, key)

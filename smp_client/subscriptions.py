@@ -1,0 +1,192 @@
+"""Decisions about subscriptions, without input or output: what waits, what an answer means, what drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protocol.encoding import EntityId
+from protocol.errors import AUTH, SERVICE
+from protocol.ids_hash import NO_IDS, ids_hash, xor
+from protocol.smp_messages import Deld, End, Err, Ok, QueueSet, SmpMessage, Sok
+from protocol.statuses import SubState, SubStatus
+from smp_client.errors import BadAnswer, CannotSend, ClientError
+from smp_client.requests import Batch
+
+ENDED = SubStatus(SubState.END)
+DELETED = SubStatus(SubState.DELETED)
+REFUSED = SubStatus(SubState.AUTH)
+SERVICE_REFUSED = SubStatus(SubState.SERVICE)
+
+
+class WaitingQueues:
+    """Queues to be subscribed soon, in order of arrival.
+
+    Bounded: beyond `limit` only the fact remains that there are more (`overflowed`), and the owner looks for
+    them where they are stored.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._ready: dict[EntityId, None] = {}
+        self._later: dict[EntityId, float] = {}
+        self.overflowed = False
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._later)
+
+    def add(self, notifier_id: EntityId) -> None:
+        if len(self) < self._limit:
+            self._later.pop(notifier_id, None)
+            self._ready[notifier_id] = None
+        else:
+            self.overflowed = True
+
+    def add_later(self, notifier_ids: Iterable[EntityId], at: float) -> None:
+        """Try these again, but not before `at`."""
+        for notifier_id in notifier_ids:
+            if len(self) < self._limit:
+                self._later[notifier_id] = at
+            else:
+                self.overflowed = True
+
+    def discard(self, notifier_id: EntityId) -> None:
+        self._ready.pop(notifier_id, None)
+        self._later.pop(notifier_id, None)
+
+    def clear(self) -> None:
+        """All of them are about to be found in the store."""
+        self._ready.clear()
+        self._later.clear()
+        self.overflowed = False
+
+    def take(self, limit: int, now: float) -> list[EntityId]:
+        """The next batch."""
+        for notifier_id in [key for key, at in self._later.items() if at <= now]:
+            del self._later[notifier_id]
+            self._ready[notifier_id] = None
+        batch = list(self._ready)[:limit]
+        for notifier_id in batch:
+            del self._ready[notifier_id]
+        return batch
+
+    def next_at(self) -> float | None:
+        """When the earliest of those put off is due."""
+        return min(self._later.values(), default=None)
+
+
+class Flight:
+    """One batch of NSUBs on its way, and the END and DELD events that overtake its outcome.
+
+    An event about a queue whose answer is still to come is about an older subscription: the answer decides.
+    One that comes after the answer must not be overwritten when the answers are stored: it is applied then.
+    """
+
+    def __init__(self, notifier_ids: Sequence[EntityId], batch: Batch[SmpMessage]) -> None:
+        self._index = {notifier_id: index for index, notifier_id in enumerate(notifier_ids)}
+        self._batch = batch
+        self.overtaken: list[tuple[EntityId, SubStatus]] = []
+
+    def absorbs(self, notifier_id: EntityId, status: SubStatus) -> bool:
+        """Whether the event needs no further care now."""
+        index = self._index.get(notifier_id)
+        if index is None:
+            return False
+        if self._batch.answers[index] is not None:
+            self.overtaken.append((notifier_id, status))
+        return True
+
+
+def event_status(event: SmpMessage) -> SubStatus | None:
+    """The status that an event gives to its queue, if it does."""
+    if isinstance(event, End):
+        return ENDED
+    return DELETED if isinstance(event, Deld) else None
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """The answers to a batch of NSUBs, sorted by what is to be done."""
+
+    associated: list[EntityId] = field(default_factory=list)
+    individual: list[EntityId] = field(default_factory=list)
+    changed: list[tuple[EntityId, SubStatus]] = field(default_factory=list)
+    unanswered: list[EntityId] = field(default_factory=list)
+    "Time-outs and lost connections change nothing: these are tried again."
+    service_failed: bool = False
+    "A queue was refused because of the service, or bound to another one than ours."
+
+
+def sort_outcomes(
+    notifier_ids: Sequence[EntityId],
+    answers: Sequence[SmpMessage | ClientError],
+    service_id: EntityId | None,
+) -> Outcomes:
+    outcomes = Outcomes()
+    for notifier_id, answer in zip(notifier_ids, answers, strict=True):
+        if isinstance(answer, Sok) and answer.service_id is not None:
+            if answer.service_id == service_id:
+                outcomes.associated.append(notifier_id)
+            else:
+                outcomes.service_failed = True
+                outcomes.changed.append((notifier_id, SERVICE_REFUSED))
+        elif isinstance(answer, Sok | Ok):
+            outcomes.individual.append(notifier_id)
+        elif isinstance(answer, ClientError) and not isinstance(answer, BadAnswer | CannotSend):
+            outcomes.unanswered.append(notifier_id)
+        else:
+            status = error_status(answer)
+            outcomes.service_failed |= status is SERVICE_REFUSED
+            outcomes.changed.append((notifier_id, status))
+    return outcomes
+
+
+def error_status(answer: SmpMessage | ClientError) -> SubStatus:
+    """The status of a queue that could not be subscribed."""
+    if isinstance(answer, Err):
+        if answer.error == AUTH:
+            return REFUSED
+        return SERVICE_REFUSED if answer.error == SERVICE else SubStatus.error(str(answer.error))
+    return SubStatus.error(str(answer) if isinstance(answer, ClientError) else "unexpected answer")
+
+
+class Balance(Enum):
+    EQUAL = "the router has our queues, and perhaps ones that we gave up"
+    DRIFTED = "the router has another set of queues"
+
+
+class ServiceBalance:
+    """Compares our associated queues with the router's.
+
+    There is no command to give a queue up, so the router keeps queues whose subscriptions were deleted here.
+    This surplus is remembered by count and hash, as otherwise it would look like drift for ever.
+    """
+
+    def __init__(self) -> None:
+        self._surplus = QueueSet(0, NO_IDS)
+
+    def given_up(self, notifier_ids: Collection[EntityId]) -> None:
+        """Associated queues were deleted here."""
+        self._surplus = QueueSet(
+            self._surplus.count + len(notifier_ids), xor(_hash(self._surplus), ids_hash(notifier_ids))
+        )
+
+    def compare(self, ours: QueueSet, routers: QueueSet) -> Balance:
+        if routers.ids_hash is None:
+            return Balance.EQUAL if routers.count - ours.count == self._surplus.count else Balance.DRIFTED
+        known = QueueSet(ours.count + self._surplus.count, xor(_hash(ours), _hash(self._surplus)))
+        if routers == known:
+            return Balance.EQUAL
+        if routers == ours:
+            self._surplus = QueueSet(0, NO_IDS)
+            return Balance.EQUAL
+        return Balance.DRIFTED
+
+    def settle(self, ours: QueueSet, routers: QueueSet) -> None:
+        """Every queue of ours was just confirmed one by one: what remains is the router's surplus."""
+        self._surplus = QueueSet(routers.count - ours.count, xor(_hash(ours), _hash(routers)))
+
+
+def _hash(queues: QueueSet) -> bytes:
+    return queues.ids_hash or NO_IDS

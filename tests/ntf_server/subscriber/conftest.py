@@ -1,0 +1,220 @@
+"""A daemon's subscriber with a real store, and real routers to subscribe at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from ntf_server.clock import SystemClock
+from ntf_server.journal import NullJournal
+from ntf_server.router_watch import RouterStatus
+from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from protocol.addresses import SmpServer
+from protocol.crypto import Ed25519PrivateKey
+from protocol.device_token import ApnsToken, DeviceToken, Provider
+from protocol.encoding import EntityId
+from protocol.statuses import SUBSCRIBABLE, SubState
+from smp_client.dialer import Dialer
+from smp_router.load import LoadQueue
+from store.journal_schema import JournalEvent
+from store.records import NewSubscription, NewToken, ServerKey, TokenKey
+from store.sqlite import SqliteStore
+
+DATABASE = "ntf.db"
+STATES = "SELECT notifier_id, state FROM subscriptions"
+QUICK = SubscriberConfig(
+    connect_timeout=1.0,
+    command_timeout=1.0,
+    ping_interval=0.3,
+    ping_timeout=0.3,
+    first_delay=0.02,
+    longest_delay=0.1,
+    identity_delay=0.1,
+    takeover_first_delay=0.4,
+    takeover_longest_delay=5.0,
+    unanswered_delay=0.1,
+    longest_rest=0.2,
+    status_interval=0.05,
+)
+
+
+class CollectingSink:
+    """The push side: remembers who was to be notified; can be full."""
+
+    def __init__(self) -> None:
+        self.notified: list[TokenKey] = []
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+
+    async def verify(self, token_key: TokenKey) -> None:
+        raise AssertionError("routers verify nothing")
+
+    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
+        self.notified += token_keys
+        await self.has_room.wait()
+
+
+class ListJournal(NullJournal):
+    def __init__(self) -> None:
+        self.events: list[tuple[JournalEvent, int | None, int | None]] = []
+
+    def record(
+        self,
+        event: JournalEvent,
+        *,
+        count: int | None = None,
+        total: int | None = None,
+        **details: object,
+    ) -> None:
+        self.events.append((event, count, total))
+
+    def count(self, event: JournalEvent) -> int:
+        return sum(recorded == event for recorded, _, _ in self.events)
+
+
+class ManualClock(SystemClock):
+    """Wall time that can be moved on."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
+@dataclass
+class Daemon:
+    """The part of a daemon that deals with routers."""
+
+    path: Path
+    store: SqliteStore
+    config: SubscriberConfig
+    sink: CollectingSink = field(default_factory=CollectingSink)
+    journal: ListJournal = field(default_factory=ListJournal)
+    clock: ManualClock = field(default_factory=ManualClock)
+    token_key: TokenKey | None = None
+
+    def __post_init__(self) -> None:
+        self.configure(self.config)
+
+    def configure(self, config: SubscriberConfig, dialer: Dialer | None = None) -> None:
+        """Start over with other settings; before `running`."""
+        self.config = config
+        self.subscriber = RouterSubscriber(
+            self.store, self.sink, self.clock, config, self.journal, dialer=dialer
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.subscriber.run())
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    async def add(
+        self, server: SmpServer, queues: Sequence[LoadQueue], *, hand_over: bool = True
+    ) -> ServerKey:
+        """Store queues as SNEW does, and hand them to the subscriber."""
+        if self.token_key is None:
+            self.token_key = await add_token(self.store)
+        created = await asyncio.gather(
+            *(
+                self.store.create_subscription(
+                    NewSubscription(
+                        subscription_id=EntityId(os.urandom(24)),
+                        token_key=self.token_key,
+                        server=server,
+                        notifier_id=queue.notifier_id,
+                        notifier_key=queue.notifier_key.der,
+                    )
+                )
+                for queue in queues
+            )
+        )
+        assert created[0] is not None
+        key = created[0].server_key
+        if hand_over:
+            for queue in queues:
+                self.subscriber.subscribe(key, server, queue.notifier_id)
+        return key
+
+    def subscribable(self) -> set[EntityId]:
+        return {notifier_id for notifier_id, state in self.states().items() if state in SUBSCRIBABLE}
+
+    def states(self) -> dict[EntityId, SubState]:
+        """As they are in the file."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+            return {EntityId(row[0]): SubState(row[1]) for row in db.execute(STATES)}
+
+    def unsent(self) -> int:
+        """How many queues have a notification that waits for its push."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM unsent_notifications").fetchone()[0])
+
+    def count(self, state: SubState) -> int:
+        return sum(stored is state for stored in self.states().values())
+
+    def status(self) -> RouterStatus:
+        (status,) = self.subscriber.status()
+        return status
+
+
+async def add_token(store: SqliteStore) -> TokenKey:
+    token = await store.create_token(
+        NewToken(
+            token_id=EntityId(os.urandom(24)),
+            device_token=new_device_token(),
+            verify_key=Ed25519PrivateKey(os.urandom(32)).public.der,
+            dh_private=os.urandom(32),
+            dh_secret=os.urandom(32),
+            code=os.urandom(32),
+            updated_on=0,
+        )
+    )
+    await store.activate_token(token.key, 0)
+    return token.key
+
+
+def new_device_token() -> DeviceToken:
+    return ApnsToken(Provider.APNS_PROD, os.urandom(32).hex().encode())
+
+
+async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    """Wait for a condition, or fail."""
+    async with asyncio.timeout(timeout):
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / DATABASE)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def daemon(store: SqliteStore, tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path / DATABASE, store, QUICK)
+
+
+@pytest.fixture
+def plain_daemon(store: SqliteStore, tmp_path: Path) -> Daemon:
+    """One that does not log in as a service."""
+    return Daemon(tmp_path / DATABASE, store, replace(QUICK, use_service_credentials=False))

@@ -1,0 +1,334 @@
+"""One daemon and one router that behaves badly, without services."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from ntf_server.router_watch import WRONG_IDENTITIES
+from protocol.addresses import SmpServer
+from protocol.errors import AUTH, INTERNAL
+from protocol.statuses import SubState
+from protocol.versions import VersionRange
+from smp_client.dialer import Dialer
+from smp_router.router import Router, make_credentials
+from store.interface import StoreUnavailable
+from store.journal_schema import JournalEvent
+from store.records import LiveQueue
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from transport.certificates import KeyAlgorithm, make_ca, make_online
+
+
+@pytest.mark.parametrize(
+    "versions", [VersionRange(6, 6), VersionRange(6, 9), VersionRange(6, 15), VersionRange(6, 19)]
+)
+async def test_new_subscription_becomes_active_and_its_notifications_arrive(
+    plain_daemon: Daemon, versions: VersionRange
+) -> None:
+    daemon = plain_daemon
+    async with Router.start(versions=versions) as router, daemon.running():
+        queues = router.load.create_queues(3)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 3)
+        await router.load.emit(queues, 6, fresh=True)
+        await until(lambda: daemon.sink.notified)
+        (push,) = await daemon.store.pushes([daemon.sink.notified[0]])
+        assert {entry.notifier_id for entry in push.entries} <= {queue.notifier_id for queue in queues}
+        assert daemon.status().version == versions.max
+        assert not daemon.status().service
+
+
+async def test_everything_stored_is_subscribed_at_start_page_by_page(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    daemon.configure(replace(daemon.config, batch_size=50))
+    async with Router.start() as router:
+        queues = router.load.create_queues(230)
+        await daemon.add(router.address, queues, hand_over=False)
+        async with daemon.running():
+            await until(lambda: daemon.count(SubState.ACTIVE) == 230)
+            assert len(router.subscribed_notifiers()) == 230
+            await until(lambda: daemon.status().subscribed)
+            assert daemon.status().individual_queues == 230
+
+
+async def test_a_burst_beyond_the_limit_is_found_in_the_store(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    daemon.configure(replace(daemon.config, batch_size=20, waiting_limit=30))
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: daemon.status().subscribed)
+        await daemon.add(router.address, router.load.create_queues(200))
+        assert daemon.status().waiting <= 30
+        await until(lambda: daemon.count(SubState.ACTIVE) == 201)
+
+
+async def test_refused_queues_are_auth_and_bad_keys_and_other_errors_err(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        good, refused, failing = router.load.create_queues(3)
+        router.faults.delete_queues([refused.notifier_id])
+        await daemon.add(router.address, [good, refused])
+        await until(lambda: daemon.states()[refused.notifier_id] is SubState.AUTH)
+        router.faults.answer_errors("NSUB", INTERNAL)
+        await daemon.add(router.address, [failing])
+        await until(lambda: daemon.states()[failing.notifier_id] is SubState.ERR)
+        assert daemon.states()[good.notifier_id] is SubState.ACTIVE
+        router.faults.answer_errors("NSUB", None)
+        await asyncio.sleep(0.3)
+        assert daemon.states()[failing.notifier_id] is SubState.ERR, "tried again without a pause"
+        daemon.clock.ahead = 601
+        await until(lambda: daemon.states()[failing.notifier_id] is SubState.ACTIVE)
+
+
+async def test_end_and_deld_of_the_current_session(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        kept, ended, deleted = router.load.create_queues(3)
+        await daemon.add(router.address, [kept, ended, deleted])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 3)
+        router.faults.send_end([ended.notifier_id])
+        router.faults.send_deld([deleted.notifier_id])
+        await until(lambda: daemon.states()[deleted.notifier_id] is SubState.DELETED)
+        await until(lambda: daemon.states()[ended.notifier_id] is SubState.END)
+        daemon.clock.ahead = 601
+        await until(lambda: daemon.states()[ended.notifier_id] is SubState.ACTIVE)
+        assert daemon.states()[deleted.notifier_id] is SubState.DELETED
+        assert daemon.states()[kept.notifier_id] is SubState.ACTIVE
+
+
+async def test_router_restart(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with daemon.running():
+        async with Router.start() as router:
+            queues = router.load.create_queues(5)
+            port, state = router.port, router.state
+            await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+        await until(lambda: daemon.count(SubState.INACTIVE) == 5)
+        async with Router.start(port=port, state=state) as router:
+            await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+            assert len(router.subscribed_notifiers()) == 5
+        assert daemon.journal.events.count((JournalEvent.SMP_DISCONNECTED, 5, None)) == 1
+
+
+async def test_dropped_connections(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(5))
+        for _ in range(3):
+            await until(lambda: len(router.subscribed_notifiers()) == 5)
+            router.faults.drop_connections()
+            await until(lambda: daemon.count(SubState.INACTIVE) == 5)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+        assert daemon.journal.count(JournalEvent.SMP_CONNECTED) == 4
+
+
+async def test_router_that_moved_to_another_address_is_found_by_its_name(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    addresses = ["127.0.0.1"]
+
+    async def resolve(host: str) -> list[str]:
+        assert host == "router.example"
+        return list(addresses)
+
+    daemon.configure(daemon.config, Dialer(resolver=resolve))
+    credentials = make_credentials("router.example")
+    async with daemon.running():
+        async with Router.start(credentials=credentials) as router:
+            port, state = router.port, router.state
+            server = SmpServer(("router.example",), str(port), credentials.identity)
+            queues = router.load.create_queues(5)
+            await daemon.add(server, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+        await until(lambda: daemon.count(SubState.INACTIVE) == 5)
+        async with Router.start(host="127.0.0.2", port=port, state=state) as router:
+            addresses[:] = ["127.0.0.2"]
+            await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+            await router.load.emit(queues, 5)
+            await until(lambda: daemon.sink.notified)
+
+
+async def test_half_open_connection_is_noticed(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(2))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        router.faults.black_hole()
+        await until(lambda: daemon.count(SubState.INACTIVE) == 2)
+        router.faults.black_hole(False)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+
+
+async def test_refused_connections(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        router.faults.refuse()
+        await daemon.add(router.address, router.load.create_queues(2))
+        await until(lambda: daemon.status().last_error)
+        assert not daemon.status().connected
+        router.faults.refuse(False)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        assert daemon.status().last_error is None
+
+
+async def test_router_that_accepts_and_says_nothing(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        router.faults.black_hole()
+        await daemon.add(router.address, router.load.create_queues(2))
+        await until(lambda: "in time" in (daemon.status().last_error or ""))
+        router.faults.black_hole(False)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+
+
+async def test_wrong_identity_is_never_subscribed_and_loud(
+    plain_daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = plain_daemon
+    before = WRONG_IDENTITIES._value.get()
+    async with Router.start() as router, daemon.running():
+        router.faults.present_certificate(make_credentials("127.0.0.1"))
+        with caplog.at_level(logging.ERROR):
+            await daemon.add(router.address, router.load.create_queues(2))
+            await until(lambda: WRONG_IDENTITIES._value.get() >= before + 2)
+        assert "NOT the pinned router" in caplog.text
+        assert router.subscribed_notifiers() == set()
+        assert daemon.count(SubState.ACTIVE) == 0
+        router.faults.present_certificate(None)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+
+
+async def test_certificate_rotated_under_the_same_identity(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    now = datetime.now(UTC)
+    ca, ca_key = make_ca(KeyAlgorithm.ED448, "router", now)
+    first, second = (make_online(ca, ca_key, KeyAlgorithm.ED448, "127.0.0.1", now) for _ in range(2))
+    async with Router.start(credentials=first) as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(2))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        router.faults.present_certificate(second)
+        router.faults.drop_connections()
+        await until(lambda: daemon.journal.count(JournalEvent.SMP_CONNECTED) == 2)
+        await until(lambda: len(router.subscribed_notifiers()) == 2)
+
+
+async def test_queues_without_an_answer_are_asked_for_again(plain_daemon: Daemon) -> None:
+    """A router that is slower than our patience, but not silent."""
+    daemon = plain_daemon
+    daemon.configure(replace(QUICK, use_service_credentials=False, command_timeout=0.2, ping_interval=5.0))
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        router.faults.delay(0.5)
+        (queue,) = router.load.create_queues(1)
+        await daemon.add(router.address, [queue])
+        await asyncio.sleep(0.4)
+        assert daemon.states()[queue.notifier_id] in (SubState.PENDING, SubState.NEW)
+        router.faults.delay(0)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+
+
+async def test_a_router_without_subscriptions_is_disconnected_and_comes_back(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        first, second = router.load.create_queues(2)
+        key = await daemon.add(router.address, [first])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        (row,) = await daemon.store.queues_by_id(key, [first.notifier_id])
+        await daemon.store.delete_subscription(row.key)
+        daemon.subscriber.forget([LiveQueue(key, first.notifier_id)])
+        await until(lambda: not daemon.subscriber.status() and router.connections == 0)
+        await daemon.add(router.address, [second])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+
+
+async def test_notifications_without_subscription_are_counted_and_dropped(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        kept, forgotten = router.load.create_queues(2)
+        key = await daemon.add(router.address, [kept, forgotten])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        (row,) = await daemon.store.queues_by_id(key, [forgotten.notifier_id])
+        await daemon.store.delete_subscription(row.key)
+        daemon.subscriber.forget([LiveQueue(key, forgotten.notifier_id)])
+        await router.load.emit([forgotten], 3)
+        await until(lambda: (JournalEvent.NTF_RECEIVED, 3, None) in daemon.journal.events)
+        assert daemon.sink.notified == []
+        await router.load.emit([kept], 1)
+        await until(lambda: daemon.sink.notified)
+
+
+async def test_a_full_push_side_stops_the_router_and_loses_nothing(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(500)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 500)
+        daemon.sink.has_room.clear()
+        await router.load.emit(queues, 500)
+        await until(lambda: len(daemon.sink.notified) == 1)
+        await asyncio.sleep(0.7)  # longer than PING's limits: our slowness is not the router's
+        assert daemon.status().connected
+        assert len(daemon.sink.notified) == 1, "another block was read although the push side is full"
+        daemon.sink.has_room.set()
+        await until(lambda: daemon.unsent() == 500)
+
+
+async def test_a_store_that_fails_for_a_while_loses_no_notification(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = plain_daemon
+    failures = 3
+    real = daemon.store.add_notifications
+
+    async def failing(*args: object, **kwargs: object) -> object:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreUnavailable("the disk is full")
+        return await real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(daemon.store, "add_notifications", failing)
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        await router.load.emit(queues, 10)
+        await until(lambda: daemon.unsent() == 10)
+        assert failures == 0
+
+
+async def test_resubscribe_on_demand_and_unknown_routers(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        assert daemon.subscriber.resubscribe("127.0.0.1")
+        assert not daemon.subscriber.resubscribe("somewhere.else")
+        await until(lambda: daemon.journal.count(JournalEvent.SMP_CONNECTED) == 2)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1 and router.subscribed_notifiers())
+
+
+async def test_a_dead_router_does_not_hold_up_another(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as dead, Router.start() as alive, daemon.running():
+        dead.faults.black_hole()
+        await daemon.add(dead.address, dead.load.create_queues(3))
+        await daemon.add(alive.address, alive.load.create_queues(3))
+        await until(lambda: len(alive.subscribed_notifiers()) == 3, timeout=0.9)
+
+
+async def test_auth_revived_by_snew(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        (queue,) = router.load.create_queues(1)
+        router.faults.answer_errors("NSUB", AUTH, 1)
+        await daemon.add(router.address, [queue])
+        await until(lambda: daemon.count(SubState.AUTH) == 1)
+        await until(lambda: not daemon.subscriber.status())
+        await daemon.add(router.address, [queue])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)

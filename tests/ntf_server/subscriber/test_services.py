@@ -1,0 +1,265 @@
+"""Daemons that log in to routers as services: association, drift, refusals, takeover."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ntf_server.router_work import HEALED
+from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
+from protocol.encoding import EntityId
+from protocol.errors import SERVICE
+from protocol.ids_hash import ids_hash
+from protocol.statuses import SubState
+from protocol.versions import VersionRange
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from store.journal_schema import JournalEvent
+from store.records import LiveQueue, ServerKey
+from store.sqlite import SqliteStore
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+
+
+def notifier_ids(queues: list[LoadQueue]) -> list[EntityId]:
+    return [queue.notifier_id for queue in queues]
+
+
+async def assert_associated(daemon: Daemon, key: ServerKey, queues: list[LoadQueue]) -> None:
+    record = await daemon.store.server(key)
+    assert record.associated_count == len(queues)
+    assert record.associated_hash == ids_hash(notifier_ids(queues))
+
+
+def drift_events(daemon: Daemon) -> list[tuple[int | None, int | None]]:
+    return [
+        (count, total) for event, count, total in daemon.journal.events if event is JournalEvent.SMP_DRIFT
+    ]
+
+
+@pytest.mark.parametrize("version", [16, 18, 19])
+async def test_first_association_and_one_command_after_a_restart(daemon: Daemon, version: int) -> None:
+    async with Router.start(versions=VersionRange(6, version)) as router:
+        queues = router.load.create_queues(20)
+        async with daemon.running():
+            key = await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 20)
+            await assert_associated(daemon, key, queues)
+        await until(lambda: router.connections == 0)
+        router.faults.answer_errors("NSUB", SERVICE)  # every NSUB would fail from now on
+        daemon.configure(QUICK)
+        async with daemon.running():
+            await until(lambda: router.subscribed_notifiers() == set(notifier_ids(queues)))
+            await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 20) in daemon.journal.events)
+            await router.load.emit(queues, 20)
+            await until(lambda: daemon.unsent() == 20)
+        assert daemon.count(SubState.ACTIVE) == 20
+        assert not drift_events(daemon)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("version", [17, 19])
+async def test_drift_is_healed_and_nothing_is_lost(daemon: Daemon, share: float, version: int) -> None:
+    async with Router.start(versions=VersionRange(6, version)) as router, daemon.running():
+        queues = router.load.create_queues(100)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 100)
+        healed = HEALED._value.get()
+        router.faults.refuse()
+        router.faults.drop_connections()
+        lost = router.faults.lose_associations(share)
+        await router.load.emit(queues, 100)  # stored by the router while nobody is there
+        router.faults.refuse(False)
+        await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+        assert router.subscribed_notifiers() == set(notifier_ids(queues))
+        assert drift_events(daemon) == [(100, 100 - len(lost))]
+        assert HEALED._value.get() == healed + len(lost)
+        await until(lambda: daemon.unsent() == 100)
+        await assert_associated(daemon, key, queues)
+
+
+async def test_drift_in_the_middle_of_a_session_is_found_by_the_next_comparison(daemon: Daemon) -> None:
+    daemon.configure(replace(QUICK, verify_interval=0.3))
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(30)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 30)
+        router.faults.lose_associations(7)
+        await until(lambda: len(router.subscribed_notifiers()) == 30)
+        assert drift_events(daemon) == [(30, 23)]
+
+
+async def test_queues_deleted_by_the_router_become_auth(daemon: Daemon) -> None:
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(20)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 20)
+        router.faults.delete_queues(notifier_ids(queues[:5]))
+        router.faults.drop_connections()
+        await until(lambda: daemon.count(SubState.AUTH) == 5)
+        await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+        await assert_associated(daemon, key, queues[5:])
+
+
+async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
+    """The router keeps associations of queues that were given up here: known, and after a restart learnt."""
+    async with Router.start() as router:
+        queues = router.load.create_queues(20)
+        async with daemon.running():
+            key = await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 20)
+            for queue in queues[:3]:
+                (row,) = await daemon.store.queues_by_id(key, [queue.notifier_id])
+                await daemon.store.delete_subscription(row.key)
+                daemon.subscriber.forget([LiveQueue(key, queue.notifier_id)])
+            router.faults.drop_connections()
+            await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 17) in daemon.journal.events)
+            await until(lambda: daemon.status().subscribed)
+            assert not drift_events(daemon)
+        daemon.configure(QUICK)
+        async with daemon.running():
+            await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+            router.faults.drop_connections()
+            await until(lambda: not daemon.status().connected)
+            await until(lambda: daemon.status().subscribed)
+            assert len(drift_events(daemon)) == 1, "the same surplus was taken for drift again"
+
+
+async def test_service_id_changed(daemon: Daemon) -> None:
+    changes = SERVICE_ID_CHANGES._value.get()
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        before = (await daemon.store.server(key)).service_id
+        router.faults.change_service_ids()
+        router.faults.drop_connections()
+        await until(lambda: SERVICE_ID_CHANGES._value.get() == changes + 1)
+        await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 10)
+        assert (await daemon.store.server(key)).service_id != before
+        await assert_associated(daemon, key, queues)
+        assert len(router.subscribed_notifiers()) == 10
+
+
+async def test_service_forgotten(daemon: Daemon) -> None:
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        router.faults.forget_services()
+        router.faults.drop_connections()
+        await until(lambda: len(router.subscribed_notifiers()) == 10)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        await assert_associated(daemon, key, queues)
+
+
+async def test_service_subscription_refused_means_fresh_credentials(daemon: Daemon) -> None:
+    resets = SERVICE_RESETS._value.get()
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        before = (await daemon.store.server(key)).credentials
+        router.faults.answer_errors("NSUBS", SERVICE)
+        router.faults.drop_connections()
+        await until(lambda: SERVICE_RESETS._value.get() == resets + 1)
+        await until(lambda: len(router.subscribed_notifiers()) == 10 and daemon.count(SubState.ACTIVE) == 10)
+        record = await daemon.store.server(key)
+        assert record.credentials is not None
+        assert record.credentials != before
+        await assert_associated(daemon, key, queues)
+
+
+async def test_a_queue_refused_because_of_the_service(daemon: Daemon) -> None:
+    """Fresh credentials once; if that does not help, the queue waits in SERVICE and is tried again slowly."""
+    async with Router.start() as router, daemon.running():
+        (first,) = router.load.create_queues(1)
+        await daemon.add(router.address, [first])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        router.faults.answer_errors("NSUB", SERVICE)
+        (queue,) = router.load.create_queues(1)
+        await daemon.add(router.address, [queue])
+        await until(lambda: daemon.states()[queue.notifier_id] is SubState.SERVICE)
+        router.faults.answer_errors("NSUB", None)
+        daemon.clock.ahead = 601
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+
+
+async def test_services_unsupported(daemon: Daemon) -> None:
+    async with Router.start(versions=VersionRange(6, 15)) as router, daemon.running():
+        key = await daemon.add(router.address, router.load.create_queues(5))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+        assert (await daemon.store.server(key)).associated_count == 0
+        assert not daemon.status().service
+
+
+async def test_services_no_longer_supported(daemon: Daemon) -> None:
+    async with daemon.running():
+        async with Router.start() as router:
+            port, state = router.port, router.state
+            queues = router.load.create_queues(5)
+            key = await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 5)
+        async with Router.start(port=port, state=state, versions=VersionRange(6, 15)) as router:
+            await until(lambda: daemon.status().version == 15)
+            await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 5)
+            record = await daemon.store.server(key)
+            assert (record.service_id, record.credentials, record.associated_count) == (None, None, 0)
+        async with Router.start(port=port, state=state) as router:
+            await until(lambda: daemon.status().service and daemon.count(SubState.ACTIVE) == 5)
+            await assert_associated(daemon, key, queues)
+
+
+async def test_credentials_are_stored_before_they_are_used(daemon: Daemon) -> None:
+    async with Router.start() as router, daemon.running():
+        router.faults.black_hole()  # TLS works, the handshake above it does not
+        key = await daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: router.connections == 1)
+        assert (await daemon.store.server(key)).credentials is not None
+
+
+async def test_two_daemons_with_the_same_credentials_do_not_fight(daemon: Daemon, tmp_path: Path) -> None:
+    patient = replace(QUICK, takeover_first_delay=1.0)
+    daemon.configure(patient)
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        await until(lambda: daemon.status().subscribed)
+        copy = await copy_of(daemon, key, router, queues, tmp_path / "copy.db")
+        try:
+            async with copy.running():
+                await until(lambda: copy.count(SubState.ACTIVE) == 10)
+                await until(lambda: daemon.status().taken_over)
+                await until(lambda: daemon.count(SubState.INACTIVE) == 10)
+                connects = daemon.journal.count(JournalEvent.SMP_CONNECTED)
+                await asyncio.sleep(0.4)
+                assert daemon.journal.count(JournalEvent.SMP_CONNECTED) == connects, "it fought"
+                assert copy.status().connected
+            await until(lambda: daemon.count(SubState.ACTIVE) == 10)  # the other is gone
+            assert len(router.subscribed_notifiers()) == 10
+        finally:
+            await copy.store.close()
+
+
+async def copy_of(
+    daemon: Daemon,
+    key: ServerKey,
+    router: Router,
+    queues: list[LoadQueue],
+    path: Path,
+) -> Daemon:
+    """A daemon with the same credentials and subscriptions, as after restoring a backup elsewhere."""
+    store = SqliteStore(path)
+    await store.open()
+    copy = Daemon(path, store, daemon.config)
+    other_key = await copy.add(router.address, queues, hand_over=False)
+    record = await daemon.store.server(key)
+    assert record.credentials is not None
+    assert record.service_id is not None
+    await store.set_credentials(other_key, record.credentials)
+    await store.set_service_id(other_key, record.service_id)
+    await store.set_subscribed(other_key, notifier_ids(queues), service_id=record.service_id)
+    return copy
