@@ -1,4 +1,4 @@
-"""Writes the schema of the latest version into the documentation: `python -m store.schema_doc docs/store.md`."""
+"""Writes the latest schema into the documentation: `python -m store.schema_doc docs/store.md`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ STATEMENT_CACHE = 256
 "All our statements, in all their sizes, stay prepared."
 
 CommitObserver = Callable[[float, int], None]
-"Told the seconds and the number of operations of each committed group."
+"Told the seconds and the number of operations of each committed group, on the writer's thread."
 
 
 async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3.Connection], T]) -> T:
@@ -76,6 +76,7 @@ class Lane(Generic[Context]):
         self._queue: asyncio.Queue[Operation | None] = asyncio.Queue(QUEUED_OPERATIONS)
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._ended = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._serve(), name=self._name)
@@ -96,6 +97,9 @@ class Lane(Generic[Context]):
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         await self._queue.put(Operation(batch, argument, durable, future))
+        if self._ended:
+            # There was room only after the last group: nobody will look at the queue again.
+            raise StoreUnavailable("the store is closed")
         return await future
 
     async def _serve(self) -> None:
@@ -105,6 +109,7 @@ class Lane(Generic[Context]):
             await self._run(group)
             if last:
                 break
+        self._ended = True
         self._refuse_the_rest()
 
     def _collect(self, group: list[Operation]) -> bool:
@@ -130,7 +135,7 @@ class Lane(Generic[Context]):
                 operation.future.set_result(result)
 
     def _refuse_the_rest(self) -> None:
-        """Callers that were waiting for room in the queue when the lane stopped."""
+        """Operations that came behind the end."""
         while not self._queue.empty():
             operation = self._queue.get_nowait()
             if operation is not None and not operation.future.done():

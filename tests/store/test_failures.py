@@ -19,6 +19,7 @@ from protocol.encoding import EntityId
 from store import migrate
 from store.interface import SchemaError, StoreError, StoreUnavailable
 from store.sqlite import SqliteStore
+from store.sqlite_engine import QUEUED_OPERATIONS
 from tests.store.builders import active_token, entity, new_subscription, new_token, subscribe
 
 NOBODY = 65534
@@ -273,3 +274,16 @@ async def test_a_cancelled_caller_does_not_stop_the_others(tmp_path: Path) -> No
     assert (await store.counts()).tokens == 2
     assert await store.token(entity()) is None
     await store.close()
+
+
+async def test_closing_with_a_full_queue_leaves_nobody_waiting(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ntf.db")
+    await store.open()
+    async with asyncio.timeout(20):
+        calls = [asyncio.ensure_future(store.token(entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)]
+        await asyncio.sleep(0)
+        await store.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [result for result in results if result is not None]
+    assert results[0] is None
+    assert all(isinstance(result, StoreUnavailable) for result in refused)
