@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ntf_server.journal_segments import JournalItem, ReceivedBlock, SegmentWriter
+from ntf_server.journal_items import JournalItem, ReceivedBlock
 from store.journal_schema import WRITER_ID_SIZE, JournalEvent
 
 FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
@@ -104,6 +104,9 @@ class Journal:
         self._wake = asyncio.Event()
         self._stopping = False
         self._refused = 0
+        # Imported here: pyarrow takes half a second and 60 MB, for those who want a journal.
+        from ntf_server.journal_segments import SegmentWriter
+
         self._segments = SegmentWriter(
             folder=settings.folder,
             key=settings.key,
@@ -167,7 +170,7 @@ class Journal:
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """See `EventSink.record_received`."""
-        if self._buffered >= self._wake_at and not self._admit(len(ids)):
+        if self._buffered + len(ids) > self._wake_at and not self._admit(len(ids)):
             return
         self._buffered += len(ids)
         self._items.append(ReceivedBlock(self._clock(), server, ids))

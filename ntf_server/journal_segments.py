@@ -21,40 +21,11 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ntf_server.journal_items import JournalItem, ReceivedBlock, Row
 from store.journal_files import ARROW_TYPES, SCHEMA, atomic_file, sync_folder, write_parquet
 from store.journal_schema import OPEN_PREFIX, JournalEvent, pseudonym
 
 log = logging.getLogger(__name__)
-
-Row = tuple[
-    int,  # time
-    str,  # event
-    str | None,  # server
-    str | None,  # provider
-    bytes | None,  # token, raw
-    bytes | None,  # subscription, raw
-    str | None,  # status_from
-    str | None,  # status_to
-    int | None,  # latency_us
-    str | None,  # error
-    int | None,  # count
-    int | None,  # total
-]
-"""One event before it has a writer, a number and pseudonyms."""
-
-
-class ReceivedBlock:
-    """The notifications of one received block: (token id, subscription id), raw."""
-
-    __slots__ = ("ids", "server", "time")
-
-    def __init__(self, time: int, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
-        self.time = time
-        self.server = server
-        self.ids = ids
-
-
-JournalItem = Row | ReceivedBlock
 
 ROW_COLUMNS = [name for name in SCHEMA.names if name not in ("writer", "seq")]
 TIMESTAMP = ARROW_TYPES["timestamp_us"]
