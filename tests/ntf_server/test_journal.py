@@ -1,0 +1,418 @@
+"""The event journal: what reaches the disk, when, and what a crash leaves."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ntf_server.journal import Journal, JournalSettings, NullJournal
+from ntf_server.journal_items import Row
+from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
+from store.journal_files import SCHEMA
+from store.journal_schema import (
+    KEY_SIZE,
+    OPEN_PREFIX,
+    JournalEvent,
+    JournalKeyError,
+    load_key,
+    load_or_create_key,
+    pseudonym,
+)
+
+KEY = bytes(range(KEY_SIZE))
+NOON = 1_767_614_400_000_000  # 2026-01-05 12:00
+DEADLINE = 20.0
+
+
+class Clock:
+    """Wall time that stands still until it is moved."""
+
+    def __init__(self, now: int = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def settings(folder: Path, **changes: Any) -> JournalSettings:
+    return JournalSettings(**{"folder": folder, "key": KEY, "flush_seconds": 0.01, **changes})
+
+
+@asynccontextmanager
+async def running(journal: Journal) -> AsyncIterator[Journal]:
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        tasks.create_task(journal.run(), name="journal")
+        yield journal
+        journal.stop()
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("date=*/[!.]*"))
+
+
+def open_segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{OPEN_PREFIX}*"))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    tables = [pq.read_table(path, partitioning=None) for path in segments(folder)]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path), Clock(), b"W" * 16)) as journal:
+        journal.record(
+            JournalEvent.PUSH_SENT,
+            server="smp.example",
+            provider="AP",
+            token=b"t" * 24,
+            latency_us=1500,
+            count=2,
+            total=3,
+        )
+        journal.record(
+            JournalEvent.SUB_STATUS_CHANGED,
+            subscription=b"s" * 24,
+            status_from="PENDING",
+            status_to="ACTIVE",
+            error="TIMEOUT",
+        )
+        assert journal.recorded == 2
+    (path,) = segments(tmp_path)
+    assert path.parent.name == "date=2026-01-05"
+    assert path.name == f"{(b'W' * 16).hex()}-{0:015d}.parquet"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert pq.read_schema(path).equals(SCHEMA)
+    first, second = rows(tmp_path)
+    assert {k: v for k, v in first.items() if v is not None and k != "time"} == {
+        "event": "push_sent",
+        "writer": b"W" * 16,
+        "seq": 0,
+        "server": "smp.example",
+        "provider": "AP",
+        "token": pseudonym(KEY, b"t" * 24),
+        "latency_us": 1500,
+        "count": 2,
+        "total": 3,
+    }
+    assert int(first["time"].timestamp() * 1_000_000) == NOON
+    assert second["subscription"] == pseudonym(KEY, b"s" * 24)
+    assert (second["status_from"], second["status_to"], second["error"], second["seq"]) == (
+        "PENDING",
+        "ACTIVE",
+        "TIMEOUT",
+        1,
+    )
+    assert not open_segments(tmp_path)
+
+
+async def test_a_block_is_one_event_per_notification(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        journal.record_received("a.example", [(bytes([i]) * 24, bytes([i + 100]) * 24) for i in range(80)])
+        journal.record(JournalEvent.CRON_SENT, token=b"c" * 24)
+        journal.record_received("b.example", [(b"x" * 24, b"y" * 24)])
+        journal.record_received("c.example", [])
+    found = rows(tmp_path)
+    assert sorted(row["seq"] for row in found) == list(range(82))
+    received = [(r["server"], r["token"], r["subscription"]) for r in found if r["event"] == "ntf_received"]
+    expected = [
+        ("a.example", pseudonym(KEY, bytes([i]) * 24), pseudonym(KEY, bytes([i + 100]) * 24))
+        for i in range(80)
+    ]
+    assert received == [*expected, ("b.example", pseudonym(KEY, b"x" * 24), pseudonym(KEY, b"y" * 24))]
+
+
+async def test_raw_ids_never_reach_the_disk(tmp_path: Path) -> None:
+    token, subscription = os.urandom(24), os.urandom(24)
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        journal.record(JournalEvent.SUB_CREATED, token=token, subscription=subscription, server="smp.example")
+        await until(lambda: journal._segments.written == 1)
+        on_disk = b"".join(path.read_bytes() for path in open_segments(tmp_path))
+    (sealed,) = segments(tmp_path)
+    table = pq.read_table(sealed, partitioning=None)
+    assert token not in on_disk
+    assert subscription not in on_disk
+    assert pseudonym(KEY, token) in on_disk  # so the check above looked at the right bytes
+    assert table.column("token").to_pylist() == [pseudonym(KEY, token)]
+
+
+def test_pseudonyms_depend_on_the_key_and_stay_when_the_cache_is_emptied() -> None:
+    assert pseudonym(KEY, b"id") != pseudonym(b"other key" * 3, b"id")
+    names = Pseudonyms(KEY)
+    first = names[b"first"]
+    for i in range(PSEUDONYMS_KEPT + 10):
+        assert names[i.to_bytes(8, "big")] is not None
+    assert len(names) < PSEUDONYMS_KEPT
+    assert names[b"first"] == first
+    assert names[None] is None
+
+
+async def test_rotation_by_size(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path, segment_bytes=4_000), Clock())) as journal:
+        for number in range(5):
+            journal.record_received("smp.example", [(os.urandom(24), os.urandom(24))] * 40)
+            await until(lambda n=number: len(segments(tmp_path)) == n + 1)
+    assert sorted(row["seq"] for row in rows(tmp_path)) == list(range(200))
+
+
+async def test_rotation_by_time(tmp_path: Path) -> None:
+    clock = Clock()
+    async with running(Journal(settings(tmp_path, segment_seconds=60), clock)) as journal:
+        journal.record(JournalEvent.SERVER_STARTED)
+        await until(lambda: open_segments(tmp_path))
+        assert not segments(tmp_path)
+        clock.now += 59_000_000
+        journal.record(JournalEvent.CRON_SENT)
+        await until(lambda: journal._segments.written == 2)
+        assert not segments(tmp_path)
+        clock.now += 1_000_000
+        await until(lambda: len(segments(tmp_path)) == 1)
+        assert not open_segments(tmp_path)
+
+
+async def test_each_day_has_its_own_segments(tmp_path: Path) -> None:
+    clock = Clock(NOON + DAY_US // 2 - 1)
+    async with running(Journal(settings(tmp_path), clock)) as journal:
+        journal.record(JournalEvent.CRON_SENT)
+        clock.now += 1
+        journal.record(JournalEvent.CRON_SENT)
+        clock.now += DAY_US
+        journal.record(JournalEvent.CRON_SENT)
+    assert [path.parent.name for path in segments(tmp_path)] == [f"date=2026-01-0{day}" for day in (5, 6, 7)]
+    assert [row["seq"] for row in rows(tmp_path)] == [0, 1, 2]
+
+
+async def test_json_lines(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path, format="jsonl"), Clock(), b"W" * 16)) as journal:
+        journal.record(JournalEvent.CRON_SENT, token=b"t" * 24)
+    (path,) = segments(tmp_path)
+    assert path.suffix == ".jsonl"
+    row = json.loads(path.read_text())
+    assert row.keys() == {"time", "event", "writer", "seq", "token"}
+    assert row["time"] == "2026-01-05T12:00:00.000000+00:00"
+
+
+async def test_cancellation_seals_what_was_recorded(tmp_path: Path) -> None:
+    journal = Journal(settings(tmp_path, flush_seconds=60.0), Clock())
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(journal.run(), name="journal")
+        await asyncio.sleep(0)  # lets it begin
+        journal.record(JournalEvent.SERVER_STOPPED)
+        task.cancel()
+    assert [row["event"] for row in rows(tmp_path)] == ["server_stopped"]
+
+
+async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
+    journal = Journal(settings(tmp_path, buffered_events=10), Clock())
+    for _ in range(4):
+        journal.record_received("smp.example", [(b"t" * 24, b"s" * 24)] * 3)
+    for _ in range(2):
+        journal.record(JournalEvent.CRON_SENT)
+    assert (journal.recorded, journal.dropped) == (10, 4)
+    async with running(journal):
+        pass
+    assert len(rows(tmp_path)) == 10
+
+
+async def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        journal.record(JournalEvent.CRON_SENT, server="good.example")
+        journal.record(JournalEvent.CRON_SENT, server="\ud800")
+        journal.record(JournalEvent.CRON_SENT, count=2**70)
+        journal.record(JournalEvent.CRON_SENT, error="E" * 5000)
+    found = rows(tmp_path)
+    assert [row["server"] for row in found] == ["good.example", None]
+    assert found[1]["error"] == "E" * MAX_TEXT
+    assert journal.rejected == 2
+    assert [row["seq"] for row in found] == [0, 1]
+
+
+def writer(folder: Path, *, pending_limit: int = 100) -> SegmentWriter:
+    return SegmentWriter(
+        folder=folder,
+        key=KEY,
+        writer_id=b"W" * 16,
+        segment_bytes=1 << 30,
+        segment_us=1 << 50,
+        pending_limit=pending_limit,
+    )
+
+
+def plain(number: int) -> Row:
+    return (NOON + number, "cron_sent", None, None, None, None, None, None, None, None, number, None)
+
+
+def test_a_disk_that_refuses_loses_nothing_within_bounds(tmp_path: Path) -> None:
+    blocked = tmp_path / "journal"
+    blocked.write_bytes(b"a file where the folder should be")
+    segments_of = writer(blocked, pending_limit=5)
+    segments_of.write([plain(n) for n in range(4)], NOON)
+    assert (segments_of.written, segments_of.lost) == (0, 0)
+    segments_of.write([plain(n) for n in range(4, 8)], NOON)
+    assert (segments_of.written, segments_of.lost) == (0, 3)
+    blocked.unlink()
+    segments_of.write([plain(8)], NOON)
+    segments_of.close()
+    assert [row["count"] for row in rows(blocked)] == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_half_written_batch_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments_of = writer(tmp_path)
+    segments_of.write([plain(0)], NOON)
+    real = os.write
+
+    def full_disk(fd: int, data: Any) -> int:
+        real(fd, bytes(data)[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full_disk)
+    segments_of.write([plain(1)], NOON)
+    monkeypatch.undo()
+    segments_of.write([plain(2)], NOON)
+    segments_of.close()
+    assert [row["count"] for row in rows(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 500])
+def test_recovery_keeps_every_whole_batch(tmp_path: Path, cut: int) -> None:
+    first = writer(tmp_path)
+    for number in range(3):
+        first.write([plain(number)], NOON)
+    (path,) = open_segments(tmp_path)
+    content = path.read_bytes()
+    first.close()
+    segments(tmp_path)[0].unlink()
+    path.write_bytes(content[:-cut])
+    writer(tmp_path).recover()
+    assert [row["count"] for row in rows(tmp_path)] == [0, 1]
+    assert not open_segments(tmp_path)
+
+
+def test_recovery_leaves_the_segment_of_a_living_process_alone(tmp_path: Path) -> None:
+    living = writer(tmp_path)
+    living.write([plain(0)], NOON)
+    writer(tmp_path).recover()
+    assert len(open_segments(tmp_path)) == 1
+    assert not segments(tmp_path)
+    living.close()
+    assert len(rows(tmp_path)) == 1
+
+
+def test_sealing_again_after_a_crash_in_between_adds_nothing(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    first.write([plain(0)], NOON)
+    (path,) = open_segments(tmp_path)
+    content = path.read_bytes()
+    first.close()
+    path.write_bytes(content)  # as if the process had died before it removed the open segment
+    writer(tmp_path).recover()
+    assert [row["seq"] for row in rows(tmp_path)] == [0]
+
+
+WRITING_PROCESS = """
+import asyncio, os, sys, time
+from pathlib import Path
+from ntf_server.journal import Journal, JournalSettings
+
+async def main():
+    clock = lambda: time.time_ns() // 1000
+    options = dict(folder=Path(sys.argv[1]), key=bytes(32), flush_seconds=0.005, segment_bytes=60_000)
+    journal = Journal(JournalSettings(**options), clock)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(journal.run())
+        while True:
+            journal.record_received("smp.example", [(os.urandom(24), os.urandom(24))] * 20)
+            sys.stdout.write(f"{journal._segments.written}\\n")
+            sys.stdout.flush()
+            await asyncio.sleep(0.001)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kills_after", [1, 2, 5])
+async def test_kill_9_loses_at_most_the_tail(tmp_path: Path, kills_after: int) -> None:
+    """Closed segments stay, events that had reached the open one are recovered by the next process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITING_PROCESS, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    reported = 0
+    async with asyncio.timeout(DEADLINE):
+        while len(segments(tmp_path)) < kills_after or not open_segments(tmp_path):
+            reported = int(await process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        closed = {path: path.read_bytes() for path in segments(tmp_path)}
+        rest = await process.stdout.read()
+        await process.wait()
+    reported = max([reported, *map(int, rest.split(b"\n")[:-1])])
+    writer(tmp_path).recover()
+    assert not open_segments(tmp_path)
+    assert all(path.read_bytes() == content for path, content in closed.items())
+    numbers = [row["seq"] for row in rows(tmp_path)]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= reported > 0
+
+
+def test_readers_ignore_open_segments(tmp_path: Path) -> None:
+    living = writer(tmp_path)
+    living.write([plain(0)], NOON)
+    assert all(path.name.startswith(".") for path in tmp_path.iterdir())
+    living.close()
+
+
+def test_key_is_made_once_for_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "journal.key"
+    key = load_or_create_key(path)
+    assert len(key) == KEY_SIZE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_or_create_key(path) == key == load_key(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["journal.key"]
+
+
+def test_bad_keys_are_refused_without_being_shown(tmp_path: Path) -> None:
+    path = tmp_path / "journal.key"
+    with pytest.raises(JournalKeyError, match="cannot read"):
+        load_key(path)
+    path.write_bytes(b"short secret")
+    with pytest.raises(JournalKeyError, match="12 bytes instead of 32") as caught:
+        load_or_create_key(path)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(JournalKeyError, match="cannot create"):
+        load_or_create_key(tmp_path / "nowhere" / "journal.key")
+
+
+def test_key_is_not_shown_by_settings(tmp_path: Path) -> None:
+    assert repr(KEY) not in repr(settings(tmp_path))
+
+
+def test_null_journal_takes_everything(tmp_path: Path) -> None:
+    journal = NullJournal()
+    journal.record(JournalEvent.CRON_SENT, token=b"t")
+    journal.record_received("smp.example", [(b"t", b"s")])
+
+
+def test_arrow_stream_is_readable_while_open(tmp_path: Path) -> None:
+    living = writer(tmp_path)
+    living.write([plain(0)], NOON)
+    living.write([plain(1)], NOON)
+    (path,) = open_segments(tmp_path)
+    batches = list(pa.ipc.open_stream(path.read_bytes()))
+    assert sum(batch.num_rows for batch in batches) == 2
+    living.close()
