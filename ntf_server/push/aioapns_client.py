@@ -325,6 +325,14 @@ class ApnsConnection(APNsTLSClientProtocol):
             exchange.fail(error)
 
 
+class _Attempt:
+    """An attempt to connect that several requests wait for; without error it succeeded or was given up."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.error: TransportError | None = None
+
+
 class ApnsPool(APNsBaseConnectionPool):
     """The connections with one origin."""
 
@@ -332,6 +340,7 @@ class ApnsPool(APNsBaseConnectionPool):
         super().__init__(topic="", max_connections=MAX_CONNECTIONS)
         self._origin = origin
         self._live: list[ApnsConnection] = []
+        self._attempt: _Attempt | None = None
         self.ssl_context = ssl.create_default_context(cafile=origin.ca_file)
         self.ssl_context.set_alpn_protocols(["h2"])
 
@@ -358,18 +367,32 @@ class ApnsPool(APNsBaseConnectionPool):
 
     async def acquire(self) -> ApnsConnection:
         """A connection with a free stream, or the least loaded one if all are in use."""
-        free = self._free()
-        if free is not None:
-            return free
-        async with self._lock:
-            free = self._free()
+        while True:
+            free = next((connection for connection in self._live if not connection.is_busy), None)
             if free is not None:
                 return free
-            if len(self._live) < self.max_connections:
-                connection = await self.create_connection()
-                self._live.append(connection)
-                return connection
-        return min(self._live, key=lambda connection: connection.load)
+            if len(self._live) >= self.max_connections:
+                return min(self._live, key=lambda connection: connection.load)
+            if self._attempt is None:
+                return await self._connect()
+            attempt = self._attempt
+            await attempt.ended.wait()
+            if attempt.error is not None:
+                raise TransportError(attempt.error.reason, whole_origin=True)
+
+    async def _connect(self) -> ApnsConnection:
+        """Connect on behalf of all who wait for a connection now."""
+        attempt = self._attempt = _Attempt()
+        try:
+            connection = await self.create_connection()
+            self._live.append(connection)
+            return connection
+        except TransportError as error:
+            attempt.error = error
+            raise
+        finally:
+            self._attempt = None
+            attempt.ended.set()
 
     async def send_notification(self, request: NotificationRequest) -> _Result:
         """The answer; requests that a connection did not process are sent on another one."""
@@ -385,9 +408,6 @@ class ApnsPool(APNsBaseConnectionPool):
         """Close all connections; requests under way fail."""
         for connection in list(self._live):
             connection._drop("the client was closed")
-
-    def _free(self) -> ApnsConnection | None:
-        return next((connection for connection in self._live if not connection.is_busy), None)
 
 
 class AioapnsClient:

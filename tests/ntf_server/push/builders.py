@@ -18,7 +18,7 @@ from ntf_server.push.provider import Message, PushError
 from protocol.device_token import ApnsToken, Provider
 
 MESSAGE = Message(bytes(range(24)), bytes(3088))
-DEADLINE = 10.0
+DEADLINE = 20.0
 
 
 class ManualClock:
@@ -58,7 +58,7 @@ def make_provider(
         "test_host": "127.0.0.1",
         "test_port": fake.port,
         "test_ca_file": str(fake.ca_file),
-        "response_timeout": 2.0,
+        "response_timeout": 10.0,
     }
     config = ApnsConfig(**(settings | changes))
     return ApnsProvider(config, make_apns_client(config, http), clock)
@@ -86,5 +86,5 @@ async def push_all(provider: ApnsProvider, count: int) -> list[PushError | None]
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.002)

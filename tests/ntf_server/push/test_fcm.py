@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -58,7 +59,7 @@ def config(tmp_path: Path, fcm_fake: FakePushServer, fcm_key: rsa.RSAPrivateKey)
     path = tmp_path / "account.json"
     path.write_text(json.dumps(account))
     return FcmConfig(
-        service_account_file=path, endpoint=origin, ca_file=str(fcm_fake.ca_file), response_timeout=2.0
+        service_account_file=path, endpoint=origin, ca_file=str(fcm_fake.ca_file), response_timeout=10.0
     )
 
 
@@ -149,7 +150,6 @@ async def test_answers(
         (Fault(api="oauth", status=400, reason="invalid_grant"), Refused),
         (Fault(api="oauth", status=503), RetryLater),
         (Fault(api="oauth", action="drop"), RetryLater),
-        (Fault(action="silence"), RetryLater),
         (Fault(api="fcm", action="reset"), RetryLater),
     ],
 )
@@ -161,6 +161,16 @@ async def test_failures(
         await deliver(provider)
     fcm_fake.clear_faults()
     await deliver(provider)
+
+
+async def test_silence(
+    fcm_fake: FakePushServer, config: FcmConfig, http: CurlHttp2, clock: ManualClock
+) -> None:
+    provider = FcmProvider(dataclasses.replace(config, response_timeout=0.3), http, clock)
+    fcm_fake.add_fault(Fault(action="silence"))
+    with pytest.raises(RetryLater) as caught:
+        await deliver(provider)
+    assert caught.value.provider_wide
 
 
 @pytest.mark.parametrize("token", [b"", b"\xff\xfe", b"a\nb"])

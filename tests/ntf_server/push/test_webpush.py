@@ -84,7 +84,7 @@ def config(tmp_path: Path, fake: FakePushServer) -> WebPushConfig:
         subject="mailto:op@example.org",
         allow_private=True,
         ca_file=str(fake.ca_file),
-        response_timeout=2.0,
+        response_timeout=10.0,
     )
 
 
