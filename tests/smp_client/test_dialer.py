@@ -1,0 +1,173 @@
+"""Which host, which address, through what."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from OpenSSL import SSL
+
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from protocol.smp_messages import Nsub, Sok
+from protocol.versions import SMP_ALPN
+from smp_client.dialer import Dialer, NetworkConfig, SystemResolver, hosts_to_try
+from smp_client.errors import ConnectFailed, WrongIdentity
+from smp_client.session import connect_smp
+from tests.smp_client.peer import make_identity, scripted_router
+from tests.smp_client.test_session import accept_all, new_key
+from transport.tls import client_context
+
+PROXY = "socks5://127.0.0.1:1080"
+
+
+def context() -> SSL.Context:
+    return client_context([SMP_ALPN])
+
+
+@pytest.mark.parametrize(
+    ("config", "tried"),
+    [
+        (NetworkConfig(), ["a.example", "b.example"]),
+        (NetworkConfig(prefer_onion=True), ["a.example", "b.example"]),
+        (NetworkConfig(socks_proxy=PROXY), ["a.example", "b.example", "x.onion"]),
+        (NetworkConfig(socks_proxy=PROXY, prefer_onion=True), ["x.onion", "a.example", "b.example"]),
+    ],
+)
+def test_hosts_to_try(config: NetworkConfig, tried: list[str]) -> None:
+    assert hosts_to_try(["a.example", "x.onion", "b.example"], config) == tried
+
+
+async def test_onion_only_without_a_proxy() -> None:
+    with pytest.raises(ConnectFailed, match="proxy"):
+        await Dialer().dial(SmpServer(("x.onion",), "", bytes(32)), context(), 1.0)
+
+
+async def test_system_resolver() -> None:
+    resolve = SystemResolver()
+    assert "127.0.0.1" in await resolve("127.0.0.1")
+    with pytest.raises(OSError):
+        await resolve("nowhere.invalid")
+    with pytest.raises(OSError):
+        await resolve("a" * 300)
+
+
+async def test_every_host_and_every_address_is_tried_and_names_are_asked_for_each_time() -> None:
+    asked: list[str] = []
+
+    async def resolve(host: str) -> list[str]:
+        asked.append(host)
+        if host == "gone.example":
+            raise socket.gaierror("no such name")
+        return ["127.0.0.9", "127.0.0.1"]  # nobody listens at the first
+
+    async with scripted_router(accept_all) as server:
+        named = SmpServer(("gone.example", "here.example"), server.port, server.key_hash)
+        dialer = Dialer(resolver=resolve)
+        for _ in range(2):
+            async with await connect_smp(named, dialer) as session:
+                assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+    assert asked == ["gone.example", "here.example"] * 2
+
+
+async def test_an_impostor_at_one_address_does_not_hide_the_router_at_another() -> None:
+    impostor = make_identity()
+    async with scripted_router(accept_all) as server, scripted_router(accept_all, identity=impostor) as other:
+
+        async def resolve(host: str) -> list[str]:
+            return ["127.0.0.1"]
+
+        dialer = Dialer(resolver=resolve)
+        wrong = SmpServer(("impostor.example", "127.0.0.1"), other.port, server.key_hash)
+        with pytest.raises(WrongIdentity):
+            await dialer.dial(wrong, context(), 5.0)
+
+
+async def test_a_silent_host_leaves_time_for_the_next() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with scripted_router(accept_all) as server:
+        silent = await asyncio.start_server(hang, "127.0.0.2", server.port_number)
+
+        async def resolve(host: str) -> list[str]:
+            return ["127.0.0.2" if host == "silent.example" else "127.0.0.1"]
+
+        named = SmpServer(("silent.example", "good.example"), server.port, server.key_hash)
+        async with silent:
+            stream = await Dialer(resolver=resolve).dial(named, context(), 1.0)
+            stream.abort()
+            await stream.wait_closed()
+
+
+class SocksProxy:
+    """A SOCKS5 proxy that knows one place and connects every name to it."""
+
+    def __init__(self, port: int, *, refuse: bool = False) -> None:
+        self.port = port
+        self.refuse = refuse
+        self.asked: list[tuple[str, int]] = []
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, methods = await reader.readexactly(2)
+        await reader.readexactly(methods)
+        writer.write(b"\x05\x00")
+        head = await reader.readexactly(5)
+        assert head[:4] == b"\x05\x01\x00\x03", "the name must be left to the proxy"
+        name = await reader.readexactly(head[4])
+        port = int.from_bytes(await reader.readexactly(2), "big")
+        self.asked.append((name.decode(), port))
+        if self.refuse:
+            writer.write(b"\x05\x05\x00\x01" + bytes(6))
+            writer.close()
+            return
+        writer.write(b"\x05\x00\x00\x01" + bytes(6))
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_copy(reader, back))
+            tasks.create_task(_copy(there, writer))
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(65536):
+            target.write(data)
+    except ConnectionError:
+        pass
+    finally:
+        target.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "proxy_all", "through_proxy"),
+    [("abc.onion", False, True), ("127.0.0.1", False, False), ("public.example", True, True)],
+)
+async def test_socks(host: str, proxy_all: bool, through_proxy: bool) -> None:
+    async with scripted_router(accept_all) as server:
+        proxy = SocksProxy(server.port_number)
+        listener = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        config = NetworkConfig(socks_proxy=f"socks5://127.0.0.1:{port}", proxy_all=proxy_all)
+        async with listener:
+            named = SmpServer((host,), server.port, server.key_hash)
+            async with await connect_smp(named, Dialer(config)) as session:
+                assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+        assert proxy.asked == ([(host, server.port_number)] if through_proxy else [])
+
+
+async def test_socks_refusal_is_a_failure_to_connect() -> None:
+    proxy = SocksProxy(0, refuse=True)
+    listener = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    config = NetworkConfig(socks_proxy=f"socks5://127.0.0.1:{port}")
+    async with listener:
+        with pytest.raises(ConnectFailed, match="ProxyError"):
+            await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)
+
+
+async def test_no_proxy_there() -> None:
+    config = NetworkConfig(socks_proxy="socks5://127.0.0.1:1")
+    with pytest.raises(ConnectFailed):
+        await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)

@@ -1,0 +1,189 @@
+"""Decisions about subscriptions: pure, so every case can be named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.encoding import EntityId
+from protocol.errors import AUTH, INTERNAL, SERVICE
+from protocol.ids_hash import ids_hash
+from protocol.smp_messages import Deld, End, Err, Nmsg, Ok, Pong, QueueSet, SmpMessage, Sok
+from protocol.statuses import SubState, SubStatus
+from smp_client.backoff import Backoff
+from smp_client.errors import BadAnswer, CannotSend, ClientError, RequestTimeout, SessionClosed
+from smp_client.requests import Batch
+from smp_client.subscriptions import (
+    DELETED,
+    ENDED,
+    REFUSED,
+    SERVICE_REFUSED,
+    Balance,
+    Flight,
+    ServiceBalance,
+    WaitingQueues,
+    event_status,
+    sort_outcomes,
+)
+
+SERVICE_ID = EntityId(b"our service")
+A, B, C = EntityId(b"a"), EntityId(b"b"), EntityId(b"c")
+
+
+def test_waiting_queues_come_in_order_and_once() -> None:
+    waiting = WaitingQueues(10)
+    for queue in (A, B, A, C):
+        waiting.add(queue)
+    assert waiting.take(2, 0) == [A, B]
+    assert waiting.take(2, 0) == [C]
+    assert waiting.take(2, 0) == []
+
+
+def test_waiting_queues_put_off() -> None:
+    waiting = WaitingQueues(10)
+    waiting.add_later([A, B], 5.0)
+    waiting.add_later([C], 3.0)
+    assert waiting.next_at() == 3.0
+    assert waiting.take(9, 2.9) == []
+    assert waiting.take(9, 3.0) == [C]
+    waiting.add(A)  # asked for anew: no reason to wait
+    assert waiting.take(9, 3.1) == [A]
+    waiting.discard(B)
+    assert waiting.take(9, 99.0) == []
+    assert waiting.next_at() is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "later", "take", "discard"]), st.integers(0, 30))))
+def test_waiting_queues_are_bounded_and_lose_nothing_silently(steps: list[tuple[str, int]]) -> None:
+    waiting, expected = WaitingQueues(8), set()
+    for kind, number in steps:
+        queue = EntityId(bytes([number]))
+        if kind == "add":
+            waiting.add(queue)
+            expected.add(queue)
+        elif kind == "later":
+            waiting.add_later([queue], 0.0)
+            expected.add(queue)
+        elif kind == "take":
+            expected -= set(waiting.take(number % 4 + 1, 1.0))
+        else:
+            waiting.discard(queue)
+            expected.discard(queue)
+        assert len(waiting) <= 8
+    assert waiting.overflowed or set(waiting.take(99, 1.0)) == expected
+
+
+def test_outcomes() -> None:
+    answers: dict[bytes, SmpMessage | ClientError] = {
+        b"associated": Sok(SERVICE_ID),
+        b"individual": Sok(),
+        b"old router": Ok(),
+        b"auth": Err(AUTH),
+        b"error": Err(INTERNAL),
+        b"nonsense": Pong(),
+        b"garbage": BadAnswer("unreadable"),
+        b"impossible": CannotSend("no key"),
+        b"slow": RequestTimeout(),
+        b"lost": SessionClosed("gone"),
+    }
+    outcomes = sort_outcomes([EntityId(name) for name in answers], list(answers.values()), SERVICE_ID)
+    assert outcomes.associated == [b"associated"]
+    assert outcomes.individual == [b"individual", b"old router"]
+    assert outcomes.unanswered == [b"slow", b"lost"]
+    assert dict(outcomes.changed) == {
+        b"auth": REFUSED,
+        b"error": SubStatus.error("INTERNAL"),
+        b"nonsense": SubStatus.error("unexpected answer"),
+        b"garbage": SubStatus.error("unreadable"),
+        b"impossible": SubStatus.error("no key"),
+    }
+    assert not outcomes.service_failed
+
+
+def test_a_refused_service_or_another_one_is_a_failure_of_the_service() -> None:
+    for answer in (Err(SERVICE), Sok(EntityId(b"somebody else"))):
+        outcomes = sort_outcomes([A], [answer], SERVICE_ID)
+        assert outcomes.service_failed
+        assert outcomes.changed == [(A, SERVICE_REFUSED)]
+        assert not outcomes.associated
+    assert sort_outcomes([A], [Sok(SERVICE_ID)], None).service_failed, "a service although there is none"
+
+
+def test_event_status() -> None:
+    assert event_status(End()) is ENDED
+    assert event_status(Deld()) is DELETED
+    assert event_status(Nmsg(b"", b"")) is None
+
+
+async def test_events_that_overtake_a_batch() -> None:
+    batch: Batch[SmpMessage] = Batch(2, asyncio.get_running_loop().create_future())
+    flight = Flight([A, B], batch)
+    assert not flight.absorbs(C, ENDED), "not in this batch"
+    batch.settle(1, Sok())
+    assert flight.absorbs(A, ENDED), "the answer to come decides"
+    assert flight.absorbs(B, ENDED)
+    assert flight.overtaken == [(B, ENDED)]
+
+
+def queue_set(queues: list[EntityId]) -> QueueSet:
+    return QueueSet(len(queues), ids_hash(queues))
+
+
+def test_balance() -> None:
+    balance = ServiceBalance()
+    assert balance.compare(queue_set([A, B]), queue_set([A, B])) is Balance.EQUAL
+    assert balance.compare(queue_set([A, B]), queue_set([A])) is Balance.DRIFTED
+    assert balance.compare(queue_set([A, B]), queue_set([A, C])) is Balance.DRIFTED, (
+        "same count, other queues"
+    )
+    assert balance.compare(queue_set([A, B]), QueueSet(2)) is Balance.EQUAL, "old routers tell no hash"
+    assert balance.compare(queue_set([A, B]), QueueSet(3)) is Balance.DRIFTED
+
+
+def test_what_was_given_up_is_no_drift() -> None:
+    balance = ServiceBalance()
+    balance.given_up([C])
+    assert balance.compare(queue_set([A, B]), queue_set([A, B, C])) is Balance.EQUAL
+    assert balance.compare(queue_set([A, B]), QueueSet(3)) is Balance.EQUAL
+    assert balance.compare(queue_set([A, B]), queue_set([A, C])) is Balance.DRIFTED
+    assert balance.compare(queue_set([A, B]), queue_set([A, B])) is Balance.EQUAL, (
+        "the router lost it at last"
+    )
+    assert balance.compare(queue_set([A, B]), queue_set([A, B, C])) is Balance.DRIFTED
+
+
+@given(st.sets(st.binary(min_size=1, max_size=3)), st.sets(st.binary(min_size=1, max_size=3)))
+def test_a_settled_surplus_is_equal_from_then_on(ours: set[bytes], more: set[bytes]) -> None:
+    mine = [EntityId(queue) for queue in ours]
+    routers = [EntityId(queue) for queue in ours | more]
+    balance = ServiceBalance()
+    balance.settle(queue_set(mine), queue_set(routers))
+    assert balance.compare(queue_set(mine), queue_set(routers)) is Balance.EQUAL
+    new = EntityId(os.urandom(24))
+    assert balance.compare(queue_set([*mine, new]), queue_set([*routers, new])) is Balance.EQUAL
+    assert balance.compare(queue_set([*mine, new]), queue_set(routers)) is Balance.DRIFTED or not more - ours
+
+
+def test_statuses_of_errors_stay_readable() -> None:
+    outcomes = sort_outcomes([A], [Err(INTERNAL)], None)
+    assert outcomes.changed[0][1].state is SubState.ERR
+    assert outcomes.changed[0][1].text == "ERR INTERNAL"
+
+
+def test_backoff_grows_to_its_limit_and_starts_again() -> None:
+    backoff = Backoff(1.0, 10.0, lambda: 0.0)
+    delays = [backoff.next() for _ in range(8)]
+    assert delays[0] == 1.0
+    assert delays == sorted(delays)
+    assert delays[-1] == 10.0
+    backoff.reset()
+    assert backoff.next() == 1.0
+
+
+@given(st.floats(0, 1))
+def test_jitter_only_shortens(chance: float) -> None:
+    backoff = Backoff(1.0, 10.0, lambda: chance)
+    assert all(0.75 * 1.0 <= backoff.next() <= 10.0 for _ in range(10))
