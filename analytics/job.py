@@ -69,8 +69,13 @@ class ReportResult:
 
 
 @contextmanager
-def spark_session(master: str, memory: str = "2g") -> Iterator[SparkSession]:
-    """A session on any master, stopped at the end. On a cluster the executors are sent this package."""
+def spark_session(
+    master: str, memory: str = "2g", more: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session on any master, stopped at the end. On a cluster the executors are sent this package.
+
+    `more` are Spark settings that take precedence over those made here.
+    """
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
@@ -89,7 +94,7 @@ def spark_session(master: str, memory: str = "2g") -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         }
     builder = SparkSession.builder.master(master).appName("ntf-analytics")
-    for name, value in settings.items():
+    for name, value in {**settings, **(more or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:

@@ -1,6 +1,5 @@
 """One Spark session for all tests, and short ways to make journals."""
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +25,16 @@ MakeInputs = Callable[..., Inputs]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    # Keeps the warehouse and Derby files of Spark out of the working folder.
-    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
-    with spark_session("local[2]", "1g") as session:
-        session.conf.set("spark.sql.shuffle.partitions", "2")
-        session.conf.set("spark.sql.adaptive.enabled", "false")
+    # Hundreds of small queries: compiling them costs far more than running them interpreted.
+    settings = {
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    with spark_session("local[2]", "1g", settings) as session:
         yield session
 
 
