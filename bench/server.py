@@ -1,0 +1,276 @@
+"""The daemon under commands: SCHK and SNEW per second, CPU per command, idle connections, a large store.
+
+python -m bench.server [commands|idle|million] [--connections 10000] [--subscriptions 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.measure import Row, at_least, at_most, best_of, print_rows
+from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer, parse_ntf_server
+from protocol.connection import Block, Outgoing, Received
+from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.ntf_commands import IdSub, NtfCommand, Ping, Pong, Schk, Snew, Sub
+from store.records import NewSubscription, NewToken, TokenKey
+from store.sqlite import SqliteStore
+from tests.ntf_server.conftest import null_token
+from tests.ntf_server.ntf_client import Device, NtfClient
+
+ROUTER = SmpServer(("127.0.0.1",), "1", b"k" * 32)  # nobody listens there
+KEY = Ed25519PrivateKey(b"k" * 32)
+ENV = {
+    "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+    "NTF_LIMITS_COMMANDS_PER_SECOND": "0",
+    "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
+    "NTF_LIMITS_CONNECTIONS_PER_ADDRESS": "0",
+}
+Command = tuple[NtfCommand, EntityId, AuthPrivateKey | None]
+
+
+@dataclass
+class Daemon:
+    process: psutil.Process
+    address: NtfServer
+
+    def cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def memory(self) -> int:
+        return int(self.process.memory_info().rss)
+
+
+def init(folder: Path) -> None:
+    arguments = ["init", "--ip", "127.0.0.1", "--port", "0", "-a", "ED25519"]
+    where = ["--config-dir", str(folder / "c"), "--data-dir", str(folder / "d")]
+    command = [sys.executable, "-m", "ntf_server", *arguments, *where]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+@asynccontextmanager
+async def daemon(folder: Path) -> AsyncIterator[Daemon]:
+    """The server in a process of its own, as an operator runs it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c"), "--log-level", "error"),
+        stdout=subprocess.PIPE, env=os.environ | ENV,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        address = parse_ntf_server(line.removeprefix("Server address: ").strip())
+        yield Daemon(psutil.Process(process.pid), address)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def fill(folder: Path, subscriptions: int) -> tuple[Device, list[EntityId]]:
+    """A verified device with so many subscriptions, straight into the store."""
+    device = Device.make(null_token())
+    store = SqliteStore(folder / "d" / "ntf-server.db")
+    await store.open()
+    device.token_id = EntityId(os.urandom(24))
+    token = await store.create_token(
+        NewToken(
+            token_id=device.token_id,
+            device_token=device.token,
+            verify_key=device.key.public.der,
+            dh_private=device.dh.raw,
+            dh_secret=os.urandom(32),
+            code=os.urandom(32),
+            updated_on=0,
+        )
+    )
+    await store.activate_token(token.key, 0)
+    ids: list[EntityId] = []
+    for start in range(0, subscriptions, 2000):
+        news = [_new_subscription(token.key) for _ in range(min(2000, subscriptions - start))]
+        await store.create_subscriptions(news)
+        ids += [new.subscription_id for new in news]
+    await store.close()
+    return device, ids
+
+
+def _new_subscription(key: TokenKey) -> NewSubscription:
+    return NewSubscription(
+        subscription_id=EntityId(os.urandom(24)),
+        token_key=key,
+        server=ROUTER,
+        notifier_id=EntityId(os.urandom(24)),
+        notifier_key=KEY.der,
+    )
+
+
+@dataclass
+class Load:
+    """Commands of one connection, signed and packed beforehand: the client's own cost is not measured."""
+
+    client: NtfClient
+    windows: list[bytes]
+    in_flight: int
+
+    @classmethod
+    def prepare(cls, client: NtfClient, commands: Sequence[Command], in_flight: int) -> Load:
+        outgoing = [
+            Outgoing(CorrId(os.urandom(24)), entity, command, key) for command, entity, key in commands
+        ]
+        starts = range(0, len(outgoing), in_flight)
+        return cls(
+            client, [client.connection.send(outgoing[at : at + in_flight]) for at in starts], in_flight
+        )
+
+    async def run(self, expected: type) -> None:
+        for window in self.windows:
+            self.client.stream.write(window)
+            left = self.in_flight
+            while left:
+                for event in self.client.connection.receive_data(await self.client.stream.receive()):
+                    assert isinstance(event, Block)
+                    for item in event.items:
+                        assert isinstance(item, Received)
+                        assert isinstance(item.message, expected), item.message
+                    left -= len(event.items)
+
+
+async def measure(server: Daemon, loads: Sequence[Load], expected: type) -> tuple[float, float]:
+    """Commands per second, and microseconds of the server's CPU per command."""
+    count = sum(len(load.windows) * load.in_flight for load in loads)
+    cpu, started = server.cpu(), time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for load in loads:
+            tasks.create_task(load.run(expected))
+    elapsed = time.perf_counter() - started
+    return count / elapsed, (server.cpu() - cpu) / count * 1e6
+
+
+def verify_microseconds() -> float:
+    message = os.urandom(100)
+    public, signature = KEY.public, KEY.sign(message)
+    return best_of({"verify": (lambda: public.verify(signature, message), 1)}, rounds=20)["verify"]
+
+
+def checks(device: Device, ids: Sequence[EntityId], count: int) -> list[Command]:
+    return [(Schk(), ids[number * 7919 % len(ids)], device.key) for number in range(count)]
+
+
+def creations(device: Device, count: int) -> list[Command]:
+    queues = (SmpQueueNtf(ROUTER, EntityId(os.urandom(24))) for _ in range(count))
+    return [(Snew(device.token_id, queue, KEY), NO_ENTITY, device.key) for queue in queues]
+
+
+async def bench_commands(folder: Path) -> list[Row]:
+    init(folder)
+    device, ids = await fill(folder, 1000)
+    rows = []
+    verify = verify_microseconds()
+    async with daemon(folder) as server:
+        for connections, each, in_flight in ((1, 12_000, 120), (200, 120, 4)):
+            clients = [await NtfClient.open(server.address) for _ in range(connections)]
+            for name, expected, commands in (("SCHK", Sub, checks), ("SNEW", IdSub, creations)):
+                amount = each if name == "SCHK" else each // 2
+                batches = [
+                    checks(device, ids, amount) if commands is checks else creations(device, amount)
+                    for _ in clients
+                ]
+                loads = [Load.prepare(*pair, in_flight) for pair in zip(clients, batches, strict=True)]
+                rate, cpu = await measure(server, loads, expected)
+                label = f"{name}, {connections} connection{'s' * (connections > 1)}"
+                rows.append(
+                    Row(f"{label}: rate", rate, "1/s")
+                    if name == "SCHK"
+                    else at_least(f"{label}: rate", rate, "1/s", 2000)
+                )
+                rows.append(Row(f"{label}: CPU each", cpu, "us"))
+                if name == "SCHK":
+                    rows.append(at_least(f"{label}: share of the verification bound", verify / cpu, "", 0.6))
+            for client in clients:
+                client.close()
+    return [Row("Ed25519 verification alone", verify, "us"), *rows]
+
+
+async def bench_idle(folder: Path, connections: int) -> list[Row]:
+    init(folder)
+    async with daemon(folder) as server:
+        warm = [await NtfClient.open(server.address) for _ in range(50)]
+        before, started = server.memory(), time.perf_counter()
+        clients: list[NtfClient] = []
+        while len(clients) < connections:
+            async with asyncio.TaskGroup() as tasks:
+                opened = [tasks.create_task(NtfClient.open(server.address)) for _ in range(50)]
+            clients += [task.result() for task in opened]
+        elapsed = time.perf_counter() - started
+        each = (server.memory() - before) / len(clients) / 1024
+        last = await clients[-1].ask(Ping())
+        rows = [
+            Row("idle connections held", len(clients), "", "", isinstance(last, Pong)),
+            Row("connections opened (TLS, both sides here)", len(clients) / elapsed, "1/s"),
+            at_most("memory of an idle connection", each, "kB", 60),
+        ]
+        for client in (*warm, *clients):
+            client.stream.abort()
+    return rows
+
+
+async def bench_million(folder: Path, subscriptions: int) -> list[Row]:
+    results: dict[int, tuple[float, float, int, float]] = {}
+    for amount in (1000, subscriptions):
+        place = folder / str(amount)
+        place.mkdir()
+        init(place)
+        device, ids = await fill(place, amount)
+        started = time.perf_counter()
+        async with daemon(place) as server:
+            ready, memory = time.perf_counter() - started, server.memory()
+            client = await NtfClient.open(server.address)
+            load = Load.prepare(client, checks(device, ids, 12_000), 120)
+            rate, cpu = await measure(server, [load], Sub)
+            results[amount] = rate, cpu, memory, ready
+            client.close()
+    small, large = results[1000], results[subscriptions]
+    return [
+        Row("SCHK with 1,000 subscriptions: CPU each", small[1], "us"),
+        Row(f"SCHK with {subscriptions:,}: CPU each", large[1], "us"),
+        at_most("ratio", large[1] / small[1], "", 1.15),
+        at_most(f"memory after the start with {subscriptions:,}", large[2] / 1e6, "MB", 150),
+        Row("time until ready", large[3], "s"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", default=["commands", "idle", "million"])
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--subscriptions", type=int, default=1_000_000)
+    args = parser.parse_args()
+    met = True
+    for what in args.what:
+        with tempfile.TemporaryDirectory(prefix="ntf-bench-") as name:
+            folder = Path(name)
+            if what == "commands":
+                rows = asyncio.run(bench_commands(folder))
+            elif what == "idle":
+                rows = asyncio.run(bench_idle(folder, args.connections))
+            else:
+                rows = asyncio.run(bench_million(folder, args.subscriptions))
+            met &= print_rows(f"Server: {what}", rows)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
