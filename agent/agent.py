@@ -95,8 +95,7 @@ class Agent:
             return
         task.cancel()
         await asyncio.wait([task])
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            raise failure
+        _raise_failure(task)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -146,7 +145,7 @@ class Agent:
             return waiting.result()
         waiting.cancel()
         await asyncio.wait([waiting])
-        self._background.result()
+        _raise_failure(self._background)
         raise Misused("the agent was stopped")
 
     async def _settled(self) -> None:
@@ -260,6 +259,15 @@ class Agent:
         infos = await self.notification_connections(payload)
         connection_ids = dict.fromkeys(info.connection_id for info in infos)
         return [message for connection_id in connection_ids for message in await self.fetch(connection_id)]
+
+
+def _raise_failure(task: asyncio.Task[None]) -> None:
+    """What ended a task, without the groups around it."""
+    failure = None if task.cancelled() else task.exception()
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    if failure is not None:
+        raise failure
 
 
 @asynccontextmanager

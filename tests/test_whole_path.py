@@ -8,9 +8,9 @@ from pathlib import Path
 
 from agent.agent import open_agent
 from agent.records import Mode, SubAction
+from ntf_server.demo import playground
 from protocol.statuses import TokenStatus
 from tests.agent.world import DEVICE, agent_config, arrives, subscribed, verified
-from ntf_server.demo import playground
 
 
 async def test_message_wakes_the_device_that_then_reads_it(tmp_path: Path) -> None:

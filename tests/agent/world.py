@@ -75,6 +75,8 @@ async def subscribed(world: Playground, agent: Agent, *connection_ids: int) -> N
 
     async def watched() -> bool:
         rows = {row.connection_id: row.notifier_id for row in await agent.subscriptions()}
-        return {rows[connection_id] for connection_id in connection_ids} <= world.router.subscribed_notifiers()
+        return {
+            rows[connection_id] for connection_id in connection_ids
+        } <= world.router.subscribed_notifiers()
 
     await until(watched)
