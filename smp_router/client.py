@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protocol.commands import Codec
 from protocol.connection import Outgoing
-from protocol.encoding import NO_CORR, CorrId, EntityId
+from protocol.encoding import NO_CORR, EntityId
 from protocol.session_params import SessionParams
 from protocol.smp_messages import SMP_MESSAGES, Msg, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
@@ -56,16 +56,16 @@ class Client:
         "More waits than `max_unsent` allows: the client must be disconnected."
         self.wake = asyncio.Event()
         self._max_unsent = max_unsent
+        self._gone = False
         self._room = asyncio.Event()
         self._room.set()
-
-    def answer(self, corr_id: CorrId, entity_id: EntityId, message: RouterMessage) -> None:
-        self.push((Outgoing(corr_id, entity_id, message),))
 
     def event(self, entity_id: EntityId, message: RouterMessage) -> None:
         self.push((Outgoing(NO_CORR, entity_id, message),))
 
     def push(self, batch: Iterable[Outgoing[RouterMessage]]) -> None:
+        if self._gone:
+            return
         for outgoing in batch:
             self.outbox.append(outgoing)
             self.unsent += _size(outgoing)
@@ -76,6 +76,8 @@ class Client:
 
     def offer(self, entity_id: EntityId) -> None:
         """Something is stored for this client under `entity_id`."""
+        if self._gone:
+            return
         self.offers[entity_id] = None
         self.wake.set()
 
@@ -97,7 +99,8 @@ class Client:
         return batch
 
     def gone(self) -> None:
-        """Nothing will be sent any more."""
+        """Nothing will be sent any more, and nobody has to wait for it."""
+        self._gone = True
         self.outbox.clear()
         self.offers.clear()
         self._room.set()

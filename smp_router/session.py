@@ -152,7 +152,7 @@ class Session:
             logger.warning("a client was disconnected: it does not take what is sent to it")
         except ConnectionClosed:
             logger.debug("a client is gone")
-        self._stream.abort()
+        self.drop()
 
     async def _send_some(self, client: Client) -> None:
         if client.overrun:

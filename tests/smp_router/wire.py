@@ -234,7 +234,7 @@ async def add_notifier(client: WireClient, queue: TestQueue) -> None:
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for what other tasks will bring about."""
     async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110  # conditions here have no event
+        while not condition():  # conditions here have no event
             await asyncio.sleep(0.005)
 
 

@@ -1,0 +1,212 @@
+"""The command line, its files and what survives the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from protocol.addresses import SmpServer, parse_smp_server
+from protocol.errors import AUTH
+from protocol.ids_hash import ids_hash
+from protocol.smp_messages import (
+    Err,
+    Key,
+    Msg,
+    Nsub,
+    Nsubs,
+    Off,
+    Ok,
+    QueueMode,
+    QueueSet,
+    Send,
+    Sok,
+    Soks,
+    Sub,
+)
+from protocol.versions import VersionRange
+from smp_router.__main__ import main, make_parser
+from smp_router.config import ConfigError, load_config, write_config
+from smp_router.control import ask, control_socket
+from smp_router.router import Router, make_credentials
+from smp_router.snapshot import SnapshotError, load_snapshot, save_snapshot
+from smp_router.state import RouterState
+from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue, new_key
+from transport.certificates import make_service
+
+PROGRAM = [sys.executable, "-m", "smp_router"]
+ROOT = Path(__file__).parents[2]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    """The command line in this process; returns what it exits with."""
+    monkeypatch.setattr(sys, "argv", ["smp-router", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+@asynccontextmanager
+async def running(*arguments: str) -> AsyncIterator[tuple[SmpServer, asyncio.subprocess.Process]]:
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, "start", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE):
+            line = await process.stdout.readline()
+        yield parse_smp_server(line.decode().strip()), process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(DEADLINE):
+            await process.wait()
+    assert process.returncode == 0
+
+
+async def test_from_init_to_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_dir, socket, snapshot = tmp_path / "config", tmp_path / "control", tmp_path / "snapshot"
+    where = ["--ip", "127.0.0.1", "--port", "0", "--config-dir", str(config_dir)]
+    assert run(monkeypatch, "init", *where) == 0
+    fingerprint = (config_dir / "fingerprint").read_text().strip()
+    assert capsys.readouterr().out.startswith(f"smp://{fingerprint}@127.0.0.1:0\n")
+    assert {path.name for path in config_dir.iterdir()} == {
+        "ca.crt", "ca.key", "server.crt", "server.key", "fingerprint", "smp-router.ini"
+    }  # fmt: skip
+    options = ["--config-dir", str(config_dir), "--snapshot", str(snapshot), "--interval", "0.01"]
+    async with running(*options, "--control", str(socket)) as (server, _):
+        assert str(server).startswith(f"smp://{fingerprint}@")
+        async with connected(server) as client:
+            queue = await create_queue(client)
+            await add_notifier(client, queue)
+            assert await client.ask(Send(True, b"kept"), queue.sender_id) == Ok()
+        assert (await ask(socket, '{"do": "status"}'))["result"]["queues"] == 1
+    assert os.stat(snapshot).st_mode & 0o777 == 0o600
+    async with running(*options) as (server, process):
+        async with connected(server) as client:
+            assert await client.ask(Nsub(), queue.notifier_id, queue.notifier_key) == Sok()
+            assert (await client.event())[0] == queue.notifier_id
+        process.send_signal(signal.SIGINT)
+
+
+def test_init_does_not_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["init", "--ip", "127.0.0.1", "--config-dir", str(tmp_path / "c"), "-a", "ED25519"]
+    assert run(monkeypatch, *arguments) == 0
+    before = (tmp_path / "c" / "ca.crt").read_bytes()
+    assert "not overwritten" in str(run(monkeypatch, *arguments))
+    assert (tmp_path / "c" / "ca.crt").read_bytes() == before
+
+
+def test_start_without_files_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "smp-router: cannot read" in str(run(monkeypatch, "start", "--config-dir", str(tmp_path)))
+
+
+async def test_control_command(
+    router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["control", "--control", str(tmp_path / "control")]
+    async with control_socket(router, tmp_path / "control"):
+        assert await asyncio.to_thread(run, monkeypatch, *arguments, '{"do": "status"}') == 0
+        assert json.loads(capsys.readouterr().out)["ok"]
+        assert await asyncio.to_thread(run, monkeypatch, *arguments, "{}") == 1
+    assert "No such file" in str(await asyncio.to_thread(run, monkeypatch, *arguments, "{}"))
+
+
+@pytest.mark.parametrize("interval", ["-1", "inf", "nan", "x"])
+def test_bad_interval(interval: str) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["start", "--config-dir", "d", "--interval", interval])
+
+
+def test_config_file(tmp_path: Path) -> None:
+    write_config(tmp_path, "router.example", 5223)
+    plain = load_config(tmp_path)
+    assert (plain.host, plain.port, plain.listen) == ("router.example", 5223, "router.example")
+    assert plain.router.password is None
+    assert plain.router.interval == 0
+    with (tmp_path / "smp-router.ini").open("a") as file:
+        file.write("listen = 0.0.0.0\npassword = 50%\nmax_version = 15\nquota = 5\ninterval = 1.5\n")
+    full = load_config(tmp_path)
+    assert full.listen == "0.0.0.0"
+    assert (full.router.password, full.router.quota, full.router.interval) == (b"50%", 5, 1.5)
+    assert full.router.versions == VersionRange(6, 15)
+    assert "50%" not in repr(full)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("", "one section"),
+        ("host = x", "not an INI file"),
+        ("[other]\nhost = x", "one section"),
+        ("[router]\nport = 1", "host"),
+        ("[router]\nhost = x", "port"),
+        ("[router]\nhost = x\nport = 65536", "port"),
+        ("[router]\nhost = x\nport = 1\nqouta = 1", "qouta"),
+        ("[router]\nhost = x\nport = 1\nquota = 0", "quota"),
+        ("[router]\nhost = x\nport = 1\ninterval = nan", "interval"),
+        ("[router]\nhost = x\nport = 1\ninterval = soon", "interval"),
+        ("[router]\nhost = x\nport = 1\nmax_version = 20", "max_version"),
+        ("[router]\nhost = x\nport = 1\nmin_version = 9\nmax_version = 8", "max_version"),
+    ],
+)
+def test_bad_config_file(tmp_path: Path, content: str, named: str) -> None:
+    (tmp_path / "smp-router.ini").write_text(content)
+    with pytest.raises(ConfigError, match=named):
+        load_config(tmp_path)
+
+
+async def test_snapshot_keeps_everything(tmp_path: Path) -> None:
+    service, path = make_service(datetime.now(UTC)), tmp_path / "snapshot"
+    async with Router.start() as router, connected(router.address, service=service) as client:
+        queue, secured = await create_queue(client), await create_queue(client, mode=QueueMode.CONTACT)
+        plain = await create_queue(client, mode=None)
+        sender_key = new_key()
+        await add_notifier(client, queue)
+        assert await client.ask(Key(sender_key.public), secured.recipient_id, secured.key) == Ok()
+        assert await client.ask(Off(), plain.recipient_id, plain.key) == Ok()
+        await client.ask(Nsub(), queue.notifier_id, queue.notifier_key, with_service=True)
+        service_id = client.service_id
+        router.faults.drop_connections()
+        async with connected(router.address) as sender:
+            await sender.ask(Send(True, b"kept"), queue.sender_id)
+        save_snapshot(path, router.state)
+        save_snapshot(path, router.state)
+    state = RouterState(router.state.credentials)
+    load_snapshot(path, state)
+    async with Router.start(state=state) as router, connected(router.address, service=service) as client:
+        assert client.service_id == service_id
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        expected = QueueSet(1, ids_hash([queue.notifier_id]))
+        answer = await client.ask(Nsubs(expected), service_id, params.service.private_key)
+        assert answer == Soks(expected)
+        assert (await client.event())[0] == queue.notifier_id
+        assert isinstance(await client.ask(Sub(), queue.recipient_id, queue.key), Msg)
+        assert await client.ask(Send(True, b""), secured.sender_id, sender_key) == Ok()
+        assert await client.ask(Send(True, b""), plain.sender_id) == Err(AUTH)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"\xff", b'{"format": 2}', b'{"format": 1, "queues": [{}], "services": []}',
+     b'{"format": 1, "queues": [], "services": [{"service_id": 5}]}', b'{"format": 1, "queues": 3}'],
+)  # fmt: skip
+def test_what_is_no_snapshot(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "snapshot"
+    path.write_bytes(content)
+    state = RouterState(make_credentials("127.0.0.1"))
+    with pytest.raises(SnapshotError, match="snapshot"):
+        load_snapshot(path, state)
+    assert len(state.queues) == 0

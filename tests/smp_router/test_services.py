@@ -1,0 +1,362 @@
+"""Services: whose queues are whose, who speaks for whom. Notifiers and recipients go by the same rules."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pytest
+
+from protocol.connection import Outgoing
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.errors import AUTH, SERVICE
+from protocol.ids_hash import NO_IDS, ids_hash
+from protocol.messages_crypto import RcvMessage, open_message
+from protocol.smp_handshake import ServiceRole
+from protocol.smp_messages import (
+    Alls,
+    Del,
+    Deld,
+    End,
+    Ends,
+    Err,
+    Msg,
+    Ndel,
+    Nmsg,
+    Nsub,
+    Nsubs,
+    Off,
+    Ok,
+    QueueSet,
+    Send,
+    SmpMessage,
+    Sok,
+    Soks,
+    Sub,
+    Subs,
+)
+from protocol.versions import VersionRange
+from smp_router.router import Router
+from smp_router.services import Service
+from tests.smp_router.wire import (
+    TestQueue,
+    WireClient,
+    add_notifier,
+    connected,
+    create_queue,
+    new_key,
+)
+from transport.certificates import Credentials, make_service
+
+
+def queue_set(*ids: EntityId) -> QueueSet:
+    return QueueSet(len(ids), ids_hash(ids))
+
+
+@dataclass(frozen=True)
+class Side:
+    """The notifiers' or the recipients' half of the rules."""
+
+    role: ServiceRole
+    one: Nsub | Sub
+    all: type[Nsubs] | type[Subs]
+
+    def id(self, queue: TestQueue) -> EntityId:
+        return queue.notifier_id if self.role is ServiceRole.NOTIFIER else queue.recipient_id
+
+    async def subscribe(self, client: WireClient, queue: TestQueue, with_service: bool = True) -> SmpMessage:
+        key = queue.notifier_key if self.role is ServiceRole.NOTIFIER else queue.key
+        return await client.ask(self.one, self.id(queue), key, with_service=with_service)
+
+    async def subscribe_all(self, client: WireClient) -> SmpMessage:
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        return await client.ask(self.all(QueueSet(0, NO_IDS)), client.service_id, params.service.private_key)
+
+    def service(self, router: Router) -> Service:
+        (service,) = (s for s in router.services if s.role is self.role)
+        return service
+
+
+NOTIFIERS = Side(ServiceRole.NOTIFIER, Nsub(), Nsubs)
+RECIPIENTS = Side(ServiceRole.MESSAGING, Sub(), Subs)
+
+
+@pytest.fixture(params=[NOTIFIERS, RECIPIENTS], ids=["NSUB", "SUB"])
+def side(request: pytest.FixtureRequest) -> Side:
+    chosen: Side = request.param
+    return chosen
+
+
+@pytest.fixture
+def credentials() -> Credentials:
+    return make_service(datetime.now(UTC))
+
+
+async def make_queues(router: Router, count: int) -> list[TestQueue]:
+    async with connected(router.address) as client:
+        queues = [await create_queue(client) for _ in range(count)]
+        for queue in queues:
+            await add_notifier(client, queue)
+    return queues
+
+
+async def send(router: Router, *queues: TestQueue) -> None:
+    async with connected(router.address) as sender:
+        for queue in queues:
+            assert await sender.ask(Send(True, b"news"), queue.sender_id) == Ok()
+
+
+async def test_case_service_and_free_queue(router: Router, side: Side, credentials: Credentials) -> None:
+    queues = await make_queues(router, 3)
+    async with connected(router.address, service=credentials, role=side.role) as client:
+        for queue in queues:
+            assert await side.subscribe(client, queue) == Sok(client.service_id)
+        await send(router, queues[1])
+        entity_id, message = await client.event()
+        assert entity_id == side.id(queues[1])
+        assert isinstance(message, Nmsg | Msg)
+    assert side.service(router).queues == queue_set(*map(side.id, queues))
+
+
+async def test_case_service_and_its_own_queue(router: Router, side: Side, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    for _ in range(2):
+        async with connected(router.address, service=credentials, role=side.role) as client:
+            for _ in range(2):
+                assert await side.subscribe(client, queue) == Sok(client.service_id)
+            assert side.service(router).queues == queue_set(side.id(queue))
+
+
+async def test_case_service_and_anothers_queue(router: Router, side: Side, credentials: Credentials) -> None:
+    queues = await make_queues(router, 2)
+    other = make_service(datetime.now(UTC))
+    async with (
+        connected(router.address, service=credentials, role=side.role) as first,
+        connected(router.address, service=other, role=side.role) as second,
+    ):
+        for queue in queues:
+            await side.subscribe(first, queue)
+        assert await side.subscribe(second, queues[0]) == Sok(second.service_id)
+        assert await first.event() == (side.id(queues[0]), End())
+        sets = {s.service_id: s.queues for s in router.services}
+        assert sets[first.service_id] == queue_set(side.id(queues[1]))
+        assert sets[second.service_id] == queue_set(side.id(queues[0]))
+
+
+async def test_case_no_service_and_a_services_queue(
+    router: Router, side: Side, credentials: Credentials
+) -> None:
+    queues = await make_queues(router, 2)
+    async with (
+        connected(router.address, service=credentials, role=side.role) as service,
+        connected(router.address) as plain,
+    ):
+        for queue in queues:
+            await side.subscribe(service, queue)
+        assert await side.subscribe(plain, queues[0]) == Sok(None)
+        assert await service.event() == (side.id(queues[0]), End())
+        assert side.service(router).queues == queue_set(side.id(queues[1]))
+        await send(router, queues[0])
+        assert (await plain.event())[0] == side.id(queues[0])
+        assert await service.silent()
+
+
+async def test_case_no_service_and_a_free_queue(router: Router, side: Side) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address) as first, connected(router.address) as second:
+        assert await side.subscribe(first, queue) == Sok(None)
+        assert await side.subscribe(second, queue) == Sok(None)
+        assert await first.event() == (side.id(queue), End())
+        assert len(router.services) == 0
+
+
+async def test_service_client_may_act_for_itself(
+    router: Router, side: Side, credentials: Credentials
+) -> None:
+    """Without the service's signature it is an ordinary client, and takes the queue from its service."""
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address, service=credentials, role=side.role) as client:
+        await side.subscribe(client, queue)
+        assert await side.subscribe(client, queue, with_service=False) == Sok(None)
+        assert side.service(router).queues == queue_set()
+        await send(router, queue)
+        assert (await client.event())[0] == side.id(queue)
+        assert await client.silent()
+
+
+async def test_ordinary_subscriber_is_displaced_by_a_service(
+    router: Router, side: Side, credentials: Credentials
+) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with (
+        connected(router.address) as plain,
+        connected(router.address, service=credentials, role=side.role) as service,
+    ):
+        await side.subscribe(plain, queue)
+        await side.subscribe(service, queue)
+        assert await plain.event() == (side.id(queue), End())
+
+
+async def test_associations_outlive_connections(router: Router, credentials: Credentials) -> None:
+    queues = await make_queues(router, 3)
+    async with connected(router.address, service=credentials) as client:
+        for queue in queues[:2]:
+            await NOTIFIERS.subscribe(client, queue)
+        assert len(router.subscribed_notifiers()) == 2
+    async with connected(router.address, service=credentials) as client:
+        assert router.subscribed_notifiers() == set()
+        await send(router, *queues)
+        assert await client.silent()
+        expected = queue_set(*(queue.notifier_id for queue in queues[:2]))
+        assert await NOTIFIERS.subscribe_all(client) == Soks(expected)
+        assert router.subscribed_notifiers() == {queue.notifier_id for queue in queues[:2]}
+        assert {entity for entity, _ in await client.events(2)} == router.subscribed_notifiers()
+        assert await NOTIFIERS.subscribe_all(client) == Soks(expected)
+        assert await client.silent()
+
+
+async def test_in_a_new_connection_nsub_subscribes_one_queue_only(
+    router: Router, credentials: Credentials
+) -> None:
+    queues = await make_queues(router, 2)
+    async with connected(router.address, service=credentials) as client:
+        for queue in queues:
+            await NOTIFIERS.subscribe(client, queue)
+    async with connected(router.address, service=credentials) as client:
+        await NOTIFIERS.subscribe(client, queues[0])
+        assert router.subscribed_notifiers() == {queues[0].notifier_id}
+
+
+async def test_second_client_of_a_service_displaces_the_first(
+    router: Router, side: Side, credentials: Credentials
+) -> None:
+    queues = await make_queues(router, 2)
+    ids = [side.id(queue) for queue in queues]
+    async with connected(router.address, service=credentials, role=side.role) as first:
+        for queue in queues:
+            await side.subscribe(first, queue)
+        async with connected(router.address, service=credentials, role=side.role) as second:
+            assert await side.subscribe_all(second) == Soks(queue_set(*ids))
+            assert await first.event() == (first.service_id, Ends(queue_set(*ids)))
+            async with connected(router.address, service=credentials, role=side.role) as third:
+                await side.subscribe(third, queues[0])
+                events = await second.events(2 if side is RECIPIENTS else 1)
+                assert events[-1] == (second.service_id, Ends(queue_set(*ids)))
+                async with connected(router.address, service=credentials, role=side.role) as fourth:
+                    await side.subscribe_all(fourth)
+                    assert await third.event() == (third.service_id, Ends(queue_set(ids[0])))
+        await send(router, queues[0])
+        assert await first.silent()
+
+
+async def test_subs_delivers_what_is_stored_and_then_alls(router: Router, credentials: Credentials) -> None:
+    queues = await make_queues(router, 40)
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        for queue in queues:
+            await RECIPIENTS.subscribe(client, queue)
+    await send(router, *queues[:30])
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        answer = await RECIPIENTS.subscribe_all(client)
+        assert answer == Soks(queue_set(*(queue.recipient_id for queue in queues)))
+        events = await client.events(31)
+        assert events[-1] == (NO_ENTITY, Alls())
+        assert {entity for entity, _ in events[:-1]} == {queue.recipient_id for queue in queues[:30]}
+        by_id = {queue.recipient_id: queue for queue in queues}
+        for entity_id, message in events[:-1]:
+            assert isinstance(message, Msg)
+            opened = open_message(by_id[entity_id].secret, message.message_id, message.body)
+            assert isinstance(opened, RcvMessage)
+        assert await RECIPIENTS.subscribe_all(client) == answer
+        assert await client.silent()
+        await send(router, queues[35])
+        assert (await client.event())[0] == queues[35].recipient_id
+
+
+async def test_new_in_a_services_name(router: Router, credentials: Credentials) -> None:
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        queue = await create_queue(client, subscribe=True, with_service=True)
+        assert queue.ids.service_id == client.service_id
+        stored = await create_queue(client, subscribe=False, with_service=True)
+        assert RECIPIENTS.service(router).queues == queue_set(queue.recipient_id, stored.recipient_id)
+        await send(router, queue, stored)
+        assert (await client.event())[0] == queue.recipient_id
+        assert await client.silent()
+
+
+async def test_before_v19_counts_come_without_hashes(router: Router, credentials: Credentials) -> None:
+    queues = await make_queues(router, 2)
+    versions = VersionRange(16, 18)
+    async with connected(router.address, service=credentials, versions=versions) as first:
+        for queue in queues:
+            assert await NOTIFIERS.subscribe(first, queue) == Sok(first.service_id)
+        async with connected(router.address, service=credentials, versions=versions) as second:
+            assert await NOTIFIERS.subscribe_all(second) == Soks(QueueSet(2))
+            assert await first.event() == (first.service_id, Ends(QueueSet(2)))
+
+
+async def test_deleted_queues_leave_the_service(router: Router, credentials: Credentials) -> None:
+    queues = await make_queues(router, 3)
+    async with connected(router.address, service=credentials) as service, connected(router.address) as owner:
+        for queue in queues:
+            await NOTIFIERS.subscribe(service, queue)
+        await owner.ask(Del(), queues[0].recipient_id, queues[0].key)
+        await owner.ask(Ndel(), queues[1].recipient_id, queues[1].key)
+        assert await service.events(2) == [(queue.notifier_id, Deld()) for queue in queues[:2]]
+        assert NOTIFIERS.service(router).queues == queue_set(queues[2].notifier_id)
+        assert router.subscribed_notifiers() == {queues[2].notifier_id}
+
+
+async def test_wrong_service_commands(router: Router, side: Side, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    other_side = RECIPIENTS if side is NOTIFIERS else NOTIFIERS
+    expected = QueueSet(0, NO_IDS)
+    async with connected(router.address, service=credentials, role=side.role) as client:
+        assert await other_side.subscribe_all(client) == Err(SERVICE)
+        assert await other_side.subscribe(client, queue) == Err(SERVICE)
+        assert await client.ask(side.all(expected), client.service_id, new_key()) == Err(SERVICE)
+        foreign = EntityId(secrets.token_bytes(24))
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        assert await client.ask(side.all(expected), foreign, params.service.private_key) == Err(SERVICE)
+        off = await client.ask(Off(), queue.recipient_id, queue.key, with_service=True)
+        assert off == Err(SERVICE)
+        service_id = client.service_id
+        assert side.service(router).queues == queue_set()
+    async with connected(router.address) as client:
+        assert await client.ask(side.all(expected), service_id, new_key()) == Err(SERVICE)
+
+
+async def test_service_signature_must_fit(router: Router, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address, service=credentials) as client:
+        connection = client.connection
+        genuine = connection.params
+        assert genuine is not None
+        assert genuine.service is not None
+        stranger = replace(genuine.service, private_key=new_key())
+        connection.params = replace(genuine, service=stranger)
+        assert await NOTIFIERS.subscribe(client, queue) == Err(SERVICE)
+        unbound = replace(genuine.service, fingerprint=bytes(32))
+        connection.params = replace(genuine, service=unbound)
+        assert await NOTIFIERS.subscribe(client, queue) == Err(AUTH)
+        connection.params = genuine
+        assert await NOTIFIERS.subscribe(client, queue) == Sok(client.service_id)
+
+
+async def test_signature_of_a_service_in_an_ordinary_session(
+    router: Router, credentials: Credentials
+) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address, service=credentials) as service, connected(router.address) as plain:
+        assert service.connection.params is not None
+        assert plain.connection.params is not None
+        borrowed = replace(plain.connection.params, service=service.connection.params.service)
+        genuine, plain.connection.params = plain.connection.params, borrowed
+        corr_id = CorrId(secrets.token_bytes(24))
+        plain.write(Outgoing(corr_id, queue.notifier_id, Nsub(), queue.notifier_key, True))
+        plain.connection.params = genuine
+        assert await plain.answer(corr_id) == Err(AUTH)
