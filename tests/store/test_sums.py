@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
@@ -60,6 +60,19 @@ class Sums(RuleBasedStateMachine):
         self.run(self.store.close())
         self.runner.close()
         self.folder.cleanup()
+
+    @initialize(target=queues)
+    def associate_queues(self) -> object:
+        """Both routers start with queues of our service, so that every rule has something to take away."""
+        token = self.run(self.store.create_token(new_token()))
+        self.run(self.store.activate_token(token.key, TODAY))
+        news = [new_subscription(token.key, server) for server in ROUTERS for _ in range(4)]
+        for new in news:
+            self.subscribe_again(new)
+        for server, key in self.server_keys.items():
+            self.run(self.store.set_service_id(key, SERVICE_ID))
+            self.run(self.store.set_subscribed(key, self.chosen(server, news), service_id=SERVICE_ID))
+        return multiple(*news)
 
     @rule(target=tokens, device_token=st.sampled_from(DEVICES))
     def create_token(self, device_token: object) -> TokenKey:
@@ -117,7 +130,7 @@ class Sums(RuleBasedStateMachine):
 
     @rule(
         server=st.sampled_from(ROUTERS),
-        news=st.lists(queues, max_size=6),
+        news=st.lists(queues, min_size=1, max_size=6),
         service_id=st.sampled_from([None, SERVICE_ID, SERVICE_ID, OTHER_SERVICE_ID]),
     )
     def set_subscribed(
@@ -128,7 +141,7 @@ class Sums(RuleBasedStateMachine):
 
     @rule(
         server=st.sampled_from(ROUTERS),
-        news=st.lists(queues, max_size=4),
+        news=st.lists(queues, min_size=1, max_size=4),
         state=st.sampled_from([state for state in SubState if state not in (SubState.NEW, SubState.ACTIVE)]),
     )
     def set_statuses(self, server: SmpServer, news: list[NewSubscription], state: SubState) -> None:
@@ -155,7 +168,7 @@ class Sums(RuleBasedStateMachine):
         else:
             self.run(self.store.due_retries(key, NOW + 600, 2))
 
-    @rule(server=st.sampled_from(ROUTERS), news=st.lists(queues, max_size=6))
+    @rule(server=st.sampled_from(ROUTERS), news=st.lists(queues, min_size=1, max_size=6))
     def notify(self, server: SmpServer, news: list[NewSubscription]) -> None:
         if key := self.server_keys.get(server):
             block = [nmsg(notifier_id) for notifier_id in self.chosen(server, news)]
@@ -167,8 +180,8 @@ class Sums(RuleBasedStateMachine):
             entries = [SentEntry(key, entry.sub_key, entry.seq) for entry in push.entries[:count]]
             self.run(self.store.set_sent(entries))
 
-    @rule(device_token=st.sampled_from(DEVICES), server=st.sampled_from(ROUTERS))
-    def all_at_once(self, device_token: object, server: SmpServer) -> None:
+    @rule(device_token=st.sampled_from(DEVICES), server=st.sampled_from(ROUTERS), clear=st.booleans())
+    def all_at_once(self, device_token: object, server: SmpServer, clear: bool) -> None:
         """Different calls in one transaction, some of which undo others."""
         assert device_token in DEVICES
         token: NewToken = new_token(DEVICES[DEVICES.index(device_token)])
@@ -187,7 +200,7 @@ class Sums(RuleBasedStateMachine):
                     self.store.activate_token(record.key, TODAY),
                     self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
                     self.store.set_statuses(key, [change(ids[0], SubState.DELETED)], now=NOW),
-                    self.store.set_disconnected(key),
+                    self.store.clear_service(key) if clear else self.store.set_disconnected(key),
                     self.store.delete_token(record.key),
                 ):
                     tasks.create_task(call)
@@ -231,7 +244,7 @@ def _count_rows(db: sqlite3.Connection) -> Counts:
 
 
 Sums.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=30,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
