@@ -1,0 +1,146 @@
+"""Who may do what: every kind of key, and checks against nothing that cost the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nacl import bindings as sodium
+
+from protocol import authorization, crypto
+from protocol.authorization import authorize, verify
+from protocol.crypto import Ed448PublicKey, Ed25519PublicKey, X25519PublicKey
+from protocol.encoding import CorrId
+from protocol.errors import TE_NO_AUTH, HandshakeError
+from protocol.session_params import SessionParams, ntf_params
+from protocol.transmission import RawTransmission
+from tests.builders import corr_id, ed448, ed25519, entity_id, fixed, x25519
+
+KEYS: dict[str, Any] = {"Ed25519": ed25519(), "Ed448": ed448(), "X25519": x25519()}
+KINDS = pytest.mark.parametrize("kind", KEYS)
+TEXT = b"signed text"
+
+
+def client() -> SessionParams:
+    return ntf_params(3, fixed("sessionId"), peer_session_key=x25519("serverX").public)
+
+
+def server() -> SessionParams:
+    return ntf_params(3, fixed("sessionId"), own_session_key=x25519("serverX"))
+
+
+def request(auth: bytes, signed: bytes = TEXT, corr: CorrId | None = None) -> RawTransmission:
+    return RawTransmission(auth, None, corr or corr_id(), entity_id(), b"TCHK", signed)
+
+
+@KINDS
+def test_right_key(kind: str) -> None:
+    key = KEYS[kind]
+    assert verify(server(), key.public, request(authorize(client(), key, corr_id(), TEXT)))
+    prefixed = authorize(client(), key, corr_id(), b"fingerprint" + TEXT)
+    assert verify(server(), key.public, request(prefixed), b"fingerprint")
+    assert not verify(server(), key.public, request(prefixed))
+
+
+@KINDS
+def test_other_text_and_key(kind: str) -> None:
+    key = KEYS[kind]
+    auth = authorize(client(), key, corr_id(), TEXT)
+    assert not verify(server(), key.public, request(auth, b"other text"))
+    others = {"Ed25519": ed25519("caSk"), "Ed448": ed448(9), "X25519": x25519("clientX")}
+    assert not verify(server(), others[kind].public, request(auth))  # type: ignore[attr-defined]
+
+
+def test_an_authenticator_belongs_to_its_correlation_id() -> None:
+    auth = authorize(client(), x25519(), corr_id(1), TEXT)
+    assert not verify(server(), x25519().public, request(auth, corr=corr_id(2)))
+
+
+@KINDS
+@pytest.mark.parametrize("other", KEYS)
+def test_wrong_kind_of_key(kind: str, other: str) -> None:
+    auth = authorize(client(), KEYS[kind], corr_id(), TEXT)
+    assert verify(server(), KEYS[other].public, request(auth)) is (kind == other)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 65, 79, 81, 113, 115, 255])
+@KINDS
+def test_other_lengths(kind: str, size: int) -> None:
+    assert not verify(server(), KEYS[kind].public, request(b"x" * size))
+
+
+@KINDS
+def test_unknown_entity(kind: str) -> None:
+    assert not verify(server(), None, request(authorize(client(), KEYS[kind], corr_id(), TEXT)))
+
+
+def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The expensive operations, in order."""
+    calls: list[str] = []
+
+    def counted(name: str, original: Any) -> Any:
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(Ed25519PublicKey, "verify", counted("Ed25519", Ed25519PublicKey.verify))
+    monkeypatch.setattr(Ed448PublicKey, "verify", counted("Ed448", Ed448PublicKey.verify))
+    exchange = crypto.X25519PrivateKey.exchange
+    monkeypatch.setattr(crypto.X25519PrivateKey, "exchange", counted("X25519", exchange))
+    monkeypatch.setattr(authorization, "open_box", counted("box", crypto.open_box))
+    return calls
+
+
+@KINDS
+def test_unknown_entities_cost_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = authorize(client(), KEYS[kind], corr_id(), TEXT)
+    calls = count_checks(monkeypatch)
+    costs = []
+    for key in (KEYS[kind].public, None, *(KEYS[other].public for other in KEYS if other != kind)):
+        calls.clear()
+        verify(server(), key, request(auth))
+        costs.append(tuple(calls))
+    assert set(costs) == {{"X25519": ("X25519", "box")}.get(kind, (kind,))}
+
+
+def test_nobody_can_sign_for_the_dummies() -> None:
+    """Keys that stand in for unknown ones are public knowledge: what they sign is refused."""
+    dummy = authorization._DUMMY_SESSION_KEY
+    forged = authorize(replace(client(), peer_session_key=dummy.public), x25519(), corr_id(), TEXT)
+    assert not verify(replace(server(), own_session_key=None), x25519().public, request(forged))
+    dummy_public = authorization._DUMMY_X25519
+    secret = x25519("serverX").exchange(dummy_public)
+    auth = crypto.box(secret, corr_id(), crypto.sha512(TEXT))
+    assert not verify(server(), None, request(auth))
+
+
+def test_dummies_are_valid_points() -> None:
+    """An invalid one would be refused early, and so be cheaper."""
+    assert sodium.crypto_core_ed25519_is_valid_point(authorization._DUMMY_ED25519.raw)
+    assert x25519().exchange(authorization._DUMMY_X25519) == x25519().public.raw
+    assert len(authorization._DUMMY_ED448.raw) == 57
+
+
+def test_authenticators_need_a_session_key() -> None:
+    with pytest.raises(HandshakeError) as refused:
+        authorize(ntf_params(1, fixed("sessionId")), x25519(), corr_id(), TEXT)
+    assert refused.value.error == TE_NO_AUTH
+
+
+def test_key_of_small_order() -> None:
+    auth = authorize(client(), x25519(), corr_id(), TEXT)
+    assert not verify(server(), X25519PublicKey(bytes(32)), request(auth))
+
+
+@given(st.binary(min_size=57, max_size=57), st.binary(min_size=32, max_size=32), st.binary(max_size=120))
+@settings(max_examples=50, deadline=None)
+def test_any_stored_key_can_be_checked(raw57: bytes, raw32: bytes, noise: bytes) -> None:
+    keys = (Ed448PublicKey(raw57), Ed25519PublicKey(raw32), X25519PublicKey(raw32))
+    for key in keys:
+        for size in (64, 80, 114):
+            assert not verify(server(), key, request(noise.ljust(size, b"\1")[:size]))
