@@ -1,0 +1,79 @@
+"""Rules that reviews would forget: who may import whom, and how long things may get."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAX_MODULE_LINES = 600
+MAX_FUNCTION_LINES = 60
+
+ALLOWED: dict[str, set[str]] = {
+    "protocol": set(),
+    "transport": {"protocol"},
+    "store": {"protocol"},
+    "smp_client": {"protocol", "transport"},
+    "ntf_server": {"protocol", "transport", "smp_client", "store"},
+    "smp_router": {"protocol", "transport"},
+    "agent": {"protocol", "transport", "smp_client"},
+    "analytics": {"store"},
+}
+EXCEPTIONS = {"ntf_server/demo.py": {"smp_router", "agent"}}
+"The demonstration runs a whole network in one process."
+OURS = {*ALLOWED, "tests", "bench"}
+PURE_OF = {"asyncio", "socket", "ssl", "time", "random", "secrets", "logging", "threading", "os"}
+"What the protocol may not reach: no sockets, clocks, randomness or logs."
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level names of all imports, wherever in the file they stand."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}: relative import"
+            assert node.module is not None
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", modules(*ALLOWED), ids=name)
+def test_imports(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    allowed = ALLOWED[package] | {package} | EXCEPTIONS.get(name(path), set())
+    assert set(imported(path)) & OURS <= allowed
+
+
+@pytest.mark.parametrize("path", modules("protocol"), ids=name)
+def test_the_protocol_is_pure(path: Path) -> None:
+    assert not set(imported(path)) & PURE_OF
+    assert not [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AsyncFunctionDef)
+    ]
+
+
+@pytest.mark.parametrize("path", modules(*ALLOWED, "tests", "bench"), ids=name)
+def test_sizes(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, node.name
+
+
+def test_all_packages_are_looked_at() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert found - {"tests", "bench"} <= set(ALLOWED)
+    assert len(modules("protocol")) > 15
