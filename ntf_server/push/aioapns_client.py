@@ -66,7 +66,10 @@ class _H2(H2Connection):
 class _Exchange(NotificationRequest):
     """A request together with what came back so far."""
 
-    __slots__ = ("answer", "connection", "done", "request", "started", "status", "stream_id", "unsent")
+    __slots__ = (
+        *("answer", "connection", "done", "request", "retry_after", "started", "status", "stream_id"),
+        "unsent",
+    )
 
     def __init__(self, request: ApnsRequest) -> None:
         super().__init__(
@@ -87,6 +90,7 @@ class _Exchange(NotificationRequest):
         self.unsent = memoryview(self.request.body)
         self.answer = bytearray()
         self.status = 0
+        self.retry_after: float | None = None
         self.stream_id: int | None = None
         self.started = time.monotonic()
 
@@ -213,7 +217,7 @@ class ApnsConnection(APNsTLSClientProtocol):
     def _on_event(self, event: Event) -> None:
         match event:
             case ResponseReceived(stream_id=stream_id, headers=headers) if stream_id in self._open:
-                self._open[stream_id].status = int(dict(headers)[b":status"])
+                self._on_head(self._open[stream_id], dict(headers))
             case DataReceived(stream_id=stream_id, data=data, flow_controlled_length=length):
                 self.conn.acknowledge_received_data(length, stream_id)
                 self._on_data(stream_id, data)
@@ -229,6 +233,11 @@ class ApnsConnection(APNsTLSClientProtocol):
             case WindowUpdated() | _:
                 pass  # _pump looks at the windows after each batch of events
 
+    def _on_head(self, exchange: _Exchange, headers: dict[bytes, bytes]) -> None:
+        exchange.status = int(headers[b":status"])
+        wish = headers.get(b"retry-after", b"")
+        exchange.retry_after = float(wish) if wish.isdigit() and len(wish) < 10 else None
+
     def _on_data(self, stream_id: int, data: bytes) -> None:
         exchange = self._open.get(stream_id)
         if exchange is None:
@@ -240,7 +249,8 @@ class ApnsConnection(APNsTLSClientProtocol):
     def _on_answer(self, exchange: _Exchange) -> None:
         self.heard = time.monotonic()
         if not exchange.done.done():
-            exchange.done.set_result(Response(exchange.status, bytes(exchange.answer)))
+            response = Response(exchange.status, bytes(exchange.answer), exchange.retry_after)
+            exchange.done.set_result(response)
         if exchange.status >= 500 and self.heard - self.created > MIN_LANE_AGE:
             self.retire()
 

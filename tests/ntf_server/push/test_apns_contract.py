@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ntf_server.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
 from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server.push import aioapns_client, http2
 from ntf_server.push.apns import ApnsProvider
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import CheckMessages, PushError, Refused, RetryLater, TokenInvalid, Verification
@@ -123,8 +124,7 @@ async def test_error_answers(
     assert errors == [None] * 19
 
 
-async def test_retry_after_is_told(fake: FakePushServer, http: CurlHttp2, key_file: Path) -> None:
-    apns = make_provider(fake, http, key_file, fake.config.clock, "curl")
+async def test_retry_after_is_told(fake: FakePushServer, apns: ApnsProvider) -> None:
     fake.add_fault(Fault(status=429, reason="TooManyRequests", retry_after=17))
     error = await push(apns, 1)
     assert isinstance(error, RetryLater)
@@ -213,6 +213,19 @@ async def test_silent_connection_is_replaced(fake: FakePushServer, http: CurlHtt
         assert await push(apns, 1) is None
         assert fake.connections_made == made + 1
         await apns.close()
+
+
+async def test_failing_service_is_met_on_a_fresh_connection(
+    fake: FakePushServer, apns: ApnsProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2, "MIN_LANE_AGE", 0.0)
+    monkeypatch.setattr(aioapns_client, "MIN_LANE_AGE", 0.0)
+    assert await push(apns, 1) is None
+    fake.add_fault(Fault(status=503, reason="Shutdown", count=1))
+    assert isinstance(await push(apns, 2), RetryLater)
+    assert fake.connections_made == 1
+    assert await push(apns, 3) is None
+    assert fake.connections_made == 2
 
 
 @pytest.mark.parametrize("processed", [False, True])
