@@ -230,6 +230,7 @@ class Dispatcher:
             async with asyncio.timeout(None) as self._work_limit, asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweep_when_due(), name="push sweep")
                 await self._dispatch(tasks)
+        self._work_limit = None
         if self._timer is not None:
             self._timer.cancel()
 

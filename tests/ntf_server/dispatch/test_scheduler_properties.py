@@ -23,7 +23,6 @@ from store.records import LastNotification, SubKey, TokenKey
 TOKENS, QUEUES = 6, 9
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
 PROVIDERS = (Provider.APNS_PROD, Provider.FCM)
-BREAKER = BreakerSettings(failures=2, first_pause=1.0, longest_pause=4.0, jitter=0.0)
 MAX_TOKENS = 5
 ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
 
@@ -62,7 +61,8 @@ class ModelStore:
 
     def set_sent(self, token_key: TokenKey, sent: tuple[LastNotification, ...]) -> None:
         for entry in sent:
-            if self.entries[token_key, entry.sub_key].seq == entry.seq:
+            stored = self.entries.get((token_key, entry.sub_key))
+            if stored is not None and stored.seq == entry.seq:
                 self.entries[token_key, entry.sub_key] = entry._replace(sent=True)
 
 
@@ -82,11 +82,15 @@ class Pushing(RuleBasedStateMachine):
         self.waiting: list[TokenKey] = []
         "Tokens whose bringer waits for room."
 
-    @initialize()
+    @initialize(failures=st.sampled_from([1, 3]))
+    def choose(self, failures: int) -> None:
+        self.failures = failures
+        self.start()
+
     def start(self) -> None:
         self.scheduler = PushScheduler(
             SchedulerSettings(max_tokens=MAX_TOKENS, max_waiting=1, concurrency=2, load_batch=3),
-            BREAKER,
+            BreakerSettings(failures=self.failures, first_pause=1.0, longest_pause=4.0, jitter=0.0),
             lambda: 0.0,
         )
         self.scheduler.want_sweep(self.now)
@@ -101,6 +105,11 @@ class Pushing(RuleBasedStateMachine):
     def arrive_in_many_queues(self, token: int) -> None:
         for queue in range(1, QUEUES + 1):
             self.arrive(token, queue)
+
+    @rule(token=st.integers(1, TOKENS))
+    def delete(self, token: int) -> None:
+        for key in [key for key in self.store.entries if key[0] == token]:
+            del self.store.entries[key]
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0]))
     def pass_time(self, seconds: float) -> None:
