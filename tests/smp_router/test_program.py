@@ -97,6 +97,8 @@ async def test_from_init_to_restart(
             assert await client.ask(Nsub(), queue.notifier_id, queue.notifier_key) == Sok()
             assert (await client.event())[0] == queue.notifier_id
         process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(DEADLINE):
+            await process.wait()
 
 
 def test_init_does_not_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
