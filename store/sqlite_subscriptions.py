@@ -19,12 +19,12 @@ from store.records import (
     SubscriptionRecord,
     TokenKey,
 )
-from store.sqlite_transaction import Transaction, insert_rows, select_in
+from store.sqlite_transaction import Transaction, insert_rows, select_each, select_in
 
 _BY_ID = """
-SELECT s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
+SELECT column1, s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
     s.token_key, t.token_id, t.verify_key
-FROM subscriptions s CROSS JOIN tokens t USING (token_key) WHERE s.subscription_id IN ({})
+FROM (VALUES {}) LEFT JOIN subscriptions s ON s.subscription_id = column1 LEFT JOIN tokens t USING (token_key)
 """
 _EXISTING = """
 SELECT notifier_id, sub_key, subscription_id, token_key, notifier_key, state, detail
@@ -59,8 +59,18 @@ def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
 def subscriptions(
     db: sqlite3.Connection, subscription_ids: Sequence[EntityId]
 ) -> list[SubscriptionRecord | None]:
-    found = {row[1]: _record(row) for row in select_in(db, _BY_ID, subscription_ids)}
-    return [found.get(subscription_id) for subscription_id in subscription_ids]
+    rows = select_each(db, _BY_ID, subscription_ids)
+    return [_record_or_none(rows[subscription_id][1:]) for subscription_id in subscription_ids]
+
+
+_DECOY = (0, b"", 0, b"", SubState.NEW, "", 0, 0, b"", b"")
+
+
+def _record_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
+    """Unknown ids cost what known ones do: see `select_each`."""
+    exists = row[0] is not None
+    found = _record(row if exists else _DECOY)
+    return found if exists else None
 
 
 def _record(row: Sequence[Any]) -> SubscriptionRecord:
