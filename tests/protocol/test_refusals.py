@@ -1,0 +1,106 @@
+"""One example of each thing a parser refuses, so that every refusal is met in every run."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.addresses import pull_smp_server
+from protocol.blocks import pack_batches, unpad
+from protocol.commands import Credentials, check_credentials
+from protocol.crypto import decode_private_key
+from protocol.device_token import decode_device_token
+from protocol.encoding import EntityId, Reader, short
+from protocol.errors import CMD_SYNTAX, DecodeError
+from protocol.ntf_commands import NTF_COMMANDS
+from protocol.push_messages import open_nmsg_meta, open_push
+from protocol.signed_key import open_signed_key, sign_key
+from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES
+from tests.builders import ed25519, fixed, ids, new, server_chain, snew, tnew, x25519
+
+HASH = short(fixed("keyHash"))
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"\0\0" + HASH,
+        b"\1\4host\2\xff\xff" + HASH,
+        b"\1\4host\6012345" + HASH,
+        b"\1\4host\1x" + HASH,
+        b"\1\4ho:t\0" + HASH,
+        b"\1\0\0" + HASH,
+        b"\1\4host\0\4hash",
+    ],
+    ids=["no hosts", "port not text", "port too long", "port no number", "colon", "empty", "hash"],
+)
+def test_servers(wire: bytes) -> None:
+    with pytest.raises(DecodeError):
+        pull_smp_server(Reader(wire))
+
+
+@pytest.mark.parametrize("padded", [b"", b"\0", b"\0\2a"])
+def test_padding(padded: bytes) -> None:
+    with pytest.raises(DecodeError):
+        unpad(padded)
+
+
+def test_nothing_to_send_is_no_block() -> None:
+    assert pack_batches([], 512) == []
+
+
+def test_keys_and_tokens() -> None:
+    with pytest.raises(DecodeError):
+        decode_private_key(ed25519().der + b"\0")
+    for token in (b"XX\1t", b"A", b"", b"AD\1tt"):
+        with pytest.raises(DecodeError):
+            decode_device_token(token)
+
+
+def test_pushes() -> None:
+    for boxed in (b"", bytes(144)):
+        with pytest.raises(DecodeError):
+            open_push(bytes(32), bytes(24), boxed)
+        with pytest.raises(DecodeError):
+            open_nmsg_meta(bytes(32), bytes(24), boxed)
+
+
+def test_signature_of_another_algorithm_than_named() -> None:
+    good = sign_key(ed25519("serverCertSk"), x25519().public)
+    renamed = good.replace(bytes.fromhex("06032b6570"), bytes.fromhex("06032b6571"))
+    unused_bits = good[:-65] + b"\1" + good[-64:]
+    for bad in (renamed, unused_bits):
+        assert bad != good
+        with pytest.raises(DecodeError):
+            open_signed_key(server_chain()[0], bad)
+
+
+def test_commands() -> None:
+    wires = [
+        NTF_COMMANDS.encode(tnew(), 3).replace(b"TNEW T", b"TNEW X"),
+        NTF_COMMANDS.encode(snew(), 3).replace(b"SNEW S", b"SNEW X"),
+    ]
+    for wire in wires:
+        with pytest.raises(DecodeError) as refused:
+            NTF_COMMANDS.decode(wire, 3)
+        assert refused.value.error == CMD_SYNTAX
+
+
+def test_smp() -> None:
+    created = SMP_COMMANDS.encode(new(), 19)
+    assert created.endswith(b"0S00")
+    for tail in (b"0X00", b"2S00", b"0S1X00", b"0S0", b"0S000"):
+        with pytest.raises(DecodeError):
+            SMP_COMMANDS.decode(created[:-4] + tail, 19)
+    with pytest.raises(DecodeError):
+        SMP_MESSAGES.decode(SMP_MESSAGES.encode(ids(), 15)[:-2] + b"1X0", 15)
+    for queues in (bytes(8) + short(bytes(15)), bytes(8), bytes(7)):
+        with pytest.raises(DecodeError):
+            SMP_MESSAGES.decode(b"SOKS " + queues, 19)
+
+
+@pytest.mark.parametrize("auth", [b"", b"a"])
+@pytest.mark.parametrize("entity", [b"", b"e"])
+def test_refused_commands_may_come_with_anything(auth: bytes, entity: bytes) -> None:
+    """They are answered by name, not by what they lack."""
+    assert check_credentials(Credentials.ANYTHING, auth, EntityId(entity)) is None
+    assert SMP_COMMANDS.credentials(SMP_COMMANDS.decode(b"PRXY", 19)) is Credentials.ANYTHING
