@@ -146,16 +146,16 @@ class World:
 
     def lists(self, device: Device, status: int = 200) -> list[list[PnMessage]]:
         """The message lists pushed to a device, oldest push first, as the device reads them."""
-        return [
-            decode_pn_messages(data) for data in self.opened(device, "message", status) if data is not None
-        ]
+        return [decode_pn_messages(data) for data in self.opened(device, "message", status)]
 
     def opened(self, device: Device, name: str, status: int = 200) -> list[bytes]:
         """Decrypted pushes of one kind that got this answer."""
         contents = []
-        for push in self.fake.pushes:
+        for push in self.fake.recorder.pushes:
+            if push.token != device.name or push.status != status:
+                continue
             data = json.loads(push.body)["notificationData"]
-            if push.token == device.name and push.status == status and name in data:
+            if name in data:
                 nonce, boxed = (base64.urlsafe_b64decode(data[key]) for key in ("nonce", name))
                 contents.append(open_push(device.secret, nonce, boxed))
         return contents

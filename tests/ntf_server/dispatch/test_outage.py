@@ -1,0 +1,131 @@
+"""A provider that is down for long, and a store that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ntf_server.clock import SystemClock
+from ntf_server.fake_push.faults import Fault
+from ntf_server.push.dispatcher import DispatcherConfig
+from store.interface import StoreUnavailable
+from store.records import SentEntry
+from tests.ntf_server.dispatch.clock import SimulatedClock
+from tests.ntf_server.dispatch.world import World, make_world, running, until
+
+DEVICES, QUEUES = 500, 2
+BLOCKS, BLOCK = 100, 100
+OUTAGE = 600.0
+MEMORY_LIMIT = 2 * BLOCK
+"Jobs: those of a block may just be on their way through."
+
+
+async def unsent_is(world: World, count: int) -> bool:
+    return await world.unsent() == count
+
+
+async def deliver_all(world: World, clock: SimulatedClock) -> None:
+    """Let time pass until nothing is unsent."""
+
+    async def step() -> bool:
+        clock.advance(1.0)
+        return await world.unsent() == 0
+
+    await until(step)
+
+
+async def test_ten_minutes_without_the_provider(slow_world: World, clock: SimulatedClock) -> None:
+    world = slow_world
+    devices = await asyncio.gather(*(world.add_device(queues=QUEUES) for _ in range(DEVICES)))
+    queues = [queue for device in devices for queue in device.queues]
+    world.fake.add_fault(Fault(status=503, reason="ServiceUnavailable"))
+    most = 0
+    for block in range(BLOCKS):
+        start = block * BLOCK % len(queues)
+        await world.receive(*queues[start : start + BLOCK])
+        clock.advance(OUTAGE / BLOCKS)
+        await asyncio.sleep(0.005)
+        if block > 5:
+            most = max(most, world.dispatcher.jobs_in_memory)
+    assert most <= MEMORY_LIMIT
+    requests = world.fake.requests
+    assert requests < 5 * BLOCK  # a few before the breaker opened, then probes only
+    assert await world.unsent() == len(queues)
+    world.fake.clear_faults()
+    await deliver_all(world, clock)
+    for device in devices:
+        assert world.all_messages(device) == {q.notifier_id: world.sent[q.notifier_id] for q in device.queues}
+    # One push per device was enough, as each has few queues.
+    assert world.fake.requests - requests <= DEVICES + 10
+
+
+async def test_verifications_wait_for_the_end_of_an_outage(slow_world: World, clock: SimulatedClock) -> None:
+    world = slow_world
+    devices = [await world.add_device(active=False) for _ in range(20)]
+    world.fake.add_fault(Fault(status=503, reason="ServiceUnavailable"))
+    for device in devices:
+        await world.dispatcher.verify(device.key)
+    await until(lambda: world.fake.requests >= 20)
+    clock.advance(100)
+    await until(lambda: world.fake.requests >= 21)
+    world.fake.clear_faults()
+
+    async def all_verified() -> bool:
+        clock.advance(5)
+        return all(world.opened(device, "verification") == [device.code] for device in devices)
+
+    await until(all_verified)
+
+
+async def test_a_dropped_connection_loses_nothing(world: World) -> None:
+    devices = [await world.add_device(queues=1) for _ in range(20)]
+    world.fake.add_fault(Fault(action="drop", count=1))
+    await world.receive(*(device.queues[0] for device in devices))
+    await until(lambda: unsent_is(world, 0))
+    for device in devices:
+        assert world.all_messages(device)
+
+
+class FailingStore:
+    """Wraps the methods of a real store so that they fail until told otherwise."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing = True
+        self.failures = 0
+        self._set_sent = world.store.set_sent
+        monkeypatch.setattr(world.store, "set_sent", self.set_sent)
+
+    async def set_sent(self, entries: Sequence[SentEntry]) -> None:
+        if self.failing:
+            self.failures += 1
+            raise StoreUnavailable("the disk is full")
+        await self._set_sent(entries)
+
+
+async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DispatcherConfig(store_pause=0.01)
+    async with make_world(tmp_path, SystemClock(), config) as world:
+        disk = FailingStore(world, monkeypatch)
+        device = await world.add_device(queues=1)
+        async with running(world.dispatcher):
+            await world.receive(device.queues[0])
+            await until(lambda: disk.failures >= 3)
+            disk.failing = False
+            await until(lambda: unsent_is(world, 0))
+        assert world.fake.requests == 1
+
+
+async def test_stop_ends_even_if_the_store_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DispatcherConfig(store_pause=0.01)
+    async with make_world(tmp_path, SystemClock(), config) as world:
+        disk = FailingStore(world, monkeypatch)
+        device = await world.add_device(queues=1)
+        async with asyncio.timeout(5.0), running(world.dispatcher):
+            await world.receive(device.queues[0])
+            await until(lambda: disk.failures >= 1)
+        assert await world.unsent() == 1

@@ -1,0 +1,99 @@
+"""TCRN: devices are woken at their intervals, not all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ntf_server.periodic import Periodic, PeriodicSettings, first_due, next_due
+from store.records import TokenKey
+from tests.ntf_server.dispatch.clock import START, SimulatedClock
+from tests.ntf_server.dispatch.world import Device, World, until
+
+MINUTE = 60.0
+
+
+@asynccontextmanager
+async def periodic(task: Periodic) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(task.run())
+        yield
+        running.cancel()
+
+
+class Woken:
+    """A sink that only notes which tokens came."""
+
+    def __init__(self) -> None:
+        self.keys: list[TokenKey] = []
+
+    async def check_messages(self, token_key: TokenKey) -> None:
+        self.keys.append(token_key)
+
+
+def checks(world: World, device: Device) -> int:
+    return sum("checkMessages" in push.body for push in world.fake.pushes if push.token == device.name)
+
+
+async def due_is_later(world: World) -> bool:
+    due = await world.store.next_cron_due()
+    return due is not None and due > world.clock.now()
+
+
+async def test_first_and_further_periodic_pushes(slow_world: World, clock: SimulatedClock) -> None:
+    world = slow_world
+    device, other = await world.add_device(), await world.add_device()
+    await world.store.set_cron(device.key, 20, first_due(clock.now(), 20, os.urandom))
+    task = Periodic(world.store, world.dispatcher, clock, os.urandom, sleep=clock.sleep)
+    async with periodic(task):
+        for expected in (1, 2, 3):
+            elapsed = 0.0
+            while checks(world, device) < expected:
+                assert elapsed <= 27 * MINUTE  # the interval, its lateness, and at most one pause
+                clock.advance(MINUTE)
+                elapsed += MINUTE
+                await asyncio.sleep(0.05)
+            await until(lambda: due_is_later(world))
+    assert checks(world, other) == 0
+
+
+async def test_a_token_that_is_not_active_is_not_woken(slow_world: World, clock: SimulatedClock) -> None:
+    device = await slow_world.add_device(active=False)
+    await slow_world.store.set_cron(device.key, 20, int(clock.now()))
+    woken = Woken()
+    async with periodic(Periodic(slow_world.store, woken, clock, os.urandom, sleep=clock.sleep)):
+        clock.advance(60 * MINUTE)
+        await asyncio.sleep(0.05)
+    assert woken.keys == []
+
+
+async def test_what_is_overdue_does_not_come_in_one_burst(slow_world: World, clock: SimulatedClock) -> None:
+    world = slow_world
+    devices = await asyncio.gather(*(world.add_device() for _ in range(25)))
+    for device in devices:
+        await world.store.set_cron(device.key, 20, int(clock.now()) - 1000)
+    woken = Woken()
+    settings = PeriodicSettings(batch=10, per_second=10.0)
+    async with periodic(Periodic(world.store, woken, clock, os.urandom, settings, sleep=clock.sleep)):
+        for expected in (10, 20, 25):
+            await until(lambda expected=expected: len(woken.keys) == expected)
+            await asyncio.sleep(0.02)
+            assert len(woken.keys) == expected
+            clock.advance(1.0)
+    assert sorted(woken.keys) == sorted(device.key for device in devices)
+
+
+def test_first_pushes_are_spread_over_the_interval() -> None:
+    dues = {first_due(START, 20, os.urandom) for _ in range(200)}
+    assert min(dues) >= START + 10 * MINUTE - 1
+    assert max(dues) <= START + 20 * MINUTE
+    assert len(dues) > 100
+
+
+def test_next_push_is_never_early() -> None:
+    dues = {next_due(START, 20, os.urandom) for _ in range(200)}
+    assert min(dues) >= START + 20 * MINUTE
+    assert max(dues) <= START + 21 * MINUTE
+    assert len(dues) > 20
