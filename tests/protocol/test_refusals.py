@@ -25,7 +25,7 @@ HASH = short(fixed("keyHash"))
     [
         b"\0\0" + HASH,
         b"\1\4host\2\xff\xff" + HASH,
-        b"\1\4host\6012345" + HASH,
+        b"\1\4host" + short(b"012345") + HASH,
         b"\1\4host\1x" + HASH,
         b"\1\4ho:t\0" + HASH,
         b"\1\0\0" + HASH,
