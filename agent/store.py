@@ -143,6 +143,10 @@ class AgentStore:
         sql = "SELECT * FROM messages WHERE connection_id = ? ORDER BY rowid"
         return await self._all(rows.message, sql, connection_id)
 
+    async def has_message(self, connection_id: int, message_id: bytes) -> bool:
+        sql = "SELECT 1 FROM messages WHERE connection_id = ? AND message_id = ?"
+        return await self._one(lambda _row: True, sql, connection_id, message_id) or False
+
     # Subscriptions
 
     async def subscriptions(self) -> list[Subscription]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.errors import BadPush
-from agent.records import Token
+from agent.records import ReceiveQueue, Token
 from agent.store import AgentStore
 from protocol.encoding import unb64
 from protocol.errors import DecodeError
@@ -105,6 +105,14 @@ async def notification_connections(
     return found
 
 
+async def _is_old(store: AgentStore, queue: ReceiveQueue, meta: NmsgMeta) -> bool:
+    """Routers tell whole seconds: of the newest second only the messages that are here are old."""
+    newest = queue.last_broker_ts
+    if newest is None or meta.timestamp > newest:
+        return False
+    return meta.timestamp < newest or await store.has_message(queue.connection_id, meta.message_id)
+
+
 async def _info(store: AgentStore, entry: PnMessage, *, is_last: bool) -> NotificationInfo | None:
     known = await store.queue_of_notifier(entry.queue.server, entry.queue.notifier_id)
     if known is None:
@@ -116,7 +124,6 @@ async def _info(store: AgentStore, entry: PnMessage, *, is_last: bool) -> Notifi
         meta = open_nmsg_meta(subscription.dh_secret, entry.nonce, entry.meta)
     except DecodeError:
         return None
-    seen = queue.last_broker_ts
-    if not is_last and seen is not None and meta.timestamp <= seen:
+    if not is_last and await _is_old(store, queue, meta):
         return None
     return NotificationInfo(queue.connection_id, entry.timestamp, meta)

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
+import asyncio
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from prometheus_client import REGISTRY
+from rich.console import Console
+from rich.text import Text
+
+from agent.agent import Agent, AgentConfig, open_agent
+from agent.errors import AgentError
+from agent.records import Message, Mode
 from ntf_server import setup
 from ntf_server.app import App, running
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server.fake_push.recorder import RecordedPush
+from ntf_server.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_server.metrics import PREFIX
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import b64
+from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from transport.certificates import KeyAlgorithm
 
 LOCALHOST = "127.0.0.1"
+PUSH_DEADLINE = 10.0
+LOOK_AGAIN = 0.002
+DEVICE_TOKEN_SIZE = 32
+QUEUES = 3
+FIRST_TEXT = "Lunch at 12?"
+BURST = ("The report is done.", "Call me when you can.", "Happy birthday!")
+WIDTH = 100
+BAR_WIDTH = 20
+EXCERPT = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +55,10 @@ class Playground:
     router: Router
     push: FakePushServer
     server: App
+
+    def accepted(self) -> list[RecordedPush]:
+        """Pushes that the provider took, oldest first."""
+        return [push for push in self.push.pushes if push.status < 300]
 
 
 @asynccontextmanager
@@ -61,6 +93,8 @@ def _with_test_provider(config: Config, push: FakePushServer) -> Config:
         APNS=replace(
             config.APNS,
             allow_test_provider=True,
+            key_id="DEMO",
+            team_id="DEMO",
             test_host=LOCALHOST,
             test_port=push.port,
             test_ca_file=push.ca_file,
@@ -68,11 +102,278 @@ def _with_test_provider(config: Config, push: FakePushServer) -> Config:
     )
 
 
+class Story:
+    """Prints what happens while it happens; without colours where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._chapters = 0
+
+    def title(self, text: str) -> None:
+        self._console.print(Text(text, style="bold"))
+
+    def chapter(self, text: str) -> None:
+        self._chapters += 1
+        self._console.print(Text(f"\n {self._chapters}  {text}", style="bold cyan"))
+
+    def step(self, word: str, way: str, what: str) -> None:
+        self._console.print(
+            Text.assemble("    ", (f"{word:<11}", "green"), f"{way:<41}", (what, "dim")), soft_wrap=True
+        )
+
+    def fact(self, name: str, value: str, style: str = "") -> None:
+        line = Text.assemble("    ", (f"{name:<22}", "yellow"), (value, style))
+        self._console.print(line, soft_wrap=True)
+
+    def leg(self, words: str, way: str, seconds: float, bar: str) -> None:
+        time_taken = f"{seconds * 1000:7.1f} ms  "
+        line = Text.assemble(
+            "    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan")
+        )
+        self._console.print(line, soft_wrap=True)
+
+    def text(self, text: str, style: str = "") -> None:
+        self._console.print(Text(f"    {text}", style=style), soft_wrap=True)
+
+    def plain(self, text: str = "") -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A part of the way and the seconds it took."""
+
+    words: str
+    way: str
+    seconds: float
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the demonstration."""
-    parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="afterwards leave everything running, with addresses to play with, until Ctrl-C",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demonstration; return the exit code of the process."""
-    raise SystemExit("the demonstration is not available in this build")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without these characters still shows the rest
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    code = 0
+    try:
+        asyncio.run(_run(Story(console), keep=args.keep))
+    except* (AgentError, TimeoutError, OSError) as problems:
+        print(f"ntf-server: the demonstration failed: {_first(problems)!r}", file=sys.stderr)
+        code = 1
+    except* (KeyboardInterrupt, asyncio.CancelledError):
+        code = 130
+    return code
+
+
+def _first(problems: BaseException) -> BaseException:
+    while isinstance(problems, BaseExceptionGroup):
+        problems = problems.exceptions[0]
+    return problems
+
+
+async def _run(story: Story, *, keep: bool) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with tempfile.TemporaryDirectory(prefix="ntf-demo-") as name:
+        folder = Path(name)
+        pushes = folder / "pushes.jsonl"
+        story.title("ntf-server demo: how a message finds a phone that sleeps")
+        async with playground(folder, record_file=pushes) as world:
+            await _tell(story, world, folder)
+            if keep:
+                await _keep(story, world, folder, pushes)
+    story.plain()
+    story.plain("All of it ran on this machine, over TLS; nothing is left behind.")
+
+
+async def _tell(story: Story, world: Playground, folder: Path) -> None:
+    story.chapter("Three servers start, on free ports of this machine")
+    story.fact("SMP router", _shortened(str(world.router.address)))
+    story.fact("push provider", f"https://{LOCALHOST}:{world.push.port} (stands in for APNs)")
+    story.fact("notification server", _shortened(str(world.server.address)))
+    async with (
+        open_agent(AgentConfig(folder=folder / "phone")) as phone,
+        open_agent(AgentConfig(folder=folder / "bob")) as bob,
+    ):
+        await _register(story, world, phone)
+        connections = [await phone.create_connection(world.router.address) for _ in range(QUEUES)]
+        await _subscribe(story, world, phone)
+        senders = [await bob.join(await phone.link(connection)) for connection in connections]
+        for connection in connections:
+            await phone.fetch(connection)  # Bob's first message in each says who he is
+        legs = await _one_message(story, world, phone, bob, senders[0])
+        await _burst(story, world, phone, bob, senders)
+        _show_legs(story, legs)
+
+
+async def _register(story: Story, world: Playground, phone: Agent) -> None:
+    device = ApnsToken(Provider.APNS_TEST, secrets.token_hex(DEVICE_TOKEN_SIZE).encode())
+    story.chapter("Alice's phone registers for notifications")
+    await phone.register(device, Mode.INSTANT, world.server.address)
+    story.step("TNEW", "phone → notification server", "its device token and two public keys")
+    push = await _next_push(world, 0)
+    story.step("push", "notification server → provider → phone", "a code only this phone can open")
+    await phone.on_push(push.body)
+    token = await phone.token()
+    assert token is not None
+    story.step("TVFY", "phone → notification server", f"the code; the token is {token.status}")
+
+
+async def _subscribe(story: Story, world: Playground, phone: Agent) -> None:
+    story.chapter(f"{QUEUES} queues get a notifier each")
+    await phone.settled()
+    story.step("NKEY", "phone → router", "notifier keys, one pair per queue")
+    story.step("SNEW", "phone → notification server", "where the notifiers are, and their keys")
+    wanted = {row.notifier_id for row in await phone.subscriptions()}
+    await _until(lambda: wanted <= world.router.subscribed_notifiers())
+    story.step("NSUB", "notification server → router", f"{len(wanted)} queues are watched")
+
+
+async def _one_message(story: Story, world: Playground, phone: Agent, bob: Agent, sender: int) -> list[Leg]:
+    story.chapter(f"The phone sleeps. Bob writes: “{FIRST_TEXT}”")
+    seen, in_server = len(world.accepted()), _server_seconds()
+    sent_at = wall_clock()
+    await bob.send(sender, FIRST_TEXT.encode())
+    story.step("SEND", "Bob → router", "the encrypted message, to be notified about")
+    push = await _next_push(world, seen)
+    story.step("NMSG", "router → notification server", "a notifier has news: encrypted details")
+    story.step("push", "notification server → provider → phone", "the same, encrypted once more")
+    views = await _views(world, phone, push)
+    started = time.perf_counter()
+    (info,) = await phone.notification_connections(push.body)
+    opened = time.perf_counter()
+    (message,) = await phone.fetch(info.connection_id)
+    finished = time.perf_counter()
+    story.step("GET, ACK", "phone → router", "the message, decrypted on the phone")
+    story.plain()
+    story.text("What each of them could see", style="bold")
+    for name, view in views:
+        story.fact(name, view, style="dim")
+    story.fact(
+        "Alice's phone", f"from Bob, {_clock_time(message)}: “{message.body.decode()}”", style="bold green"
+    )
+    in_server = _server_seconds() - in_server
+    return [
+        Leg(
+            "SEND, NMSG, push",
+            "Bob → router → notification server → provider",
+            push.received - sent_at - in_server,
+        ),
+        Leg("store, encrypt", "inside the notification server", in_server),
+        Leg("open", "phone: two layers of encryption", opened - started),
+        Leg("GET, ACK", "phone ↔ router, and opening the message", finished - opened),
+    ]
+
+
+async def _views(world: Playground, phone: Agent, push: RecordedPush) -> list[tuple[str, str]]:
+    """What lies at the three servers before the phone wakes: read from where they keep it."""
+    queue = next(queue for queue in world.router.state.queues if _last_body(queue.messages) is not None)
+    body = _last_body(queue.messages)
+    assert body is not None
+    token = await phone.token()
+    assert token is not None
+    assert token.token_id is not None
+    record = await world.server.store.token(token.token_id)
+    assert record is not None
+    (known,) = await world.server.store.pushes([record.key])
+    entry = known.entries[-1]
+    boxed = json.loads(push.body)["notificationData"]["message"]
+    return [
+        ("SMP router", f"queue {_excerpt(queue.sender_id)}, {len(body):,} bytes: {_excerpt(body)}"),
+        (
+            "notification server",
+            f"notifier {_excerpt(entry.notifier_id)}, {len(entry.meta)} bytes: {_excerpt(entry.meta)}",
+        ),
+        ("push provider", f"device {push.token[:EXCERPT]}…, {len(push.body):,} bytes: {boxed[:EXCERPT]}…"),
+    ]
+
+
+def _last_body(messages: Sequence[object]) -> bytes | None:
+    """The body of the newest message, if it is one that notifies."""
+    content = getattr(messages[-1], "content", None) if messages else None
+    return content.body if isinstance(content, RcvMessage) and content.notification else None
+
+
+async def _burst(story: Story, world: Playground, phone: Agent, bob: Agent, senders: Sequence[int]) -> None:
+    story.chapter("Bob writes to all of the queues at once")
+    seen = len(world.accepted())
+    async with asyncio.TaskGroup() as tasks:
+        for sender, text in zip(senders, BURST, strict=True):
+            tasks.create_task(bob.send(sender, text.encode()))
+    received: list[Message] = []
+    handled = seen
+    while len(received) < len(BURST):
+        push = await _next_push(world, handled)
+        handled += 1
+        received += await phone.on_push(push.body)
+    for message in received:
+        story.step("read", f"“{message.body.decode()}”", f"queue {message.connection_id}")
+    story.step(
+        "push", f"{handled - seen} for {len(received)} messages", "news that come close together share one"
+    )
+
+
+def _show_legs(story: Story, legs: Sequence[Leg]) -> None:
+    story.chapter("How long the first message took")
+    longest = max(leg.seconds for leg in legs)
+    for leg in legs:
+        bar = "█" * max(1, round(BAR_WIDTH * leg.seconds / longest))
+        story.leg(leg.words, leg.way, leg.seconds, bar)
+    story.leg("", "together", sum(leg.seconds for leg in legs), "")
+
+
+async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> None:
+    device = secrets.token_hex(DEVICE_TOKEN_SIZE)
+    alice, bob = f"ntf-agent --folder {folder}/alice", f"ntf-agent --folder {folder}/bob"
+    story.chapter("It keeps running until Ctrl-C. In another terminal:")
+    for command in (
+        f"{alice} register {world.server.address} {device} --provider test --pushes {pushes}",
+        f"{alice} create {world.router.address}",
+        f"{bob} join 'LINK'",
+        f"{alice} listen --pushes {pushes}",
+        f"{bob} send 1 'Hello from another terminal'",
+    ):
+        story.plain(f"    {command}")
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+
+
+async def _next_push(world: Playground, seen: int) -> RecordedPush:
+    await _until(lambda: len(world.accepted()) > seen)
+    return world.accepted()[seen]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PUSH_DEADLINE):
+        while not condition():  # noqa: ASYNC110  # servers of their own: they do not signal anybody here
+            await asyncio.sleep(LOOK_AGAIN)
+
+
+def _server_seconds() -> float:
+    """Time that notifications have spent inside the server so far, by its own measure."""
+    return REGISTRY.get_sample_value(f"{PREFIX}nmsg_to_push_seconds_sum") or 0.0
+
+
+def _shortened(address: str) -> str:
+    identity, at, where = address.partition("@")
+    return f"{identity[: len('smp://') + 8]}…{at}{where}"
+
+
+def _excerpt(data: bytes) -> str:
+    return b64(data[:EXCERPT]).decode()[:EXCERPT] + "…"
+
+
+def _clock_time(message: Message) -> str:
+    return as_datetime(message.broker_ts).astimezone().strftime("%H:%M:%S")

@@ -40,10 +40,10 @@ async def until(condition: Callable[[], Awaitable[T | None]]) -> T:
 
 
 async def arrives(world: Playground, matches: Callable[[RecordedPush], bool], after: int = 0) -> RecordedPush:
-    """The first push at the provider that matches, behind the first `after` ones."""
+    """The first push the provider took that matches, behind the first `after` ones."""
 
     async def find() -> RecordedPush | None:
-        return next(filter(matches, world.push.pushes[after:]), None)
+        return next(filter(matches, world.accepted()[after:]), None)
 
     return await until(find)
 
@@ -56,7 +56,7 @@ async def verified(
     world: Playground, agent: Agent, mode: Mode = Mode.INSTANT, device: ApnsToken = DEVICE
 ) -> TokenStatus:
     """Register and answer the verification push."""
-    before = len(world.push.pushes)
+    before = len(world.accepted())
     await agent.register(device, mode, world.server.address)
     await agent.on_push((await verification(world, before)).body)
     return (await known_token(agent)).status
