@@ -1,0 +1,273 @@
+"""How fast the daemon subscribes and receives: `python -m bench.subscriber [--queues N] [--routers N]`.
+
+Routers run in another process, all in one. The store is a real file. Rates are by the clock on the wall, so
+they need a machine with two free cores; CPU times are those of the daemon's process with all its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+from bench.measure import Row, at_least, at_most, print_rows
+from ntf_server.clock import SystemClock
+from ntf_server.journal import NullJournal
+from ntf_server.router_events import RECEIVED
+from ntf_server.router_watch import RouterStatus
+from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from protocol.addresses import SmpServer
+from protocol.crypto import Ed25519PrivateKey
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import EntityId
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from store.records import NewSubscription, NewToken, TokenKey
+from store.sqlite import SqliteStore
+
+QUEUES_PER_TOKEN = 50
+CREATED_AT_ONCE = 5_000
+QUEUES_PER_ROUTER = 10
+NMSGS = 100_000
+NMSG_ROUNDS = 3
+MEGABYTE = 1024 * 1024
+CONFIG = SubscriberConfig(first_delay=0.01, status_interval=0.5)
+
+Keys = list[tuple[EntityId, bytes]]
+
+
+class CountingSink:
+    """A push side with room for everything."""
+
+    def __init__(self) -> None:
+        self.notified = 0
+
+    async def verify(self, token_key: TokenKey) -> None:
+        """Nothing is registered here."""
+
+    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
+        self.notified += len(token_keys)
+
+
+async def routers(pipe: Pipe, count: int, queues_each: int) -> None:
+    """The other process: tell who is there, then emit as many NMSGs as asked for, until 0 is asked for."""
+    async with AsyncExitStack() as stack:
+        made: list[list[LoadQueue]] = []
+        for _ in range(count):
+            router = await stack.enter_async_context(Router.start())
+            queues = router.load.create_queues(queues_each)
+            made.append(queues)
+            pipe.send((router.address, [(queue.notifier_id, queue.notifier_key.der) for queue in queues]))
+        while nmsgs := await asyncio.to_thread(pipe.recv):
+            await router.load.emit(made[-1], nmsgs)
+
+
+def run_routers(pipe: Pipe, count: int, queues_each: int) -> None:
+    asyncio.run(routers(pipe, count, queues_each))
+
+
+@asynccontextmanager
+async def daemon_and_routers(
+    count: int, queues_each: int
+) -> AsyncIterator[tuple[SqliteStore, Pipe, list[SmpServer]]]:
+    """A store with all queues of routers that run elsewhere."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_routers, args=(theirs, count, queues_each), name="routers"
+    )
+    process.start()
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "ntf.db")
+        await store.open()
+        try:
+            servers = []
+            for _ in range(count):
+                server, keys = await asyncio.to_thread(ours.recv)
+                await fill(store, server, keys)
+                servers.append(server)
+            yield store, ours, servers
+        finally:
+            await store.close()
+            ours.send(0)
+            await asyncio.to_thread(process.join)
+
+
+async def fill(store: SqliteStore, server: SmpServer, keys: Keys) -> None:
+    for start in range(0, len(keys), CREATED_AT_ONCE):
+        part = keys[start : start + CREATED_AT_ONCE]
+        tokens = [await new_token(store) for _ in range(0, len(part), QUEUES_PER_TOKEN)]
+        await asyncio.gather(
+            *(
+                store.create_subscription(
+                    NewSubscription(
+                        subscription_id=EntityId(os.urandom(24)),
+                        token_key=tokens[index // QUEUES_PER_TOKEN],
+                        server=server,
+                        notifier_id=notifier_id,
+                        notifier_key=notifier_key,
+                    )
+                )
+                for index, (notifier_id, notifier_key) in enumerate(part)
+            )
+        )
+
+
+async def new_token(store: SqliteStore) -> TokenKey:
+    token = await store.create_token(
+        NewToken(
+            token_id=EntityId(os.urandom(24)),
+            device_token=ApnsToken(Provider.APNS_PROD, os.urandom(32).hex().encode()),
+            verify_key=Ed25519PrivateKey(os.urandom(32)).public.der,
+            dh_private=os.urandom(32),
+            dh_secret=os.urandom(32),
+            code=os.urandom(32),
+            updated_on=0,
+        )
+    )
+    await store.activate_token(token.key, 0)
+    return token.key
+
+
+class Daemon:
+    """A running subscriber; `memory` is the most it took."""
+
+    def __init__(self, store: SqliteStore, config: SubscriberConfig) -> None:
+        self.sink = CountingSink()
+        self.subscriber = RouterSubscriber(store, self.sink, SystemClock(), config, NullJournal())
+        self.memory = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        gc.collect()
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.subscriber.run())
+            yield
+            task.cancel()
+
+    async def until(self, condition: Callable[[list[RouterStatus]], bool]) -> float:
+        """Wait for a condition; the time at which it was found true."""
+        while not condition(self.subscriber.status()):
+            self.memory = max(self.memory, resident_memory())
+            await asyncio.sleep(0.005)
+        return time.perf_counter()
+
+
+def resident_memory() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def all_connected(statuses: list[RouterStatus]) -> bool:
+    return bool(statuses) and all(status.connected for status in statuses)
+
+
+def all_subscribed(statuses: list[RouterStatus]) -> bool:
+    return bool(statuses) and all(status.subscribed for status in statuses)
+
+
+async def start_up(queues: int) -> list[Row]:
+    async with daemon_and_routers(1, queues) as (store, _, _):
+        before = resident_memory()
+        daemon = Daemon(store, replace(CONFIG, use_service_credentials=False))
+        individually, individual_cpu = await subscribe_all(daemon, queues)
+        memory = daemon.memory
+        daemon = Daemon(store, CONFIG)
+        associating, service_cpu = await subscribe_all(daemon, queues)
+        daemon = Daemon(store, CONFIG)
+        async with daemon.running():
+            connected = await daemon.until(all_connected)
+            restarted = await daemon.until(all_subscribed) - connected
+            daemon.subscriber.resubscribe("127.0.0.1")
+            await daemon.until(lambda statuses: not all_connected(statuses))
+            connected = await daemon.until(all_connected)
+            reconnected = await daemon.until(all_subscribed) - connected
+    return [
+        at_least("NSUB, individually", individually, "1/s", 5_000),
+        Row("CPU per NSUB, individually", individual_cpu, "us"),
+        Row("NSUB, associating with a service", associating, "1/s"),
+        Row("CPU per NSUB, associating with a service", service_cpu, "us"),
+        at_most("memory growth", (memory - before) / MEGABYTE, "MB", 100),
+        at_most("by service, restart: connected to ready", restarted, "s", 2),
+        at_most("by service, connection lost: connected to ready", reconnected, "s", 2),
+    ]
+
+
+async def subscribe_all(daemon: Daemon, queues: int) -> tuple[float, float]:
+    """Queues a second, from connected to all of them confirmed; and microseconds of CPU for each."""
+    async with daemon.running():
+        connected = await daemon.until(all_connected)
+        cpu = time.process_time()
+        took = await daemon.until(all_subscribed) - connected
+        cpu = time.process_time() - cpu
+    return queues / took, cpu / queues * 1e6
+
+
+async def many_routers(count: int) -> list[Row]:
+    async with daemon_and_routers(count, QUEUES_PER_ROUTER) as (store, _, _):
+        before, cpu = resident_memory(), time.process_time()
+        daemon = Daemon(store, CONFIG)
+        async with daemon.running():
+            started = time.perf_counter()
+            took = await daemon.until(all_subscribed) - started
+            cpu = time.process_time() - cpu
+    return [
+        Row(f"{count} routers connected and subscribed", took, "s"),
+        Row("CPU per router", cpu / count * 1e3, "ms"),
+        Row("memory per router", (daemon.memory - before) / count / 1024, "kB"),
+    ]
+
+
+async def receiving(queues: int, nmsgs: int) -> list[Row]:
+    async with daemon_and_routers(1, queues) as (store, pipe, _):
+        daemon = Daemon(store, CONFIG)
+        best_cpu, best_wall = float("inf"), float("inf")
+        async with daemon.running():
+            await daemon.until(all_subscribed)
+            for _ in range(NMSG_ROUNDS):
+                cpu, wall = await one_round(daemon, pipe, nmsgs)
+                best_cpu = min(best_cpu, cpu)
+                best_wall = min(best_wall, wall)
+    return [
+        at_most("CPU per NMSG up to the commit", best_cpu / nmsgs * 1e6, "us", 40),
+        Row("NMSG received and stored", nmsgs / best_wall, "1/s"),
+    ]
+
+
+async def one_round(daemon: Daemon, pipe: Pipe, nmsgs: int) -> tuple[float, float]:
+    """CPU and time for so many NMSGs, counted after their commits."""
+    goal = RECEIVED._value.get() + nmsgs
+    cpu, started = time.process_time(), time.perf_counter()
+    pipe.send(nmsgs)
+    finished = await daemon.until(lambda _: RECEIVED._value.get() >= goal)
+    return time.process_time() - cpu, finished - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queues", type=int, default=100_000)
+    parser.add_argument("--routers", type=int, default=500)
+    parser.add_argument("--only", choices=("start-up", "routers", "receiving"))
+    arguments = parser.parse_args()
+    parts: dict[str, Callable[[], Coroutine[None, None, list[Row]]]] = {
+        "start-up": lambda: start_up(arguments.queues),
+        "routers": lambda: many_routers(arguments.routers),
+        "receiving": lambda: receiving(min(arguments.queues, 10_000), NMSGS),
+    }
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if arguments.only in (None, name):
+            rows += asyncio.run(part())
+    return 0 if print_rows("subscriber", rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
