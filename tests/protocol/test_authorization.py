@@ -138,7 +138,7 @@ def test_key_of_small_order() -> None:
 
 
 @given(st.binary(min_size=57, max_size=57), st.binary(min_size=32, max_size=32), st.binary(max_size=120))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_stored_key_can_be_checked(raw57: bytes, raw32: bytes, noise: bytes) -> None:
     keys = (Ed448PublicKey(raw57), Ed25519PublicKey(raw32), X25519PublicKey(raw32))
     for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -90,21 +91,20 @@ def test_batches() -> None:
 
 
 HELLOS = {
-    "ntf_server_handshake": ["NTF server hello"],
-    "ntf_client_handshake": ["NTF client hello"],
-    "smp_server_handshake": ["SMP router hello"],
-    "smp_client_handshake": ["SMP client hello"],
-    "smp_server_handshake_response": ["SMP service answer"],
+    "ntf_server_handshake": "NTF server hello",
+    "ntf_client_handshake": "NTF client hello",
+    "smp_server_handshake": "SMP router hello",
+    "smp_client_handshake": "SMP client hello",
+    "smp_server_handshake_response": "SMP service answer",
 }
 
 
 @pytest.mark.parametrize("group", HELLOS)
 def test_hellos(group: str) -> None:
     wires = sorted(captured_bytes(group, "hex"), key=len)
-    for wire in {wires[0], wires[len(wires) // 2], wires[-1]}:
-        for name in HELLOS[group]:
-            for bad in (*prefixes(wire), *flips(wire)):
-                assert understood(PARSERS[name], bad)  # a connection tells in events
+    for wire in {wires[0], wires[-1]}:
+        for bad in itertools.islice(itertools.chain(prefixes(wire), flips(wire)), 0, None, 3):
+            assert understood(PARSERS[HELLOS[group]], bad)  # a connection tells in events
 
 
 def texts(group: str) -> Iterable[bytes]:
@@ -174,7 +174,7 @@ def test_no_change_of_a_transmission_is_authorised(group: str, name: str, versio
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.filterwarnings("ignore")
 @given(data=st.binary(max_size=700))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_random_bytes(name: str, data: bytes) -> None:
     understood(PARSERS[name], data)
 
@@ -196,7 +196,7 @@ TAGS += [
 
 
 @given(st.sampled_from(TAGS), st.binary(max_size=300))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300)
 def test_random_parameters(tag: bytes, parameters: bytes) -> None:
     for name in ("NTF command v3", "NTF response v1", "SMP command v19", "SMP message v19", "SMP command v8"):
         understood(PARSERS[name], tag + parameters)
