@@ -40,6 +40,14 @@ def local_folder(text: str) -> Path:
     return Path(text)
 
 
+def setting(text: str) -> tuple[str, str]:
+    """A setting's name and value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return name, value
+
+
 def positive(text: str) -> int:
     """A whole number above zero."""
     if not text.isdecimal() or int(text) == 0:
@@ -82,6 +90,14 @@ def add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
     report.add_argument("--master", default="local[*]", help="Spark master; default: %(default)s")
     report.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
+    report.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=setting,
+        metavar="KEY=VALUE",
+        help="any setting of Spark's",
+    )
     for option in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
         report.add_argument(f"--{option}", type=positive, help="see the documentation")
 
@@ -130,7 +146,7 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
     )
     if job.start is not None and job.end is not None and job.start >= job.end:
         raise UsageError("--from must be before --to")
-    with shown_progress(console) as tell, spark_session(args.master, args.memory) as spark:
+    with shown_progress(console) as tell, spark_session(args.master, args.memory, dict(args.conf)) as spark:
         result = run_reports(spark, job, tell)
     for name, rows in result.tables.items():
         console.print(f"{name}: {rows:,} rows", highlight=False)

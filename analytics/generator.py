@@ -192,6 +192,10 @@ class Generator:
         refused = inside & (fate >= 0.08) & (fate < 0.13)
         reasons = rng.integers(*TOKEN_ERRORS, int(refused.sum()))
         yield part(later, refused, E.TOKEN_INVALID, error=reasons)
+        periodic = is_verified & (rng.random(n) < 0.1)
+        for day in range(1, plan.days):
+            due = plan.start_us + day * DAY_US + rng.integers(0, DAY_US, n)
+            yield part(due, periodic & (due > verified), E.CRON_SENT)
 
     def _subscription_life(self) -> Iterator[Part]:
         plan, rng, n = self.plan, self.rng, self.subs

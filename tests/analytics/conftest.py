@@ -42,7 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answers]:
     """A generated journal that every report has something to say about."""
     folder = tmp_path_factory.mktemp("generated")
-    plan = Plan(seed=7, events=110_000, days=24, servers=4, gaps=2, mass_disconnects=1, restarts=2)
+    plan = Plan(seed=7, events=160_000, days=24, servers=4, gaps=3, mass_disconnects=1, restarts=2)
     return folder, write_journal(plan, folder)
 
 

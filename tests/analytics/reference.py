@@ -125,7 +125,8 @@ SELECT server, greatest(0, 100 - (p1 + p2 + p3 + p4 + p5)) AS score,
   flaps, disconnects, recoveries, mean_recover_s, drift_events, drift_size, healed_events, service_coverage
 FROM k""",
     "delivery_providers": """
-SELECT provider, count(*) FILTER (event = 'push_sent') AS sent, count(*) FILTER (event = 'push_failed') AS failed,
+SELECT provider, count(*) FILTER (event = 'push_sent') AS sent,
+  count(*) FILTER (event = 'push_failed') AS failed,
   count(*) FILTER (event = 'push_retried') AS retried,
   coalesce(sum(coalesce("count", 1)) FILTER (event = 'push_sent'), 0) AS entries,
   coalesce(sum(coalesce("count", 1)) FILTER (event = 'push_coalesced'), 0) AS coalesced,
@@ -136,7 +137,8 @@ SELECT provider, count(*) FILTER (event = 'push_sent') AS sent, count(*) FILTER 
   quantile_cont(latency_us, 0.5) FILTER (event = 'push_sent') AS latency_us_p50,
   quantile_cont(latency_us, 0.95) FILTER (event = 'push_sent') AS latency_us_p95,
   quantile_cont(latency_us, 0.99) FILTER (event = 'push_sent') AS latency_us_p99
-FROM win WHERE (starts_with(event, 'push_') OR event = 'cron_sent') AND provider IS NOT NULL GROUP BY provider""",
+FROM win WHERE (starts_with(event, 'push_') OR event = 'cron_sent') AND provider IS NOT NULL
+GROUP BY provider""",
     "delivery_hours": f"""
 SELECT us - us % {HOUR} AS hour, count(*) AS pushes, sum(coalesce("count", 1)) AS entries, {LATENCIES}
 FROM win WHERE event = 'push_sent' GROUP BY hour""",
@@ -145,10 +147,12 @@ SELECT us - us % {HOUR} AS hour, coalesce(provider, '') AS provider, coalesce(se
   count(*) AS pushes, sum(coalesce("count", 1)) AS entries, {LATENCIES}
 FROM win WHERE event = 'push_sent' GROUP BY ALL""",
     "delivery_errors": """
-WITH a AS (SELECT * FROM win WHERE event IN ('push_sent', 'push_failed', 'push_retried') AND provider IS NOT NULL)
-SELECT provider, event AS outcome, coalesce(error, 'unknown') AS error, count(*) AS pushes,
-  (SELECT count(*) FROM a b WHERE b.provider = a.provider) AS attempts, pushes / attempts AS share
-FROM a WHERE event <> 'push_sent' GROUP BY provider, outcome, coalesce(error, 'unknown')""",
+WITH a AS (SELECT * FROM win
+  WHERE event IN ('push_sent', 'push_failed', 'push_retried') AND provider IS NOT NULL)
+SELECT *, pushes / attempts AS share FROM (
+  SELECT provider, event AS outcome, coalesce(error, 'unknown') AS error, count(*) AS pushes,
+    (SELECT count(*) FROM a b WHERE b.provider = a.provider) AS attempts
+  FROM a WHERE event <> 'push_sent' GROUP BY provider, outcome, coalesce(error, 'unknown'))""",
     "tokens_funnel": """
 WITH t AS (SELECT token, min(us) FILTER (event = 'token_registered') AS r,
     min(us) FILTER (event = 'token_confirmed') AS c, min(us) FILTER (event = 'token_verified') AS a
@@ -160,14 +164,17 @@ UNION ALL SELECT 'confirmed', count(c), count(c) / nullif(count(r), 0),
 UNION ALL SELECT 'active', count(a), count(a) / nullif(count(r), 0),
   quantile_cont(a - c, 0.5) / 1e6, quantile_cont(a - c, 0.95) / 1e6 FROM t""",
     "tokens_churn": """
-SELECT d.day, count(w.us) FILTER (event = 'token_registered') AS registered,
-  count(w.us) FILTER (event = 'token_confirmed') AS confirmed, count(w.us) FILTER (event = 'token_verified') AS verified,
-  count(w.us) FILTER (event = 'token_replaced') AS replaced, count(w.us) FILTER (event = 'token_deleted') AS deleted,
-  count(w.us) FILTER (event = 'token_invalid') AS invalid,
+WITH w AS (SELECT us - us % {DAY} AS day, event FROM win WHERE starts_with(event, 'token_'))
+SELECT *, (deleted + invalid) / nullif(active_at_start, 0) AS churn_rate FROM (
+SELECT d.day, count(*) FILTER (event = 'token_registered') AS registered,
+  count(*) FILTER (event = 'token_confirmed') AS confirmed,
+  count(*) FILTER (event = 'token_verified') AS verified,
+  count(*) FILTER (event = 'token_replaced') AS replaced,
+  count(*) FILTER (event = 'token_deleted') AS deleted,
+  count(*) FILTER (event = 'token_invalid') AS invalid,
   coalesce((SELECT sum(change) FROM token_change c WHERE c.us < d.day), 0) AS active_at_start,
-  coalesce((SELECT sum(change) FROM token_change c WHERE c.us < d.day + {DAY}), 0) AS active_at_end,
-  (deleted + invalid) / nullif(active_at_start, 0) AS churn_rate
-FROM days d LEFT JOIN win w ON w.us - w.us % {DAY} = d.day AND starts_with(w.event, 'token_') GROUP BY d.day""",
+  coalesce((SELECT sum(change) FROM token_change c WHERE c.us < d.day + {DAY}), 0) AS active_at_end
+FROM days d LEFT JOIN w USING (day) GROUP BY d.day)""",
     "tokens_invalid": """
 SELECT coalesce(provider, 'unknown') AS provider, coalesce(error, 'unknown') AS reason, count(*) AS tokens,
   tokens / sum(count(*)) OVER (PARTITION BY coalesce(provider, 'unknown')) AS share
@@ -180,33 +187,40 @@ WITH s AS (SELECT s.*, coalesce(s.status, 'unknown') AS st,
     CASE WHEN c.contact_us IS NULL THEN c.first_us WHEN c.lost_us > c.contact_us THEN c.lost_us END AS down_us
   FROM states s LEFT JOIN contacts c USING (server)),
 r AS (SELECT *, concat_ws(', ',
-    CASE WHEN last_active_us IS NULL AND first_us <= {end} - {never_active_days} * {DAY} THEN 'never active' END,
-    CASE WHEN st <> 'ACTIVE' AND last_active_us <= {end} - {inactive_days} * {DAY} THEN 'inactive too long' END,
+    CASE WHEN last_active_us IS NULL AND first_us <= {end} - {never_active_days} * {DAY}
+      THEN 'never active' END,
+    CASE WHEN st <> 'ACTIVE' AND last_active_us <= {end} - {inactive_days} * {DAY}
+      THEN 'inactive too long' END,
     CASE WHEN down_us <= {end} - {unreachable_days} * {DAY} THEN 'server unreachable' END,
     CASE WHEN token IN (SELECT token FROM dead) THEN 'dead token' END) AS reasons FROM s)
 SELECT lower(hex(subscription)) AS subscription, lower(hex(token)) AS token, server, st AS status,
   first_us AS first_seen, last_active_us AS last_active, reasons FROM r WHERE reasons <> ''""",
     "stale_summary": """
-SELECT server, unnest(string_split(reasons, ', ')) AS reason, count(*) AS subscriptions
-FROM ({stale_subscriptions}) GROUP BY ALL""",
+SELECT server, reason, count(*) AS subscriptions
+FROM (SELECT server, unnest(string_split(reasons, ', ')) AS reason FROM ({stale_subscriptions}))
+GROUP BY ALL""",
     "incidents_gaps": """
 WITH r AS (SELECT server, us - us % {HOUR} AS hour, sum(coalesce("count", 1)) AS n FROM ev
   WHERE event = 'ntf_received' AND server IS NOT NULL GROUP BY ALL),
-h AS (SELECT server, unnest(range(min(hour) + {HOUR}, (SELECT max(us) - max(us) % {HOUR} FROM ev), {HOUR})) AS hour
+h AS (SELECT server,
+    unnest(range(min(hour) + {HOUR}, (SELECT max(us) - max(us) % {HOUR} FROM ev), {HOUR})) AS hour
   FROM r GROUP BY server),
 f AS (SELECT server, hour, coalesce(n, 0) AS received FROM h LEFT JOIN r USING (server, hour)),
 b AS (SELECT *, CASE WHEN count(*) OVER week >= 3 THEN median(received) OVER week
     WHEN count(*) OVER day >= 3 THEN median(received) OVER day END AS baseline FROM f
-  WINDOW week AS (PARTITION BY server, hour // {HOUR} % 168), day AS (PARTITION BY server, hour // {HOUR} % 24)),
+  WINDOW week AS (PARTITION BY server, hour // {HOUR} % 168),
+    day AS (PARTITION BY server, hour // {HOUR} % 24)),
 l AS (SELECT * FROM b WHERE baseline > 0 AND received <= {gap_share} * baseline
   AND baseline - received >= {gap_sigmas} * sqrt(baseline)),
 m AS (SELECT *, sum(fresh) OVER (PARTITION BY server ORDER BY hour) AS run FROM (SELECT *,
-  CASE WHEN lag(hour) OVER (PARTITION BY server ORDER BY hour) = hour - {HOUR} THEN 0 ELSE 1 END AS fresh FROM l))
+  CASE WHEN lag(hour) OVER (PARTITION BY server ORDER BY hour) = hour - {HOUR} THEN 0 ELSE 1 END AS fresh
+  FROM l))
 SELECT server, min(hour) AS start, max(hour) + {HOUR} AS "end", sum(received) AS received,
   sum(baseline) AS expected, expected - sum(received) AS missed
 FROM m GROUP BY server, run HAVING max(hour) + {HOUR} > {start}""",
     "incidents_disconnects": """
-WITH d AS (SELECT server, "count", us, us - us % {MINUTE} AS minute FROM win e WHERE event = 'smp_disconnected'
+WITH d AS (SELECT server, "count", us, us - us % {MINUTE} AS minute FROM win e
+    WHERE event = 'smp_disconnected'
     AND server IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ev s WHERE s.event = 'server_stopped'
       AND s.writer = e.writer AND e.us >= s.us - {MINUTE})),
 starts AS (SELECT DISTINCT minute AS m FROM d UNION SELECT DISTINCT minute - {MINUTE} FROM d),
@@ -221,25 +235,30 @@ spans AS (SELECT run, min(m) AS a, max(m) + 2 * {MINUTE} AS b, max(seen) AS seen
 SELECT min(us) AS start, max(us) AS "end", count(DISTINCT server) AS servers, max(seen) AS servers_seen,
   coalesce(sum("count"), 0) AS subscriptions FROM spans JOIN d ON d.us >= a AND d.us < b GROUP BY run""",
     "incidents_restarts": """
-WITH p AS (SELECT writer, min(us) AS first_us, max(us) AS last_us, bool_or(event = 'server_stopped') AS stopped,
+WITH p AS (SELECT writer, min(us) AS first_us, max(us) AS last_us,
+    bool_or(event = 'server_stopped') AS stopped,
     min(us) FILTER (event = 'server_started') AS started FROM ev GROUP BY writer),
 q AS (SELECT *, lag(last_us) OVER (ORDER BY first_us, writer) AS before,
     lag(stopped) OVER (ORDER BY first_us, writer) AS clean FROM p),
 n AS (SELECT writer, "count" AS n FROM ev WHERE event = 'server_started'
   QUALIFY row_number() OVER (PARTITION BY writer ORDER BY time, seq) = 1),
-a AS (SELECT writer, min(us) AS us, 1 AS k FROM ev e WHERE event = 'sub_status_changed' AND status_to = 'ACTIVE'
+a AS (SELECT writer, min(us) AS us, 1 AS k FROM ev e
+    WHERE event = 'sub_status_changed' AND status_to = 'ACTIVE'
     AND subscription IS NOT NULL AND (writer, subscription) NOT IN (SELECT (writer, subscription) FROM ev
       WHERE event = 'sub_created' AND subscription IS NOT NULL) GROUP BY writer, subscription
   UNION ALL SELECT writer, us, coalesce("count", 1) FROM ev WHERE event = 'sub_status_changed'
     AND status_to = 'ACTIVE' AND subscription IS NULL
   UNION ALL (SELECT writer, us, "count" FROM ev WHERE event = 'smp_service_subscribed'
     QUALIFY row_number() OVER (PARTITION BY writer, server ORDER BY time, seq) = 1)),
-c AS (SELECT writer, us, sum(k) OVER (PARTITION BY writer ORDER BY us) AS done FROM a)
-SELECT started AS start, (SELECT min(us) FROM c WHERE c.writer = q.writer AND n.n > 0 AND done * 100 >= n.n * 99) AS "end",
-  n.n AS subscriptions, (started - before) / 1e6 AS down_s, clean, ("end" - started) / 1e6 AS restore_s
-FROM q JOIN n USING (writer) WHERE started >= {start}""",
+c AS (SELECT writer, us, sum(k) OVER (PARTITION BY writer ORDER BY us) AS done FROM a),
+r AS (SELECT c.writer, min(c.us) AS done_us FROM c JOIN n USING (writer)
+  WHERE n.n > 0 AND c.done * 100 >= n.n * 99 GROUP BY c.writer)
+SELECT started AS start, done_us AS "end", n.n AS subscriptions, (started - before) / 1e6 AS down_s, clean,
+  (done_us - started) / 1e6 AS restore_s
+FROM q JOIN n USING (writer) LEFT JOIN r USING (writer) WHERE started >= {start}""",
     "capacity_daily": """
-WITH sc AS (SELECT first_us AS us, 1 AS k FROM lives UNION ALL SELECT gone_us, -1 FROM lives WHERE gone_us IS NOT NULL)
+WITH sc AS (SELECT first_us AS us, 1 AS k FROM lives
+  UNION ALL SELECT gone_us, -1 FROM lives WHERE gone_us IS NOT NULL)
 SELECT d.day, coalesce((SELECT sum(change) FROM token_change WHERE us < d.day + {DAY}), 0) AS tokens,
   coalesce((SELECT sum(change) FROM token_change WHERE us >= d.day AND us < d.day + {DAY}), 0) AS tokens_net,
   coalesce((SELECT sum(k) FROM sc WHERE us < d.day + {DAY}), 0) AS subscriptions,
@@ -248,7 +267,8 @@ SELECT d.day, coalesce((SELECT sum(change) FROM token_change WHERE us < d.day + 
   count(*) FILTER (event = 'push_sent') AS pushes,
   count(DISTINCT token) FILTER (event = 'ntf_received') AS receiving_tokens,
   notifications / nullif(receiving_tokens, 0) AS notifications_per_token
-FROM days d LEFT JOIN win ON us - us % {DAY} = d.day AND event IN ('ntf_received', 'push_sent') GROUP BY d.day""",
+FROM days d LEFT JOIN win ON us - us % {DAY} = d.day AND event IN ('ntf_received', 'push_sent')
+GROUP BY d.day""",
     "capacity_projection": """
 WITH d AS (SELECT *, (day - min(day) OVER ()) / {DAY} AS x, tokens * 1000 + subscriptions * 700 AS store_bytes
   FROM ({capacity_daily})),

@@ -18,7 +18,7 @@ from tests.analytics.reference import DAY, TABLES, Reference
 # Smaller than the defaults, so that a journal of some weeks has dead tokens and stale subscriptions.
 LIMITS = Limits(dead_token_days=5, never_active_days=2, inactive_days=3, unreachable_days=2)
 # Neither starts nor ends with a day, and leaves events before and after it.
-WINDOW = Window(START_US + 4 * DAY + 12_345_678, START_US + 22 * DAY + 3_600_000_001)
+WINDOW = Window(START_US + 2 * DAY + 12_345_678, START_US + 22 * DAY + 3_600_000_001)
 
 
 @pytest.fixture(scope="module")

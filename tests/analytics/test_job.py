@@ -1,0 +1,238 @@
+"""Running reports: files and page; on a real standalone cluster too; the command line."""
+
+import csv
+import html.parser
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from analytics.__main__ import main
+from analytics.generator import Plan, write_journal
+from analytics.job import REPORTS, ReportJob, run_reports
+from analytics.segments import JournalNotFoundError
+from tests.analytics.reference import TABLES
+
+PLAN = Plan(seed=2, events=15_000, days=10, servers=4, gaps=0, mass_disconnects=1, restarts=1)
+START_DEADLINE = 120.0
+RUN_DEADLINE = 400.0
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("journal") / "with a space"
+    write_journal(PLAN, folder)
+    (folder / "date=2026-01-05" / "broken.parquet").write_bytes(b"PAR1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(spark: SparkSession, journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out")
+    steps: list[str] = []
+    result = run_reports(
+        spark, ReportJob(names=list(REPORTS), journal=str(journal), out=f"file://{out}"), steps.append
+    )
+    assert set(result.tables) == set(TABLES)
+    assert [Path(segment.path).name for segment in result.checked.bad] == ["broken.parquet"]
+    assert len(steps) == 3 + len(TABLES)
+    return out
+
+
+def rows_of(out: Path, table: str) -> list[list[str]]:
+    (path,) = (out / f"{table}.csv").glob("part-*.csv")
+    return list(csv.reader(path.read_text().splitlines()))
+
+
+class Names(html.parser.HTMLParser):
+    """Collects tags and everything that would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+
+def test_every_table_is_written_twice(local: Path) -> None:
+    for table in TABLES:
+        assert len(list((local / f"{table}.parquet").glob("part-*.parquet"))) == 1
+        assert len(rows_of(local, table)) >= 1
+
+
+def test_page_is_self_contained_and_names_what_was_skipped(local: Path) -> None:
+    text = (local / "report.html").read_text()
+    page = Names()
+    page.feed(text)
+    assert page.links == []
+    assert page.tags.count("svg") >= 8
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert "url(" not in text
+    assert "1 segments were skipped" in text
+    assert "broken.parquet" in text
+    assert all(f"<h3>{table}</h3>" in text for table in TABLES)
+
+
+def test_no_events_in_the_time_asked_for(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
+    job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1)
+    with pytest.raises(JournalNotFoundError, match="no readable events"):
+        run_reports(spark, job, lambda text: None)
+    empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path))
+    with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
+        run_reports(spark, empty, lambda text: None)
+
+
+@contextmanager
+def spark_process(log: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One daemon of a standalone cluster on the loopback address."""
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(log.with_suffix(".work")),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--webui-port", "0", *arguments], stdout=output, stderr=output, env=environment
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for(log: Path, pattern: str, times: int = 1) -> str:
+    """The first match in a log once it is there often enough."""
+    limit = time.monotonic() + START_DEADLINE
+    while time.monotonic() < limit:
+        found = re.findall(pattern, log.read_text(errors="replace"))
+        if len(found) >= times:
+            return str(found[0])
+        time.sleep(0.1)
+    raise AssertionError(f"{pattern} not in {log.read_text(errors='replace')[-2000:]}")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    with ExitStack() as stack:
+        log = tmp_path / "master.log"
+        stack.enter_context(spark_process(log, "master.Master", "--port", "0"))
+        url = wait_for(log, r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
+        for number in (1, 2):
+            size = ("--cores", "1", "--memory", "1g")
+            stack.enter_context(spark_process(tmp_path / f"worker{number}.log", "worker.Worker", *size, url))
+        wait_for(log, r"Registering worker", times=2)
+        yield url
+
+
+def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
+    cluster: str, journal: Path, local: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ["--master", cluster, "--memory", "512m", "--conf", "spark.executor.memory=512m"]
+    options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=4"]
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "analytics",
+            "report",
+            "incidents",
+            "--journal",
+            journal,
+            "--out",
+            out,
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=RUN_DEADLINE,
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=Path(__file__).parents[2],
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"{out}/report.html"
+    assert "skipped" in run.stderr
+    for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
+        assert rows_of(out, table) == rows_of(local, table)
+    logs = [log.read_text(errors="replace") for log in tmp_path.glob("worker*.log")]
+    assert [log.count("Asked to launch executor") > 0 for log in logs] == [True, True]
+
+
+def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "j")
+    assert main(["generate", "--out", folder, "--events", "5000", "--days", "10", "--seed", "3"]) == 0
+    assert capsys.readouterr().out.strip() == f"{folder}/answers.json"
+    assert main(["compact", "--journal", folder]) == 0
+    assert "events" in capsys.readouterr().err
+    assert main(["retain", "--journal", folder, "--days", "1"]) == 0
+    assert "10 days deleted" in capsys.readouterr().err
+    assert not list(Path(folder).glob("date=*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["compact", "--journal", "/nowhere"], "no such folder: /nowhere"),
+        (["retain", "--journal", "/nowhere", "--days", "3"], "no such folder: /nowhere"),
+        (["snapshot", "--database", "/nowhere/ntf.db", "--out", "/tmp"], "cannot read /nowhere/journal.key"),
+        (["generate", "--out", "/nowhere/x", "--days", "3"], "3 days are too few"),
+        (
+            ["report", "all", "--journal", "j", "--out", "o", "--from", "2026-01-02", "--to", "2026-01-01"],
+            "--from must be before --to",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["report", "nonsense", "--journal", "j", "--out", "o"],
+        ["report", "all", "--journal", "j", "--out", "o", "--from", "yesterday"],
+        ["report", "all", "--journal", "j", "--out", "o", "--conf", "nothing"],
+        ["retain", "--journal", "j", "--days", "0"],
+        ["compact", "--journal", "s3a://bucket/journal"],
+    ],
+)
+def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "generate", "snapshot", "compact", "retain"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--" in capsys.readouterr().out

@@ -1,0 +1,127 @@
+"""Telling good segments from bad ones, and each event once."""
+
+import asyncio
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from analytics.generator import Plan, write_journal
+from analytics.segments import (
+    JournalNotFoundError,
+    Segment,
+    check_segment,
+    check_segments,
+    list_segments,
+    read_events,
+    split_overlapping,
+)
+from ntf_server.journal import Journal, JournalSettings
+from store.journal_schema import JournalEvent
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("one")
+    plan = Plan(events=3_000, days=8, servers=3, gaps=0, mass_disconnects=0, restarts=0)
+    write_journal(plan, folder)
+    return min(folder.glob("*/*.parquet")).read_bytes()
+
+
+def test_a_good_segment_tells_its_rows_and_ids(content: bytes) -> None:
+    segment = check_segment("a.parquet", content)
+    assert segment.error is None
+    assert segment.rows == pq.read_metadata(pa.BufferReader(content)).num_rows
+    assert segment.first[1] == 0
+    assert segment.last[1] == segment.rows - 1
+    assert not segment.repeats
+
+
+def test_every_truncation_is_noticed(content: bytes) -> None:
+    for size in [0, 1, 4, 8, 100, *range(1000, len(content), 5000), len(content) - 8, len(content) - 1]:
+        assert check_segment("a.parquet", content[:size]).error is not None, size
+
+
+def test_flipped_bits_in_pages_are_noticed(content: bytes) -> None:
+    """Every 97th byte of the pages; the footer has no checksum of its own."""
+    metadata = pq.read_metadata(pa.BufferReader(content))
+    group = metadata.row_group(0)
+    for index in range(group.num_columns):
+        column = group.column(index)
+        start = column.dictionary_page_offset or column.data_page_offset
+        for place in range(start + 40, start + column.total_compressed_size, 97):
+            broken = content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
+            assert check_segment("a.parquet", broken).error is not None, (index, place)
+
+
+def test_damage_anywhere_is_an_error_or_harmless_but_never_an_exception(content: bytes) -> None:
+    for place in range(0, len(content), 211):
+        check_segment("a.parquet", content[:place] + b"\xff" + content[place + 1 :])
+
+
+def test_other_columns_are_refused(tmp_path: Path) -> None:
+    def error_of(table: pa.Table) -> str | None:
+        pq.write_table(table, tmp_path / "x.parquet")
+        return check_segment("x.parquet", (tmp_path / "x.parquet").read_bytes()).error
+
+    assert "column time is missing" in (error_of(pa.table({"event": ["x"]})) or "")
+    assert "column time is int64" in (error_of(pa.table({"time": [1]})) or "")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"{",
+        b"[]\n",
+        b'{"time": "x"}\n',
+        b'{"time":1,"event":"x","writer":"!","seq":1}\n',
+        b"\xff\n",
+        b'{"time":',
+    ],
+)
+def test_bad_json_lines_are_refused(lines: bytes) -> None:
+    assert check_segment("a.jsonl", lines).error is not None
+
+
+def segment(path: str, writer: bytes, first: int, last: int, *, repeats: bool = False) -> Segment:
+    return Segment(path, last - first + 1, (writer, first), (writer, last), repeats)
+
+
+def test_only_segments_that_may_share_events_are_compared() -> None:
+    a, b, c = segment("a", b"w", 0, 9), segment("b", b"w", 10, 19), segment("c", b"w", 19, 30)
+    d, e = segment("d", b"x", 0, 5), segment("e", b"y", 0, 3, repeats=True)
+    mixed = Segment("m", 4, (b"z", 0), (b"zz", 7))
+    alone, overlapping = split_overlapping([e, d, c, b, a, mixed, Segment("empty")])
+    assert alone == [a, d, mixed]
+    assert overlapping == [b, c, e]
+
+
+def test_no_journal(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(JournalNotFoundError, match="no such folder"):
+        list_segments(spark, str(tmp_path / "nowhere"))
+    assert check_segments(spark, []).good == []
+
+
+async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    for file_format in ("parquet", "jsonl"):
+        settings = JournalSettings(folder=tmp_path, key=bytes(32), format=file_format)
+        journal = Journal(settings, lambda: 1_767_614_400_123_456)
+        journal.record(JournalEvent.PUSH_SENT, token=b"t" * 24, provider="AP", latency_us=5)
+        journal.stop()
+        async with asyncio.timeout(20):
+            await journal.run()
+    checked = check_segments(spark, list_segments(spark, str(tmp_path)))
+    assert (len(checked.good), checked.bad) == (2, [])
+    rows = (
+        read_events(spark, checked.good).drop("writer").selectExpr("*", "unix_micros(time) AS us").collect()
+    )
+    first, second = (row.asDict() for row in rows)
+    assert first == second
+    assert (first["us"], first["event"], first["latency_us"], first["server"]) == (
+        1_767_614_400_123_456,
+        "push_sent",
+        5,
+        None,
+    )
