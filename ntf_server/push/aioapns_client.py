@@ -56,6 +56,8 @@ class NotProcessedError(Exception):
 class _H2(H2Connection):
     """Goes on receiving after GOAWAY: streams up to its last one are still answered."""
 
+    MAX_CLOSED_STREAMS = 1024  # remembered to tell late frames from wrong ones; h2 keeps 65536
+
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
         event = ConnectionTerminated()
         event.error_code = frame.error_code
