@@ -18,6 +18,7 @@ from ntf_server.client_session import ClientLimits
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
+from ntf_server.control import ControlPort, Role
 from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import EventSink, Journal, JournalSettings, NullJournal
@@ -79,6 +80,9 @@ class App:
         self.dispatcher = self._make_dispatcher(self._providers)
         self.subscriber = self._make_subscriber()
         self.listener = self._make_listener()
+        passwords = {Role.ADMIN: config.AUTH.control_port_admin_password}
+        passwords[Role.USER] = config.AUTH.control_port_user_password
+        self._control = ControlPort(self.store, self.subscriber, passwords)
 
     @property
     def address(self) -> NtfServer:
@@ -98,6 +102,9 @@ class App:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
             counts = await self.store.counts()
             self._journal.record(JournalEvent.SERVER_STARTED, count=counts.subscriptions)
+            stack.push_async_callback(self._control.close)
+            if self._config.TRANSPORT.control_port:
+                await self._control.open(self._config.TRANSPORT.control_port)
             await self._serve(stop, ready)
             self._journal.record(JournalEvent.SERVER_STOPPED)
 

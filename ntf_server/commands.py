@@ -147,7 +147,7 @@ class Commands:
             return Err(AUTH)
         status = move_token(record.status, TokenInput.REGISTERED_AGAIN)
         if status is not record.status:
-            await self._store.set_token_status(record.key, status)
+            await self._store.set_token_status(record.key, status, updated_on=self._today())
         await self._push.verify(record.key)
         return _id_tkn(record)
 

@@ -260,10 +260,27 @@ class SqliteStore:
         await self._write(lambda tx: sqlite_routers.set_statuses(tx, key, changes, now), durable=False)
 
     async def set_disconnected(self, key: ServerKey) -> int:
-        return await self._write(lambda tx: sqlite_routers.set_disconnected(tx, key), durable=False)
+        change = sqlite_routers.set_disconnected
+        return await self._by_page(change, key, False) + await self._by_page(change, key, True)
 
     async def set_service_subscribed(self, key: ServerKey) -> int:
-        return await self._write(lambda tx: sqlite_routers.set_service_subscribed(tx, key), durable=False)
+        return await self._by_page(sqlite_routers.set_service_subscribed, key, True)
+
+    async def _by_page(
+        self,
+        change: Callable[[Transaction, ServerKey, bool, SubKey], sqlite_routers.Page],
+        key: ServerKey,
+        associated: bool,
+    ) -> int:
+        """Change the state of all queues of a router, in transactions of bounded size."""
+        changed, last = 0, SubKey(0)
+        while True:
+            after = last
+            page = await self._write(lambda tx: change(tx, key, associated, after), durable=False)  # noqa: B023
+            changed += page.changed
+            if page.last is None:
+                return changed
+            last = page.last
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
         await self._write(lambda tx: sqlite_routers.set_credentials(tx, key, credentials))

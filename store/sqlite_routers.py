@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubInput, SubState
@@ -91,12 +91,21 @@ WHERE sub_key = ?
 """
 _DISCONNECTED = """
 UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'INACTIVE'
-WHERE server_key = ? AND state = 'ACTIVE'
+WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ? AND state = 'ACTIVE'
 """
 _SERVICE_SUBSCRIBED = """
 UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'ACTIVE'
-WHERE server_key = ? AND associated = 1 AND state IN ('NEW', 'PENDING', 'INACTIVE')
+WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ?
+    AND state IN ('NEW', 'PENDING', 'INACTIVE')
 """
+_PAGE_END = """
+SELECT max(sub_key) FROM (
+    SELECT sub_key FROM subscriptions INDEXED BY subscriptions_of_server
+    WHERE server_key = ? AND associated = ? AND sub_key > ? ORDER BY sub_key LIMIT ?
+)
+"""
+STATE_PAGE = 10_000
+"Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
 
 
 def _record(row: Sequence[Any]) -> ServerRecord:
@@ -239,16 +248,30 @@ def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange
     tx.remove_associated(key, [notifier_id for notifier_id, row in changed if row.was[2] > row.associated])
 
 
-def set_disconnected(tx: Transaction, key: ServerKey) -> int:
-    count = tx.db.execute(_DISCONNECTED, (key,)).rowcount
-    tx.active_subscriptions -= count
-    return count
+class Page(NamedTuple):
+    """Rows changed, and the last one looked at; None at the end."""
+
+    changed: int
+    last: SubKey | None
 
 
-def set_service_subscribed(tx: Transaction, key: ServerKey) -> int:
-    count = tx.db.execute(_SERVICE_SUBSCRIBED, (key,)).rowcount
-    tx.active_subscriptions += count
-    return count
+def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
+    page = _change_page(tx, _DISCONNECTED, key, associated, after)
+    tx.active_subscriptions -= page.changed
+    return page
+
+
+def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
+    page = _change_page(tx, _SERVICE_SUBSCRIBED, key, associated, after)
+    tx.active_subscriptions += page.changed
+    return page
+
+
+def _change_page(tx: Transaction, sql: str, key: ServerKey, associated: bool, after: SubKey) -> Page:
+    (last,) = tx.db.execute(_PAGE_END, (key, associated, after, STATE_PAGE)).fetchone()
+    if last is None:
+        return Page(0, None)
+    return Page(tx.db.execute(sql, (key, associated, after, last)).rowcount, SubKey(last))
 
 
 def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:

@@ -29,7 +29,7 @@ def make_config(folder: Path, algorithm: KeyAlgorithm = KeyAlgorithm.ED25519, **
         algorithm=algorithm,
     )
     config = setup.init(options, datetime.now(UTC))
-    return changed(config, TRANSPORT={"listen": "127.0.0.1"}, **sections)
+    return changed(changed(config, TRANSPORT={"listen": "127.0.0.1"}), **sections)
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:

@@ -182,8 +182,7 @@ async def test_rotation_by_time(tmp_path: Path) -> None:
         await until(lambda: journal._segments.written == 2)
         assert not segments(tmp_path)
         clock.now += 1_000_000
-        await until(lambda: len(segments(tmp_path)) == 1)
-        assert not open_segments(tmp_path)
+        await until(lambda: len(segments(tmp_path)) == 1 and not open_segments(tmp_path))
 
 
 async def test_each_day_has_its_own_segments(tmp_path: Path) -> None:
@@ -346,7 +345,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kills_after", [1, 2, 5])
+@pytest.mark.parametrize("kills_after", [1, 4])
 async def test_kill_9_loses_at_most_the_tail(tmp_path: Path, kills_after: int) -> None:
     """Closed segments stay, events that had reached the open one are recovered by the next process."""
     process = await asyncio.create_subprocess_exec(

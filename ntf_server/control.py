@@ -1,0 +1,122 @@
+"""The control port: a line-based talk with an operator on the same machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import IntEnum
+
+from ntf_server.subscriber import RouterSubscriber
+from store.interface import NtfStore, StoreError
+
+MAX_LINE = 4096
+IDLE_TIMEOUT = 600.0
+FAILED_LOGIN_PAUSE = 1.0
+"A guess a second is no way to find a password."
+
+HELP = """\
+auth PASSWORD        log in as user or admin
+stats                what is in the store
+server-info          versions and routers in short
+subs [SERVER]        state of the routers, or of one (address or host)
+resubscribe SERVER   connect anew to a router (admin)
+help, quit"""
+
+
+class Role(IntEnum):
+    NONE = 0
+    USER = 1
+    ADMIN = 2
+
+
+NEEDED = {"stats": Role.USER, "server-info": Role.USER, "subs": Role.USER, "resubscribe": Role.ADMIN}
+
+
+class ControlPort:
+    """Listens on localhost only. An empty password lets nobody in."""
+
+    def __init__(self, store: NtfStore, subscriber: RouterSubscriber, passwords: Mapping[Role, str]) -> None:
+        self._store = store
+        self._subscriber = subscriber
+        self._passwords = passwords
+        self._server: asyncio.Server | None = None
+        self._talks: set[asyncio.Task[None]] = set()
+
+    async def open(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._handle, "127.0.0.1", port, limit=MAX_LINE)
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for talk in self._talks:
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._talks.add(task)
+        try:
+            await self._talk(reader, writer)
+        except (OSError, TimeoutError, ValueError):
+            pass  # gone, silent, or a line without end
+        finally:
+            self._talks.discard(task)
+            writer.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        role = Role.NONE
+        writer.write(b"ntf-server control port; 'help' for help\n")
+        while True:
+            async with asyncio.timeout(IDLE_TIMEOUT):
+                line = await reader.readline()
+            command, _, argument = line.decode("utf-8", "replace").strip().partition(" ")
+            if not line or command == "quit":
+                return
+            if command == "auth":
+                role = self._log_in(argument)
+                if role is Role.NONE:
+                    await asyncio.sleep(FAILED_LOGIN_PAUSE)
+                answer = f"role: {role.name.lower()}" if role else "AUTH"
+            else:
+                answer = await self._answer(role, command, argument.strip())
+            writer.write(answer.encode() + b"\n")
+            await writer.drain()
+
+    def _log_in(self, password: str) -> Role:
+        for role in (Role.ADMIN, Role.USER):
+            expected = self._passwords.get(role, "")
+            if expected and hmac.compare_digest(expected.encode(), password.encode()):
+                return role
+        return Role.NONE
+
+    async def _answer(self, role: Role, command: str, argument: str) -> str:
+        if command == "help":
+            return HELP
+        if command not in NEEDED:
+            return f"unknown command {command!r}; 'help' for help"
+        if role < NEEDED[command]:
+            return "AUTH"
+        try:
+            return await self._run(command, argument)
+        except StoreError as error:
+            return f"error: {error}"
+
+    async def _run(self, command: str, argument: str) -> str:
+        if command == "stats":
+            return json.dumps(asdict(await self._store.counts()))
+        if command == "resubscribe":
+            return "ok" if self._subscriber.resubscribe(argument) else "no such router"
+        statuses = self._subscriber.status()
+        if command == "server-info":
+            connected = sum(status.connected for status in statuses)
+            return json.dumps(
+                {"python": sys.version.split()[0], "routers": len(statuses), "connected": connected}
+            )
+        wanted = [status for status in statuses if not argument or argument in status.server]
+        return "\n".join(json.dumps(asdict(status)) for status in wanted) or "no such router"

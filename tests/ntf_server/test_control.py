@@ -1,0 +1,72 @@
+"""The control port, as an operator with netcat sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ntf_server import control
+from ntf_server.app import running
+from tests import builders
+from tests.ntf_server.conftest import active_device, make_app, make_config
+from tests.ntf_server.ntf_client import DEADLINE, NtfClient
+
+
+class Talk:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def line(self) -> str:
+        async with asyncio.timeout(DEADLINE):
+            return (await self.reader.readline()).decode().rstrip("\n")
+
+    async def say(self, text: str) -> str:
+        self.writer.write(text.encode() + b"\n")
+        return await self.line()
+
+
+@asynccontextmanager
+async def talking(folder: Path, port: int) -> AsyncIterator[Talk]:
+    passwords = {"control_port_admin_password": "root pass", "control_port_user_password": "look"}
+    config = make_config(folder, TRANSPORT={"control_port": port}, AUTH=passwords)
+    async with running(make_app(folder, config)) as app:
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        await device.subscribe(client, builders.queue_ntf(1), builders.ed25519())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        talk = Talk(reader, writer)
+        assert "help" in await talk.line()
+        yield talk
+        writer.close()
+        client.close()
+
+
+async def test_roles(tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "FAILED_LOGIN_PAUSE", 0.0)
+    async with talking(tmp_path, unused_tcp_port) as talk:
+        for command in ("stats", "subs", "server-info", "resubscribe localhost", "auth", "auth wrong"):
+            assert await talk.say(command) == "AUTH"
+        assert await talk.say("auth look") == "role: user"
+        assert json.loads(await talk.say("stats"))["active_tokens"] == 1
+        assert await talk.say("resubscribe localhost") == "AUTH"
+        assert await talk.say("auth root pass") == "role: admin"
+        assert await talk.say("resubscribe localhost") == "ok"
+        assert await talk.say("resubscribe elsewhere") == "no such router"
+        status = json.loads(await talk.say("subs localhost"))
+        assert status["connected"] is False
+        assert await talk.say("subs elsewhere") == "no such router"
+        assert json.loads(await talk.say("server-info"))["routers"] == 1
+        assert "unknown command" in await talk.say("drop tables")
+        talk.writer.write(b"quit\n")
+        assert await talk.line() == ""
+
+
+async def test_endless_line_ends_the_talk(tmp_path: Path, unused_tcp_port: int) -> None:
+    async with talking(tmp_path, unused_tcp_port) as talk:
+        talk.writer.write(b"x" * 10_000)
+        assert await talk.line() == ""
