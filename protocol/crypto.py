@@ -268,7 +268,7 @@ _UNSALTED_OUTER = hashlib.sha512(_OUTER[:1] * 128)
 
 
 def hkdf_sha512_pair(key: bytes, info: bytes) -> tuple[bytes, bytes]:
-    """The first two 64-byte halves of HKDF with an empty salt. Every SMP block needs them: three HMACs spelled
+    """The first two 64-byte halves of HKDF with an empty salt, for every SMP block: three HMACs spelled
     out over shared hash states take three quarters of the library's time."""
     inner, outer = _UNSALTED_INNER.copy(), _UNSALTED_OUTER.copy()
     inner.update(key)
