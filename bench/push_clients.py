@@ -1,8 +1,8 @@
 """Pushes per second and CPU per push of both APNs clients against the fake push service.
 
 Run: python -m bench.push_clients [--count 20000] [--clients curl aioapns] [--delays 0 0.05] [--one-cpu]
-CPU times are only comparable on an otherwise idle machine; where two CPUs share a core, --one-cpu keeps the
-fake service from slowing down what is measured (and halves the rate).
+CPU times are only comparable on an otherwise idle machine. With --one-cpu the fake service never runs at the
+same time as what is measured, at about half the rate.
 A long run (--count 100000) is also the memory soak: resident memory is shown after a tenth and at the end.
 """
 
