@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.addresses import SmpQueueNtf
 from protocol.push_messages import PnMessage
@@ -14,19 +14,18 @@ MAX_ENTRIES = 6
 _SEPARATOR = b";"
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """`text` carries `entries` (oldest first); both are empty if there is nothing to push."""
+class Composed(NamedTuple):
+    """`text` carries `entries`, oldest first; both are empty if there is nothing to push. Do not print."""
 
-    text: bytes = field(repr=False)
-    entries: tuple[LastNotification, ...] = field(repr=False)
-    unsent: tuple[LastNotification, ...] = field(repr=False)
+    text: bytes
+    entries: Sequence[LastNotification]
+    unsent: Sequence[LastNotification]
     "Those of `entries` that no accepted push carried yet."
-    trimmed: int
+    trimmed: int = 0
     "Entries that would have belonged here but did not fit; unsent ones of them go into the next push."
-    refused: tuple[LastNotification, ...] = field(repr=False)
+    refused: Sequence[LastNotification] = ()
     "Unsent entries that fit in no push at all."
-    more: bool
+    more: bool = False
     "Unsent entries are left for another push."
 
 
@@ -38,21 +37,26 @@ def compose(entries: Sequence[LastNotification], room: int, *, repeat_sent: bool
     """
     texts: dict[SubKey, bytes] = {}
     waiting = [entry for entry in entries if not entry.sent]
-    unsent, refused = _first_fitting(waiting, MAX_ENTRIES, room, texts)
-    if not unsent and not repeat_sent:
-        return Composed(b"", (), (), 0, tuple(refused), False)
-    newest_sent = [entry for entry in reversed(entries) if entry.sent]
-    filling, _ = _first_fitting(newest_sent, MAX_ENTRIES - len(unsent), room, texts)
-    chosen = _fit(unsent + filling, room, texts)
-    carried = tuple(entry for entry in chosen if not entry.sent)
-    chosen.sort(key=_seq)
+    wanted, refused = _first_fitting(waiting, MAX_ENTRIES, room, texts)
+    if not wanted and not repeat_sent:
+        return Composed(b"", (), (), refused=refused)
+    filled = False
+    if len(wanted) < MAX_ENTRIES and len(waiting) < len(entries):
+        newest_sent = [entry for entry in reversed(entries) if entry.sent]
+        wanted += _first_fitting(newest_sent, MAX_ENTRIES - len(wanted), room, texts)[0]
+        filled = True
+    chosen = _fit(wanted, room, texts)
+    unsent = chosen
+    if filled:
+        unsent = [entry for entry in chosen if not entry.sent]
+        chosen.sort(key=_seq)
     return Composed(
         _SEPARATOR.join([texts[entry.sub_key] for entry in chosen]),
-        tuple(chosen),
-        carried,
-        len(unsent) + len(filling) - len(chosen),
-        tuple(refused),
-        len(carried) + len(refused) < len(waiting),
+        chosen,
+        unsent,
+        len(wanted) - len(chosen),
+        refused,
+        len(unsent) + len(refused) < len(waiting),
     )
 
 
@@ -70,18 +74,14 @@ def _first_fitting(
     return fitting, refused
 
 
-def _fit(
-    by_worth: Sequence[LastNotification], room: int, texts: dict[SubKey, bytes]
-) -> list[LastNotification]:
+def _fit(by_worth: list[LastNotification], room: int, texts: dict[SubKey, bytes]) -> list[LastNotification]:
     """As many as fit together, the worthiest first."""
-    chosen: list[LastNotification] = []
     left = room + len(_SEPARATOR)
-    for entry in by_worth:
+    for number, entry in enumerate(by_worth):
         left -= len(texts[entry.sub_key]) + len(_SEPARATOR)
         if left < 0:
-            break
-        chosen.append(entry)
-    return chosen
+            return by_worth[:number]
+    return by_worth[:]
 
 
 def _encode(entry: LastNotification) -> bytes:

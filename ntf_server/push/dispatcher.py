@@ -47,6 +47,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NONCE_SIZE = 24
+NONCES_DRAWN = 128
 PUSH_ID_SIZE = 16
 
 
@@ -99,7 +100,7 @@ class _Attempt(NamedTuple):
         return self.taken.job
 
     @property
-    def unsent(self) -> tuple[LastNotification, ...]:
+    def unsent(self) -> Sequence[LastNotification]:
         return self.composed.unsent if self.composed else ()
 
 
@@ -155,12 +156,20 @@ class Dispatcher:
         self._delivered_all = False
         self._work_limit: asyncio.Timeout | None = None
         self._timer: Timer | None = None
+        self._nonces: list[bytes] = []
         self._ended = asyncio.Event()
         self._ended.set()
 
     @property
     def jobs_in_memory(self) -> int:
         return len(self._scheduler)
+
+    def _nonce(self) -> bytes:
+        """Drawn many at a time: a system call per push would also hand the interpreter to other threads."""
+        if not self._nonces:
+            drawn = self._random(NONCE_SIZE * NONCES_DRAWN)
+            self._nonces = [drawn[i : i + NONCE_SIZE] for i in range(0, len(drawn), NONCE_SIZE)]
+        return self._nonces.pop()
 
     def _chance(self) -> float:
         return random_part(self._random)
@@ -353,7 +362,7 @@ class Dispatcher:
             self._finish(attempt, ())
 
     def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
-        nonce = self._random(NONCE_SIZE)
+        nonce = self._nonce()
         boxed = seal_push(token.dh_secret, nonce, composed.text, self._config.padding)
         push_id = _message_push_id(token, composed.entries)
         return _Attempt(taken, token, push_id, Message(nonce, boxed), composed, now)
@@ -361,7 +370,7 @@ class Dispatcher:
     def _urgent_attempt(self, taken: Taken, token: TokenRecord, now: float) -> _Attempt:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
-            nonce = self._random(NONCE_SIZE)
+            nonce = self._nonce()
             boxed = seal_push(token.dh_secret, nonce, token.code, self._config.padding)
             notification = Verification(nonce, boxed)
         if taken.attempts is not None and not taken.arrived:
@@ -460,8 +469,8 @@ class Dispatcher:
         lost = attempt.unsent
         if attempts.count < policy.max_attempts:
             oldest = self._clock.now() - policy.max_age
-            lost = tuple(entry for entry in attempt.unsent if entry.received_at < oldest)
-        if attempts.count >= policy.max_attempts or (lost and lost == attempt.unsent):
+            lost = [entry for entry in attempt.unsent if entry.received_at < oldest]
+        if attempts.count >= policy.max_attempts or (lost and len(lost) == len(attempt.unsent)):
             self._give_up(attempt, lost, "retried" if attempts.count >= policy.max_attempts else "expired")
             self._finish(attempt, lost)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def entry(number: int, *, sent: bool = False, host_size: int = 10) -> LastNotifi
     return LastNotification(SubKey(number), number, server, notifier_id, 1_700_000_000, b"n" * 24, b"m", sent)
 
 
-def numbers(entries: tuple[LastNotification, ...]) -> list[int]:
+def numbers(entries: Sequence[LastNotification]) -> list[int]:
     return [item.seq for item in entries]
 
 
@@ -53,7 +55,7 @@ def test_nothing_unsent_is_no_push_unless_repeating() -> None:
     assert compose(entries, ROOM).entries == ()
     repeated = compose(entries, ROOM, repeat_sent=True)
     assert numbers(repeated.entries) == [1, 2]
-    assert repeated.unsent == ()
+    assert repeated.unsent == []
     assert not repeated.more
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -59,7 +60,7 @@ class ModelStore:
     def unsent_tokens(self) -> list[TokenKey]:
         return sorted({key for (key, _), entry in self.entries.items() if not entry.sent})
 
-    def set_sent(self, token_key: TokenKey, sent: tuple[LastNotification, ...]) -> None:
+    def set_sent(self, token_key: TokenKey, sent: Sequence[LastNotification]) -> None:
         for entry in sent:
             stored = self.entries.get((token_key, entry.sub_key))
             if stored is not None and stored.seq == entry.seq:

@@ -1,0 +1,247 @@
+"""From a received NMSG to the request at the provider: store, dispatcher and APNs client together.
+
+Run: python -m bench.push_path [--client curl] [--delays 0 0.05] [--tokens 5000] [--rate 500] [--seconds 4]
+
+Three questions, each at every answer time of the fake push service:
+- burst: 100 tokens x 10 queues x 5 rounds at once; until every queue's newest notification was pushed
+- sustained: one notification for each of many tokens; pushes per second, CPU per push
+- latency: a steady rate of single notifications; from receiving one to the request that carries it
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.push_clients import cpu_time, make_key
+from ntf_server.clock import SystemClock
+from ntf_server.fake_push.program import FakePushProcess, fake_push_process
+from ntf_server.fake_push.server import wall_clock
+from ntf_server.journal import NullJournal
+from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
+from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
+from ntf_server.push.http2 import CurlHttp2
+from ntf_server.push.provider import PushNotification, PushProvider
+from protocol.addresses import SmpServer
+from protocol.device_token import ApnsToken, DeviceToken, Provider
+from protocol.encoding import EntityId
+from store.records import NewSubscription, NewToken, Notification, ServerKey
+from store.sqlite import SqliteStore
+
+ROUTER = SmpServer(("smp.example.com",), "", bytes(32))
+META = bytes(144)
+BLOCK = 80
+"NMSGs of one router block."
+BURST_TOKENS, BURST_QUEUES, BURST_ROUNDS = 100, 10, 5
+TIMEOUT = 120.0
+
+
+@dataclass
+class Timed:
+    """A provider that notes when it was asked for what."""
+
+    provider: PushProvider
+    requests: dict[bytes, float] = field(default_factory=dict)
+
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+        """See PushProvider."""
+        assert isinstance(token, ApnsToken)
+        self.requests[token.token] = time.monotonic()
+        await self.provider.deliver(token, notification, push_id)
+
+    async def close(self) -> None:
+        """See PushProvider."""
+        await self.provider.close()
+
+
+@dataclass
+class Side:
+    """A push side with a store of its own."""
+
+    store: SqliteStore
+    dispatcher: Dispatcher
+    timed: Timed
+
+    async def add_tokens(self, count: int, queues: int) -> tuple[ServerKey, list[list[EntityId]]]:
+        """The router's key and the notifier ids of each token, in the order of the tokens."""
+        rows = await asyncio.gather(*(self._add_token(number, queues) for number in range(count)))
+        return rows[0][0], [ids for _, ids in rows]
+
+    async def _add_token(self, number: int, queues: int) -> tuple[ServerKey, list[EntityId]]:
+        token = await self.store.create_token(
+            NewToken(
+                token_id=EntityId(os.urandom(24)),
+                device_token=ApnsToken(Provider.APNS_TEST, device_name(number)),
+                verify_key=os.urandom(44),
+                dh_private=os.urandom(32),
+                dh_secret=os.urandom(32),
+                code=os.urandom(32),
+                updated_on=0,
+            )
+        )
+        await self.store.activate_token(token.key, 0)
+        ids = [EntityId(os.urandom(24)) for _ in range(queues)]
+        created = await self.store.create_subscriptions(
+            [
+                NewSubscription(
+                    subscription_id=EntityId(os.urandom(24)),
+                    token_key=token.key,
+                    server=ROUTER,
+                    notifier_id=notifier_id,
+                    notifier_key=b"",
+                )
+                for notifier_id in ids
+            ]
+        )
+        assert created[0] is not None
+        return created[0].server_key, ids
+
+    async def receive(self, key: ServerKey, ids: Sequence[EntityId]) -> None:
+        """One block of NMSGs."""
+        received_at = time.monotonic()
+        block = [Notification(notifier_id, os.urandom(24), META) for notifier_id in ids]
+        stored = await self.store.add_notifications(key, block, received_at=int(wall_clock()))
+        tokens = [item.token_key for item in stored if item.token_key is not None]
+        await self.dispatcher.notify(tokens, received_at)
+
+    async def all_sent(self) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            while (await self.store.counts()).unsent_notifications:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+def device_name(number: int) -> bytes:
+    return b"%064x" % number
+
+
+@contextlib.asynccontextmanager
+async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncIterator[Side]:
+    """A fresh store and a running dispatcher."""
+    http = CurlHttp2()
+    options: dict[str, Any] = {"client": client}
+    config = ApnsConfig(
+        key_file=key,
+        key_id="KEY",
+        team_id="TEAM",
+        test_host=fake.host,
+        test_port=fake.port,
+        test_ca_file=fake.ca_file,
+        **options,
+    )
+    timed = Timed(ApnsProvider(config, make_apns_client(config, http), wall_clock))
+    with tempfile.TemporaryDirectory() as name:
+        store = SqliteStore(Path(name) / "ntf.db")
+        await store.open()
+        providers = {Provider.APNS_TEST: timed}
+        dispatcher = Dispatcher(
+            store,
+            providers,
+            DispatcherConfig(),
+            clock=SystemClock(),
+            random=os.urandom,
+            journal=NullJournal(),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dispatcher.run())
+            yield Side(store, dispatcher, timed)
+            await dispatcher.stop(10.0)
+        await timed.close()
+        await http.close()
+        await store.close()
+
+
+def blocks(ids: Sequence[EntityId]) -> list[Sequence[EntityId]]:
+    return [ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK)]
+
+
+async def burst(side: Side) -> str:
+    """All NMSGs at once."""
+    key, tokens = await side.add_tokens(BURST_TOKENS, BURST_QUEUES)
+    ids = [notifier_id for token in tokens for notifier_id in token]
+    started = time.perf_counter()
+    for _ in range(BURST_ROUNDS):
+        for block in blocks(ids):
+            await side.receive(key, block)
+    await side.all_sent()
+    return f"{time.perf_counter() - started:.2f} s"
+
+
+async def sustained(side: Side, count: int) -> str:
+    """Everything is stored already when the clock starts: only pushing is measured."""
+    key, tokens = await side.add_tokens(count, 1)
+    received = time.monotonic()
+    keys = []
+    for block in blocks([ids[0] for ids in tokens]):
+        notifications = [Notification(notifier_id, os.urandom(24), META) for notifier_id in block]
+        stored = await side.store.add_notifications(key, notifications, received_at=int(wall_clock()))
+        keys += [item.token_key for item in stored if item.token_key is not None]
+    started, cpu = time.perf_counter(), cpu_time()
+    await side.dispatcher.notify(keys, received)
+    await side.all_sent()
+    seconds, cpu = time.perf_counter() - started, cpu_time() - cpu
+    return f"{count / seconds:.0f} pushes/s, {cpu / count * 1e6:.0f} us CPU per push"
+
+
+async def latency(side: Side, rate: float, seconds: float) -> str:
+    """Single notifications, each for another token."""
+    count = int(rate * seconds)
+    key, tokens = await side.add_tokens(count, 1)
+    received: list[float] = []
+    started = time.monotonic()
+    for number, ids in enumerate(tokens):
+        await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
+        received.append(time.monotonic())
+        await side.receive(key, ids)
+    await side.all_sent()
+    delays = [side.timed.requests[device_name(number)] - at for number, at in enumerate(received)]
+    cuts = statistics.quantiles(delays, n=100)
+    return f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms"
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Answer all questions."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        key = make_key(folder)
+        async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
+            for delay in args.delays:
+                await fake.control(delay=delay)
+                async with push_side(fake, args.client, key) as side:
+                    print(f"{delay * 1000:.0f} ms: burst {await burst(side)}", flush=True)
+                async with push_side(fake, args.client, key) as side:
+                    print(f"{delay * 1000:.0f} ms: {await sustained(side, args.tokens)}", flush=True)
+                async with push_side(fake, args.client, key) as side:
+                    print(
+                        f"{delay * 1000:.0f} ms: {await latency(side, args.rate, args.seconds)}", flush=True
+                    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--client", choices=["curl", "aioapns"], default="curl")
+    parser.add_argument(
+        "--delays", nargs="+", type=float, default=[0.0, 0.05], help="answer times in seconds"
+    )
+    parser.add_argument("--tokens", type=int, default=5_000, help="tokens of the sustained run")
+    parser.add_argument(
+        "--rate", type=float, default=500.0, help="notifications per second of the steady run"
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of the steady run")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
