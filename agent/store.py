@@ -11,7 +11,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -77,13 +77,15 @@ class AgentStore:
                 raise StoreFailed(f"the state cannot be written: {error}") from None
 
     async def _transact(self, changes: Sequence[Change]) -> None:
-        await self._db.execute("BEGIN IMMEDIATE")
         try:
+            await self._db.execute("BEGIN IMMEDIATE")
             for sql, parameters in changes:
                 await self._db.execute(sql, parameters)
             await self._db.execute("COMMIT")
         except BaseException:
-            await self._db.execute("ROLLBACK")
+            # A cancelled caller cannot know how far the database's thread got: maybe there is nothing open.
+            with suppress(sqlite3.OperationalError):
+                await self._db.execute("ROLLBACK")
             raise
 
     async def _all(self, make: Callable[[Any], T], sql: str, *parameters: object) -> list[T]:

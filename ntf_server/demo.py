@@ -319,7 +319,7 @@ async def _burst(story: Story, world: Playground, phone: Agent, bob: Agent, send
     for message in received:
         story.step("read", f"“{message.body.decode()}”", f"queue {message.connection_id}")
     story.step(
-        "push", f"{handled - seen} for {len(received)} messages", "news that come close together share one"
+        "push", f"{handled - seen} for {len(received)} messages", "up to 6 queues share one"
     )
 
 

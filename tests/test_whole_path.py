@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from pathlib import Path
@@ -80,8 +81,6 @@ async def test_periodic_device_is_woken_without_a_word_about_queues(tmp_path: Pa
 
 
 def test_state_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    import asyncio
-
     async def make() -> list[Path]:
         async with open_agent(agent_config(tmp_path / "alice")) as alice:
             await alice.settled()
