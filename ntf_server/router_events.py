@@ -80,7 +80,9 @@ class Notifications:
         lost = sum(entry.token_key is None for entry in stored)
         if lost:
             WITHOUT_TOKEN.inc(lost)
-            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=lost)
+            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=lost, error="NO_TOKEN")
+        if lost < len(stored):
+            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=len(stored) - lost)
 
 
 async def patiently(write: Callable[[], Awaitable[R]], host: str) -> R:

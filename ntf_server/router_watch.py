@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import traceback
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -109,6 +110,7 @@ class RouterWatch:
 
     async def run(self) -> None:
         """Until there is nothing to subscribe here."""
+        self._session = None
         await self._agent.run()
 
     def subscribe(self, notifier_id: EntityId) -> None:
@@ -120,7 +122,7 @@ class RouterWatch:
         """These queues are no longer stored."""
         for notifier_id in notifier_ids:
             self.state.waiting.discard(notifier_id)
-        if self._session is not None and self._session.params.service is not None:
+        if self._login.service is not None:
             self.state.balance.given_up(notifier_ids)
         self.state.shrunk = True
         self.state.wake.set()
@@ -202,6 +204,8 @@ class RouterWatch:
                 self._take_leave()
         if changes:
             await patiently(lambda: self._set_statuses(changes), self.host)
+            counts = Counter(change.status.state for change in changes)
+            self.state.record_statuses(self._journal, counts)
             self.state.individual_queues = max(0, self.state.individual_queues - len(changes))
             self.state.shrunk = True
             self.state.wake.set()
@@ -221,13 +225,14 @@ class RouterWatch:
             self._work.end(EndSession("another instance took over", delay))
 
     async def failed(self, error: ClientError) -> float | None:
-        self._last_error = str(error) or type(error).__name__
+        problem = str(error) or type(error).__name__
         CONNECT_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, WrongIdentity):
             WRONG_IDENTITIES.inc()
             logger.error("%s: NOT the pinned router answers at this address: %s", self.host, error)
-        else:
-            logger.warning("%s: cannot connect: %s", self.host, self._last_error)
+        elif problem != self._last_error:  # once, not every few seconds for as long as it lasts
+            logger.warning("%s: cannot connect: %s", self.host, problem)
+        self._last_error = problem
         if isinstance(error, HandshakeFailed) and error.error == TE_BAD_SERVICE and self.service is not None:
             await patiently(self._login.refused_in_handshake, self.host)
             return self._config.first_delay

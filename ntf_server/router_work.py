@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ntf_server.clock import Clock
 from ntf_server.journal import EventSink
@@ -36,7 +38,7 @@ from store.records import QueueRow, ServerKey, StatusChange, SubKey
 logger = logging.getLogger(__name__)
 
 SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
-REFUSED = counter("smp_subscribe_errors", "Queues that a router refused", ["status"])
+REFUSED = counter("smp_subscribe_errors", "Queues that could not be subscribed", ["status"])
 DRIFTS = counter("smp_service_drifts", "Times a router had another set of queues than this server")
 DRIFTED_QUEUES = counter(
     "smp_service_drifted_queues", "Difference in the number of queues, when sets differed"
@@ -73,6 +75,21 @@ class RouterState:
         self.is_subscribed = False
         "Everything that was stored at the start of the session has been asked for."
 
+    def record_statuses(self, journal: EventSink, counts: Mapping[SubState, int]) -> None:
+        """Note in the journal how many queues got which status."""
+        for status, count in counts.items():
+            journal.record(
+                JournalEvent.SUB_STATUS_CHANGED, server=self.host, status_to=status.value, count=count
+            )
+
+
+class ServiceCheck(NamedTuple):
+    """The answer to NSUBS."""
+
+    balance: Balance
+    ours: QueueSet
+    routers: QueueSet
+
 
 class SessionWork:
     """What a daemon does in one session. `run` ends with `EndSession`, `StoreError` or by cancellation."""
@@ -98,6 +115,7 @@ class SessionWork:
         self._verified_at = clock.monotonic()
         service = session.params.service
         self._service_id = None if service is None else service.service_id
+        self._retry_at: int | None = None
         self._ending: EndSession | None = None
 
     async def run(self) -> None:
@@ -107,12 +125,12 @@ class SessionWork:
         state.individual_queues = state.service_queues = 0
         record = await self._store.server(state.key)
         await self._login.adopt(record, self._session.params.service)
-        balance = Balance.EQUAL
+        agrees = True
         if self._service_id is not None and self._service_id == record.service_id and record.associated_count:
-            balance, _, _ = await self._subscribe_service()
+            agrees = await self._service_agrees()
         await self._sweep(associated=False)
         state.is_subscribed = True
-        if balance is Balance.DRIFTED:
+        if not agrees:
             await self._heal()
         await self._keep()
 
@@ -127,8 +145,12 @@ class SessionWork:
 
     # The service as a whole
 
-    async def _subscribe_service(self) -> tuple[Balance, QueueSet, QueueSet]:
-        """NSUBS; how our set of queues compares with the router's, and both."""
+    async def _service_agrees(self) -> bool:
+        check = await self._subscribe_service()
+        return check is not None and check.balance is Balance.EQUAL
+
+    async def _subscribe_service(self) -> ServiceCheck | None:
+        """NSUBS, and how our set of queues compares with the router's; None if it is refused."""
         state = self._state
         record = await self._store.server(state.key)
         ours = QueueSet(record.associated_count, record.associated_hash)
@@ -137,38 +159,44 @@ class SessionWork:
         if not isinstance(answer, Soks):
             if await self._login.reset():
                 raise EndSession("the router refuses the service subscription", self._config.first_delay)
-            return Balance.DRIFTED, ours, QueueSet(0)
+            return None
         routers = answer.queues
         await self._store.set_service_subscribed(state.key)
         state.service_queues = ours.count
         self._journal.record(
             JournalEvent.SMP_SERVICE_SUBSCRIBED, server=state.host, count=routers.count, total=ours.count
         )
-        return state.balance.compare(ours, routers), ours, routers
+        return ServiceCheck(state.balance.compare(ours, routers), ours, routers)
 
     async def _heal(self) -> None:
         """Bind every associated queue again, one by one, if the router's set still differs."""
-        balance, ours, before = await self._subscribe_service()
-        if balance is Balance.EQUAL:
-            return
-        state = self._state
+        before = await self._subscribe_service()
+        if before is not None:
+            if before.balance is Balance.EQUAL:
+                return
+            self._report_drift(before)
         started = self._clock.monotonic()
-        drift = abs(before.count - ours.count)
-        DRIFTS.inc()
-        DRIFTED_QUEUES.inc(drift)
-        logger.warning("%s has %d queues of this service instead of %d", state.host, before.count, ours.count)
-        self._journal.record(JournalEvent.SMP_DRIFT, server=state.host, count=ours.count, total=before.count)
         await self._sweep(associated=True)
-        balance, ours, after = await self._subscribe_service()
-        if balance is Balance.DRIFTED:
-            state.balance.settle(ours, after)
-        healed = max(0, after.count - before.count)
+        after = await self._subscribe_service()
+        if before is None or after is None:
+            return
+        if after.balance is Balance.DRIFTED:
+            self._state.balance.settle(after.ours, after.routers)
+        self._report_healed(after, after.routers.count - before.routers.count, started)
+
+    def _report_drift(self, check: ServiceCheck) -> None:
+        host, ours, routers = self._state.host, check.ours.count, check.routers.count
+        DRIFTS.inc()
+        DRIFTED_QUEUES.inc(abs(routers - ours))
+        logger.warning("%s has %d queues of this service instead of %d", host, routers, ours)
+        self._journal.record(JournalEvent.SMP_DRIFT, server=host, count=ours, total=routers)
+
+    def _report_healed(self, check: ServiceCheck, gained: int, started: float) -> None:
+        host, healed = self._state.host, max(0, gained)
+        took = int((self._clock.monotonic() - started) * 1_000_000)
         HEALED.inc(healed)
-        took = self._clock.monotonic() - started
-        logger.info("%s has %d queues of this service again, %d more", state.host, after.count, healed)
-        self._journal.record(
-            JournalEvent.SMP_HEALED, server=state.host, count=healed, latency_us=int(took * 1_000_000)
-        )
+        logger.info("%s has %d queues of this service again, %d more", host, check.routers.count, healed)
+        self._journal.record(JournalEvent.SMP_HEALED, server=host, count=healed, latency_us=took)
 
     # Queues one by one
 
@@ -193,8 +221,7 @@ class SessionWork:
             if await self._subscribe_waiting() or await self._subscribe_due():
                 continue
             if self._is_verification_due():
-                balance, _, _ = await self._subscribe_service()
-                if balance is Balance.DRIFTED:
+                if not await self._service_agrees():
                     await self._heal()
                 continue
             await self._check_needed()
@@ -215,9 +242,12 @@ class SessionWork:
     async def _subscribe_due(self) -> bool:
         """Queues that failed some time ago; False if none is due."""
         now = int(self._clock.now())
+        self._retry_at = await self._store.next_retry(self._state.key)
+        if self._retry_at is None or self._retry_at > now:
+            return False
         rows = await self._store.due_retries(self._state.key, now, self._config.batch_size)
         await self._subscribe(rows)
-        return bool(rows)
+        return True
 
     async def _subscribe(self, rows: Sequence[QueueRow]) -> None:
         self._check_ending()
@@ -250,7 +280,9 @@ class SessionWork:
             await self._store.set_subscribed(state.key, outcomes.associated, service_id=self._service_id)
         if outcomes.individual:
             await self._store.set_subscribed(state.key, outcomes.individual, service_id=None)
-        SUBSCRIBED.inc(len(outcomes.associated) + len(outcomes.individual))
+        if subscribed := len(outcomes.associated) + len(outcomes.individual):
+            SUBSCRIBED.inc(subscribed)
+            state.record_statuses(self._journal, {SubState.ACTIVE: subscribed})
         state.individual_queues += len(outcomes.individual)
         retry_at = self._clock.monotonic() + self._config.unanswered_delay
         state.waiting.add_later(outcomes.unanswered, retry_at)
@@ -266,10 +298,11 @@ class SessionWork:
     async def _set_statuses(self, changes: Sequence[tuple[EntityId, SubStatus]]) -> None:
         if not changes:
             return
-        for _, status in changes:
-            if status is not PENDING:
-                REFUSED.labels(status.state).inc()
-                self._state.shrunk = True
+        counts = Counter(status.state for _, status in changes if status is not PENDING)
+        for kind, count in counts.items():
+            REFUSED.labels(kind).inc(count)
+            self._state.shrunk = True
+        self._state.record_statuses(self._journal, counts)
         await self._store.set_statuses(
             self._state.key, [StatusChange(*change) for change in changes], now=int(self._clock.now())
         )
@@ -301,8 +334,8 @@ class SessionWork:
         delay = self._config.longest_rest
         if (later := self._state.waiting.next_at()) is not None:
             delay = min(delay, later - self._clock.monotonic())
-        if (retry := await self._store.next_retry(self._state.key)) is not None:
-            delay = min(delay, retry - self._clock.now())
+        if self._retry_at is not None:
+            delay = min(delay, self._retry_at - self._clock.now())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(delay, 0)):
                 await self._state.wake.wait()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from OpenSSL import SSL
-from python_socks import ProxyError
+from python_socks import ProxyError, parse_proxy_url
 from python_socks.async_.asyncio import Proxy
 
 from protocol.addresses import NtfServer, SmpServer
@@ -75,6 +75,8 @@ class Dialer:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._config = config or NetworkConfig()
+        if self._config.socks_proxy is not None:
+            parse_proxy_url(self._config.socks_proxy)  # a ValueError now, not at the first connection
         self._resolve = resolver or SystemResolver()
         self._now = now
 
@@ -110,10 +112,12 @@ class Dialer:
             return await connect(
                 host, port, context=context, identity=identity, now=self._now, sock=sock, timeout=timeout
             )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         addresses = await self._resolve(host.strip("[]"))
         failure: Exception = OSError(f"{host} has no address")
         for index, address in enumerate(addresses):
-            share = timeout / (len(addresses) - index)
+            share = (deadline - loop.time()) / (len(addresses) - index)
             try:
                 return await connect(
                     address, port, context=context, identity=identity, now=self._now, timeout=share

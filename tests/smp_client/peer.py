@@ -11,7 +11,7 @@ from protocol.addresses import SmpServer
 from protocol.connection import Block, Connection, Outgoing, Received
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
-from protocol.smp_handshake import SmpServerHandshake
+from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
@@ -60,7 +60,11 @@ def make_identity(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> Credentials
 
 @asynccontextmanager
 async def scripted_router(
-    script: Script, *, versions: VersionRange = SMP_VERSIONS, identity: Credentials | None = None
+    script: Script,
+    *,
+    versions: VersionRange = SMP_VERSIONS,
+    identity: Credentials | None = None,
+    service_id: Callable[[bytes, ServiceRole], EntityId] = lambda fingerprint, _: EntityId(fingerprint[:24]),
 ) -> AsyncIterator[SmpServer]:
     """Runs `script` for each client that finished its handshake; gives the router's address."""
     credentials = identity or make_identity()
@@ -72,7 +76,7 @@ async def scripted_router(
             credentials.signing_key,
             X25519PrivateKey(os.urandom(32)),
             client_chain=stream.peer_chain,
-            service_id=lambda fingerprint, _: EntityId(fingerprint[:24]),
+            service_id=service_id,
             versions=versions,
         )
         connection = Connection(handshake, SMP_COMMANDS, SMP_MESSAGES, checks_credentials=True)

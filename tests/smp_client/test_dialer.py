@@ -171,3 +171,8 @@ async def test_no_proxy_there() -> None:
     config = NetworkConfig(socks_proxy="socks5://127.0.0.1:1")
     with pytest.raises(ConnectFailed):
         await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)
+
+
+def test_a_proxy_that_is_none() -> None:
+    with pytest.raises(ValueError):
+        Dialer(NetworkConfig(socks_proxy="gopher://127.0.0.1"))

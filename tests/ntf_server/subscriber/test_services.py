@@ -11,8 +11,9 @@ import pytest
 from ntf_server.router_work import HEALED
 from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
 from protocol.encoding import EntityId
-from protocol.errors import SERVICE
+from protocol.errors import SERVICE, TE_BAD_SERVICE, HandshakeError
 from protocol.ids_hash import ids_hash
+from protocol.smp_handshake import ServiceRole
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_router.load import LoadQueue
@@ -21,6 +22,8 @@ from store.journal_schema import JournalEvent
 from store.records import LiveQueue, ServerKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from tests.smp_client.peer import scripted_router
+from tests.smp_client.test_session import accept_all
 
 
 def notifier_ids(queues: list[LoadQueue]) -> list[EntityId]:
@@ -210,6 +213,40 @@ async def test_services_no_longer_supported(daemon: Daemon) -> None:
         async with Router.start(port=port, state=state) as router:
             await until(lambda: daemon.status().service and daemon.count(SubState.ACTIVE) == 5)
             await assert_associated(daemon, key, queues)
+
+
+async def test_a_router_that_lets_no_service_in(daemon: Daemon) -> None:
+    """Once with fresh credentials, then without any."""
+    refused: set[bytes] = set()
+
+    def refuse(fingerprint: bytes, _: ServiceRole) -> EntityId:
+        refused.add(fingerprint)
+        raise HandshakeError(TE_BAD_SERVICE)
+
+    async with scripted_router(accept_all, service_id=refuse) as server, daemon.running():
+        async with Router.start() as elsewhere:
+            queues = elsewhere.load.create_queues(3)
+        await daemon.add(server, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 3)
+        assert len(refused) == 2
+        assert not daemon.status().service
+
+
+async def test_service_subscription_refused_again_means_queue_by_queue(daemon: Daemon) -> None:
+    """Fresh credentials were made lately, so they are kept; the queues are subscribed one by one."""
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        router.faults.answer_errors("NSUBS", SERVICE)
+        resets = SERVICE_RESETS._value.get()
+        for _ in range(2):
+            router.faults.drop_connections()
+            await until(lambda: daemon.count(SubState.INACTIVE) == 10)
+            await until(lambda: len(router.subscribed_notifiers()) == 10)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        assert SERVICE_RESETS._value.get() == resets + 1
+        assert not drift_events(daemon)
 
 
 async def test_credentials_are_stored_before_they_are_used(daemon: Daemon) -> None:
