@@ -90,7 +90,8 @@ class _State(Enum):
 class _Lane:
     """Jobs of one provider and class, first come, first served."""
 
-    provider: Provider | None
+    lanes: _ProviderLanes | None
+    "Whose it is; None: jobs of tokens whose provider is not known yet."
     limit: int
     queue: deque[_Entry] = field(default_factory=deque)
     taken: int = 0
@@ -117,9 +118,10 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class _ProviderLanes:
+    provider: Provider
     breaker: CircuitBreaker
-    messages: _Lane
-    urgent: _Lane
+    messages: _Lane = field(init=False)
+    urgent: _Lane = field(init=False)
     probe: Job | None = None
     candidates: dict[Job, None] = field(default_factory=dict)
     "Messages that may serve as the next probe."
@@ -152,8 +154,8 @@ class PushScheduler:
         self._settings = settings
         self._breaker_settings = breaker
         self._random = random
-        self._messages: dict[Job, _Entry] = {}
-        self._urgent: dict[Job, _Entry] = {}
+        self._entries: dict[Job, _Entry] = {}
+        self._urgent_entries = 0
         self._providers: dict[Provider, _ProviderLanes] = {}
         self._provider_of: dict[TokenKey, Provider] = {}
         self._unknown = _Lane(None, settings.load_batch)
@@ -168,7 +170,7 @@ class PushScheduler:
     def __len__(self) -> int:
         """Jobs in memory, in whatever state."""
         parked = sum(len(lanes.parked) for lanes in self._providers.values())
-        return len(self._messages) + len(self._urgent) + parked
+        return len(self._entries) + parked
 
     @property
     def queue_length(self) -> int:
@@ -187,8 +189,7 @@ class PushScheduler:
 
     def add(self, job: Job, since: float | None) -> Added:
         """There is a reason to push, since `since`; None: the store says so, nothing new came."""
-        entries = self._entries(job)
-        entry = entries.get(job)
+        entry = self._entries.get(job)
         if entry is not None:
             if since is not None:
                 entry.arrivals += 1
@@ -201,7 +202,7 @@ class PushScheduler:
             lanes = self._lanes(provider)
             if not lanes.breaker.is_closed:
                 return self._park(lanes, job, since)
-        if len(entries) >= (self._settings.max_urgent if job.urgent else self._settings.max_tokens):
+        if self._is_full(job):
             return Added.FULL
         self._enqueue(job, since)
         return Added.QUEUED
@@ -251,9 +252,9 @@ class PushScheduler:
     def may_start(self, taken: Taken, provider: Provider, now: float) -> bool:
         """The store told the provider of a job that was taken. False: its turn there is yet to come."""
         job = taken.job
-        entry = self._entries(job)[job]
+        entry = self._entries[job]
         entry.started = now
-        if entry.lane.provider is provider:
+        if entry.lane.lanes is not None and entry.lane.lanes.provider is provider:
             return True
         self._remember(job.token_key, provider)
         self._release(entry, now)
@@ -275,7 +276,7 @@ class PushScheduler:
 
     def idle(self, job: Job, now: float) -> None:
         """There was nothing to push, or the token is gone."""
-        entry = self._entries(job)[job]
+        entry = self._entries[job]
         self._release(entry, now)
         if entry.arrivals:
             self._queue(entry)
@@ -285,8 +286,8 @@ class PushScheduler:
     def answered(self, job: Job, now: float) -> bool:
         """The provider gave an answer: the job leaves its place, but stays taken until the outcome is stored.
         True if another job waits for the place."""
-        entry = self._entries(job)[job]
-        lanes = self._lanes_of(entry)
+        entry = self._entries[job]
+        lanes = _lanes_of(entry)
         if lanes.probe == job:
             lanes.probe = None
             self._close(lanes, now)
@@ -298,8 +299,8 @@ class PushScheduler:
     def unreachable(self, job: Job, now: float, after: float | None) -> bool:
         """The provider failed as a whole. True: end the job with `retry` or `finished`; False: the provider
         is down, and the job comes back by itself when it is up again."""
-        entry = self._entries(job)[job]
-        lanes = self._lanes_of(entry)
+        entry = self._entries[job]
+        lanes = _lanes_of(entry)
         if lanes.probe == job:
             lanes.probe = None
             lanes.breaker.probe_failed(now, after)
@@ -314,7 +315,7 @@ class PushScheduler:
 
     def finished(self, job: Job, now: float, *, more: bool) -> None:
         """The outcome is stored. `more`: unsent entries are left, and another push follows at once."""
-        entry = self._entries(job)[job]
+        entry = self._entries[job]
         entry.attempts = None
         rests_until = entry.started + self._settings.interval
         if more:
@@ -328,7 +329,7 @@ class PushScheduler:
 
     def retry(self, job: Job, attempts: Attempts, at: float) -> None:
         """The token is to be tried again; whatever arrives until then joins."""
-        entry = self._entries(job)[job]
+        entry = self._entries[job]
         if self._retrying >= self._settings.max_waiting and not job.urgent:
             self._forget(entry)
             self.want_sweep(at)
@@ -339,8 +340,10 @@ class PushScheduler:
 
     # Entries
 
-    def _entries(self, job: Job) -> dict[Job, _Entry]:
-        return self._urgent if job.urgent else self._messages
+    def _is_full(self, job: Job) -> bool:
+        if job.urgent:
+            return self._urgent_entries >= self._settings.max_urgent
+        return len(self._entries) - self._urgent_entries >= self._settings.max_tokens
 
     def _enqueue(self, job: Job, since: float | None) -> None:
         provider = self._provider_of.get(job.token_key)
@@ -348,12 +351,15 @@ class PushScheduler:
             lane = self._lanes(provider).lane(job)
         else:
             lane = self._unknown_urgent if job.urgent else self._unknown
-        entry = _Entry(job, lane, arrivals=since is not None, since=since)
-        self._entries(job)[job] = entry
+        self._create(job, lane, since)
+
+    def _create(self, job: Job, lane: _Lane, since: float | None) -> None:
+        entry = self._entries[job] = _Entry(job, lane, arrivals=since is not None, since=since)
+        self._urgent_entries += job.urgent
         lane.queue.append(entry)
 
     def _queue(self, entry: _Entry) -> None:
-        lanes = self._providers.get(entry.lane.provider) if entry.lane.provider is not None else None
+        lanes = entry.lane.lanes
         if lanes is not None and not lanes.breaker.is_closed:
             self._forget(entry)
             self._park(lanes, entry.job, entry.since)
@@ -389,24 +395,19 @@ class PushScheduler:
                 self._forget(entry)
 
     def _forget(self, entry: _Entry) -> None:
-        del self._entries(entry.job)[entry.job]
+        del self._entries[entry.job]
+        self._urgent_entries -= entry.job.urgent
 
     # Providers
 
     def _lanes(self, provider: Provider) -> _ProviderLanes:
         lanes = self._providers.get(provider)
         if lanes is None:
-            settings = self._settings
-            lanes = self._providers[provider] = _ProviderLanes(
-                CircuitBreaker(self._breaker_settings, self._random),
-                messages=_Lane(provider, settings.concurrency),
-                urgent=_Lane(provider, settings.urgent_concurrency),
-            )
+            breaker = CircuitBreaker(self._breaker_settings, self._random)
+            lanes = self._providers[provider] = _ProviderLanes(provider, breaker)
+            lanes.messages = _Lane(lanes, self._settings.concurrency)
+            lanes.urgent = _Lane(lanes, self._settings.urgent_concurrency)
         return lanes
-
-    def _lanes_of(self, entry: _Entry) -> _ProviderLanes:
-        assert entry.lane.provider is not None, "started jobs have a provider"
-        return self._lanes(entry.lane.provider)
 
     def _all_lanes(self) -> list[_Lane]:
         """Urgent ones first."""
@@ -428,10 +429,9 @@ class PushScheduler:
         if entry.holds_place:
             entry.holds_place = False
             entry.lane.taken -= 1
-        if entry.lane.provider is not None:
-            lanes = self._lanes(entry.lane.provider)
-            if lanes.probe == entry.job:  # it told nothing about the provider
-                self._next_probe(lanes, now)
+        lanes = entry.lane.lanes
+        if lanes is not None and lanes.probe == entry.job:  # it told nothing about the provider
+            self._next_probe(lanes, now)
 
     def _park(self, lanes: _ProviderLanes, job: Job, since: float | None) -> Added:
         """Send a job away until the provider is up again."""
@@ -463,17 +463,11 @@ class PushScheduler:
         for candidates in (lanes.parked, lanes.candidates):
             for job in list(candidates):
                 since = candidates.pop(job)
-                if job not in self._entries(job):
+                if job not in self._entries:
                     lanes.probe = job
-                    self._enqueue_probe(lanes, job, since)
+                    self._create(job, lanes.lane(job), since)
                     return
         self._close(lanes, now)
-
-    def _enqueue_probe(self, lanes: _ProviderLanes, job: Job, since: float | None) -> None:
-        lane = lanes.lane(job)
-        entry = _Entry(job, lane, arrivals=since is not None, since=since)
-        self._entries(job)[job] = entry
-        lane.queue.append(entry)
 
     def _close(self, lanes: _ProviderLanes, now: float) -> None:
         """The provider is up: bring back what was sent away."""
@@ -481,8 +475,13 @@ class PushScheduler:
         lanes.candidates.clear()
         parked, lanes.parked = lanes.parked, {}
         for job, since in parked.items():
-            if job not in self._entries(job):
+            if job not in self._entries:
                 self._enqueue(job, since)
         if lanes.backlog:
             lanes.backlog = False
             self.want_sweep(now)
+
+
+def _lanes_of(entry: _Entry) -> _ProviderLanes:
+    assert entry.lane.lanes is not None, "a job that was started has a provider"
+    return entry.lane.lanes
