@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,19 +87,25 @@ class SqliteSource:
         """See `SnapshotSource.tables`."""
         if not self._path.is_file():
             raise SnapshotError(f"no such file: {self._path}")
-        try:
-            uri = f"file:{quote(str(self._path.absolute()))}?mode=ro"
-            with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as db:
-                db.execute("BEGIN")
-                for name, query in self.QUERIES.items():
-                    yield name, self._rows(db, name, query)
-        except sqlite3.Error as error:
-            raise SnapshotError(f"cannot read {self._path}: {error}") from error
+        uri = f"file:{quote(str(self._path.absolute()))}?mode=ro"
+        with self._explained(), closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as db:
+            db.isolation_level = None
+            db.execute("BEGIN")
+            for name, query in self.QUERIES.items():
+                yield name, self._rows(db, name, query)
 
     def _rows(self, db: sqlite3.Connection, name: str, query: str) -> Rows:
         at = self.HOSTS_AT.get(name)
-        for row in db.execute(query):
-            yield row if at is None else [*row[:at], row[at].split(",")[0], *row[at + 1 :]]
+        with self._explained():
+            for row in db.execute(query):
+                yield row if at is None else [*row[:at], row[at].split(",")[0], *row[at + 1 :]]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise SnapshotError(f"cannot read {self._path}: {error}") from error
 
 
 @dataclass(frozen=True)

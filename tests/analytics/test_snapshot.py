@@ -29,6 +29,7 @@ def database(tmp_path: Path) -> Path:
     path = tmp_path / "ntf.db"
     migrate(path)
     with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA journal_mode = WAL")  # as the daemon does
         for key, hosts in ((1, "a.example,onion"), (2, "b.example")):
             db.execute(
                 "INSERT INTO smp_servers (server_key, hosts, port, key_hash, service_id, associated_count)"
@@ -37,14 +38,14 @@ def database(tmp_path: Path) -> Path:
             )
         for key, (token_id, (provider, status)) in enumerate(TOKENS.items(), 1):
             db.execute(
-                "INSERT INTO tokens (token_key, token_id, device_token, verify_key, dh_private, dh_secret, code,"
-                " status, updated_on) VALUES (?, ?, ?, x'', x'', x'', x'', ?, ?)",
+                "INSERT INTO tokens (token_key, token_id, device_token, verify_key, dh_private, dh_secret,"
+                " code, status, updated_on) VALUES (?, ?, ?, x'', x'', x'', x'', ?, ?)",
                 (key, token_id, provider.encode() + b"\x05secret", status, 1_767_571_200),
             )
         for sub_id, (token, server, state) in SUBS.items():
             db.execute(
-                "INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, notifier_key,"
-                " state, associated) VALUES (?, ?, ?, ?, x'', ?, ?)",
+                "INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id,"
+                " notifier_key, state, associated) VALUES (?, ?, ?, ?, x'', ?, ?)",
                 (sub_id, token, server, sub_id, state, server == 1),
             )
     return path
