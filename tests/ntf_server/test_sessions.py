@@ -17,7 +17,7 @@ from protocol.blocks import pad
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY
 from protocol.errors import QUOTA, ErrorType, store_error
-from protocol.ntf_commands import Err, IdTkn, Ping, Pong, Tchk, Tkn
+from protocol.ntf_commands import Err, IdTkn, NtfCommand, Ping, Pong, Tchk, Tkn
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.statuses import TokenStatus
 from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE
@@ -159,7 +159,7 @@ async def test_shutdown_answers_what_was_asked(tmp_path: Path) -> None:
         client, idle = await NtfClient.open(app.address), await NtfClient.open(app.address)
         device = Device.make(null_token())
         with _locked(tmp_path):
-            asked = [Outgoing(builders.corr_id(1), NO_ENTITY, Ping())]
+            asked: list[Outgoing[NtfCommand]] = [Outgoing(builders.corr_id(1), NO_ENTITY, Ping())]
             asked.append(Outgoing(builders.corr_id(2), NO_ENTITY, device.tnew, device.key))
             client.stream.write(client.connection.send(asked))
             (answer,) = await client.receive(1)
