@@ -64,10 +64,10 @@ def init(folder: Path) -> None:
 @asynccontextmanager
 async def daemon(folder: Path) -> AsyncIterator[Daemon]:
     """The server in a process of its own, as an operator runs it."""
+    arguments = ("start", "--config-dir", str(folder / "c"), "--log-level", "error")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c"), "--log-level", "error"),
-        stdout=subprocess.PIPE, env=os.environ | ENV,
-    )  # fmt: skip
+        *(sys.executable, "-m", "ntf_server", *arguments), stdout=subprocess.PIPE, env=os.environ | ENV
+    )
     try:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()

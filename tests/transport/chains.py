@@ -111,5 +111,5 @@ async def receive_exactly(stream: TlsStream, size: int) -> bytes:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until `condition` holds."""
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - sockets close in their own time
+        while not condition():
             await asyncio.sleep(0.005)
