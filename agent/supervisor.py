@@ -129,6 +129,8 @@ class Supervisor:
         servers: set[Server] = set()
         for connection_id in connection_ids:
             before = known.get(connection_id)
+            if before is not None:
+                servers |= {before.smp_server, before.ntf_server}
             if command is Command.SMP_DELETE:
                 after = (
                     None if before is None else replace(before, action=SubAction.SMP_DELETE, due=self._now())

@@ -28,6 +28,8 @@ class LossyProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.lost = 0
+        self.commands = 0
+        "Blocks of commands that went through."
         self.refusing = False
 
     def lose(self, after: int = 0) -> None:
@@ -62,7 +64,8 @@ class LossyProxy:
             record = header + await reader.readexactly(size)
             if header[0] == APPLICATION_DATA and size >= SMALLEST_BLOCK:
                 blocks += 1
-                if blocks > 1 and self._is_next():  # the first is the handshake
+                self.commands += blocks > 1  # the first is the handshake
+                if blocks > 1 and self._is_next():
                     losing.set()
             writer.write(record)
             await writer.drain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,9 +26,23 @@ FAST = SupervisorConfig(first_retry=0.02, longest_retry=0.1)
 T = TypeVar("T")
 
 
-def agent_config(folder: Path, supervisor: SupervisorConfig = FAST, answer: float = 10.0) -> AgentConfig:
+class Clock:
+    """Real time, and jumps."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return datetime.now(UTC).timestamp() + self.ahead
+
+
+def agent_config(folder: Path, clock: Clock | None = None) -> AgentConfig:
     return AgentConfig(
-        folder=folder, connect_timeout=10.0, timing=SessionTiming(answer=answer), supervisor=supervisor
+        folder=folder,
+        connect_timeout=10.0,
+        timing=SessionTiming(answer=10.0),
+        supervisor=FAST,
+        now=clock or Clock(),
     )
 
 
