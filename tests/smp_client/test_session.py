@@ -30,7 +30,7 @@ from smp_client.requests import Request, SessionTiming
 from smp_client.session import Service, SmpSession, connect_smp
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
 from transport.certificates import make_service
-from transport.streams import serve
+from transport.streams import TlsStream, serve
 from transport.tls import server_context
 
 QUICK = SessionTiming(answer=0.4, ping_after=0.1, ping_limit=0.2)
@@ -317,3 +317,52 @@ async def test_a_session_is_no_longer_usable_after_the_with_block() -> None:
             pass
         with pytest.raises(SessionClosed):
             await session.request(EntityId(b"q"), Nsub(), new_key())
+
+
+async def test_a_router_that_reads_nothing_is_given_up() -> None:
+    async def deaf(peer: PeerSession) -> None:
+        peer.stream.read_limit = 0
+        while True:
+            peer.events(nmsgs(1))  # alive, as far as PING can tell
+            await asyncio.sleep(0.05)
+
+    requests: list[Request[SmpCommand]] = [
+        Request(EntityId(b"q"), Send(False, bytes(16_000))) for _ in range(2_000)
+    ]
+    async with (
+        scripted_router(deaf) as server,
+        await connect_smp(server, Dialer(), timing=QUICK) as session,
+        asyncio.timeout(10),
+    ):
+        answers = await session.request_many(requests)
+        assert {type(answer) for answer in answers} == {SessionClosed}
+
+
+async def test_a_failing_consumer_ends_the_session_and_is_heard_of() -> None:
+    async def script(peer: PeerSession) -> None:
+        peer.events(nmsgs(1))
+        await peer.receive()
+
+    async def on_events(_: list[Received[SmpMessage]]) -> None:
+        raise ArithmeticError
+
+    async with scripted_router(script) as server:
+        session = await connect_smp(server, Dialer(), on_events=on_events)
+        async with asyncio.timeout(5):
+            await session.wait_closed()
+        with pytest.raises(ArithmeticError):
+            await session.close()
+
+
+async def test_a_router_that_closes_in_the_handshake() -> None:
+    identity = make_identity()
+
+    async def leave(stream: TlsStream) -> None:
+        stream.close()
+
+    listener = await serve(leave, "127.0.0.1", 0, context=server_context(identity, [b"smp/1"]))
+    server = SmpServer(("127.0.0.1",), str(listener.port), identity.identity)
+    with pytest.raises(ClientError):
+        await connect_smp(server, Dialer())
+    listener.close()
+    await listener.wait_closed()

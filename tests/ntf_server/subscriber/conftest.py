@@ -21,9 +21,10 @@ from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import SUBSCRIBABLE, SubState
+from protocol.statuses import SubState
 from smp_client.dialer import Dialer
 from smp_router.load import LoadQueue
+from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, ServerKey, TokenKey
 from store.sqlite import SqliteStore
@@ -122,7 +123,12 @@ class Daemon:
                 task.cancel()
 
     async def add(
-        self, server: SmpServer, queues: Sequence[LoadQueue], *, hand_over: bool = True
+        self,
+        server: SmpServer,
+        queues: Sequence[LoadQueue],
+        *,
+        hand_over: bool = True,
+        notifier_key: bytes | None = None,
     ) -> ServerKey:
         """Store queues as SNEW does, and hand them to the subscriber."""
         if self.token_key is None:
@@ -135,7 +141,7 @@ class Daemon:
                         token_key=self.token_key,
                         server=server,
                         notifier_id=queue.notifier_id,
-                        notifier_key=queue.notifier_key.der,
+                        notifier_key=notifier_key or queue.notifier_key.der,
                     )
                 )
                 for queue in queues
@@ -148,8 +154,11 @@ class Daemon:
                 self.subscriber.subscribe(key, server, queue.notifier_id)
         return key
 
-    def subscribable(self) -> set[EntityId]:
-        return {notifier_id for notifier_id, state in self.states().items() if state in SUBSCRIBABLE}
+    async def see_drop(self, router: Router) -> None:
+        """Have the router drop its connections, and the daemon notice it."""
+        seen = self.journal.count(JournalEvent.SMP_DISCONNECTED)
+        router.faults.drop_connections()
+        await until(lambda: self.journal.count(JournalEvent.SMP_DISCONNECTED) > seen)
 
     def states(self) -> dict[EntityId, SubState]:
         """As they are in the file."""

@@ -12,6 +12,7 @@ import pytest
 from ntf_server.router_watch import WRONG_IDENTITIES
 from protocol.addresses import SmpServer
 from protocol.errors import AUTH, INTERNAL
+from protocol.smp_messages import End, Sok
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_client.dialer import Dialer
@@ -20,6 +21,7 @@ from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
 from store.records import LiveQueue
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from tests.smp_client.peer import PeerSession, scripted_router
 from transport.certificates import KeyAlgorithm, make_ca, make_online
 
 
@@ -84,6 +86,59 @@ async def test_refused_queues_are_auth_and_bad_keys_and_other_errors_err(plain_d
         await until(lambda: daemon.states()[failing.notifier_id] is SubState.ACTIVE)
 
 
+async def test_an_unusable_notifier_key_is_an_error_of_its_queue_only(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        good, broken = router.load.create_queues(2)
+        await daemon.add(router.address, [good])
+        await daemon.add(router.address, [broken], notifier_key=b"no key")
+        await until(lambda: daemon.states()[broken.notifier_id] is SubState.ERR)
+        await until(lambda: daemon.states()[good.notifier_id] is SubState.ACTIVE)
+
+
+async def test_single_queues_without_an_answer_are_asked_for_again(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    daemon.configure(replace(daemon.config, command_timeout=0.3, ping_interval=5.0))
+    silent_about: set[bytes] = set()
+
+    async def script(peer: PeerSession) -> None:
+        while commands := await peer.receive():
+            answered = [command for command in commands if command.entity_id not in silent_about]
+            silent_about.clear()
+            if answered:
+                peer.answer([(command.corr_id, command.entity_id, Sok()) for command in answered])
+
+    async with Router.start() as elsewhere:
+        queues = elsewhere.load.create_queues(3)
+    silent_about.add(queues[1].notifier_id)
+    async with scripted_router(script) as server:
+        await daemon.add(server, queues, hand_over=False)
+        async with daemon.running():
+            await until(lambda: daemon.count(SubState.ACTIVE) == 3)
+            assert daemon.journal.count(JournalEvent.SMP_CONNECTED) == 1
+
+
+async def test_an_end_that_overtakes_the_rest_of_its_batch_is_not_lost(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+
+    async def script(peer: PeerSession) -> None:
+        first, second = await peer.receive()
+        peer.answer([(first.corr_id, first.entity_id, Sok())])
+        peer.events([(first.entity_id, End())])
+        peer.events([(second.entity_id, End())])  # about an older subscription: its answer follows
+        peer.answer([(second.corr_id, second.entity_id, Sok())])
+        await peer.receive()
+
+    async with Router.start() as elsewhere:
+        queues = elsewhere.load.create_queues(2)
+    async with scripted_router(script) as server:
+        await daemon.add(server, queues, hand_over=False)
+        async with daemon.running():
+            await until(lambda: daemon.states()[queues[0].notifier_id] is SubState.END)
+            await until(lambda: daemon.states()[queues[1].notifier_id] is SubState.ACTIVE)
+            assert daemon.states()[queues[0].notifier_id] is SubState.END
+
+
 async def test_end_and_deld_of_the_current_session(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
     async with Router.start() as router, daemon.running():
@@ -119,10 +174,10 @@ async def test_dropped_connections(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
     async with Router.start() as router, daemon.running():
         await daemon.add(router.address, router.load.create_queues(5))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 5)
         for _ in range(3):
-            await until(lambda: len(router.subscribed_notifiers()) == 5)
-            router.faults.drop_connections()
-            await until(lambda: daemon.count(SubState.INACTIVE) == 5)
+            await daemon.see_drop(router)
+            await until(lambda: daemon.status().subscribed and len(router.subscribed_notifiers()) == 5)
         await until(lambda: daemon.count(SubState.ACTIVE) == 5)
         assert daemon.journal.count(JournalEvent.SMP_CONNECTED) == 4
 
@@ -216,8 +271,8 @@ async def test_certificate_rotated_under_the_same_identity(plain_daemon: Daemon)
         await until(lambda: len(router.subscribed_notifiers()) == 2)
 
 
-async def test_queues_without_an_answer_are_asked_for_again(plain_daemon: Daemon) -> None:
-    """A router that is slower than our patience, but not silent."""
+async def test_a_router_that_does_not_answer_nsub_is_connected_to_again(plain_daemon: Daemon) -> None:
+    """It is slower than our patience, but not silent."""
     daemon = plain_daemon
     daemon.configure(replace(QUICK, use_service_credentials=False, command_timeout=0.2, ping_interval=5.0))
     async with Router.start() as router, daemon.running():
@@ -226,8 +281,8 @@ async def test_queues_without_an_answer_are_asked_for_again(plain_daemon: Daemon
         router.faults.delay(0.5)
         (queue,) = router.load.create_queues(1)
         await daemon.add(router.address, [queue])
-        await asyncio.sleep(0.4)
-        assert daemon.states()[queue.notifier_id] in (SubState.PENDING, SubState.NEW)
+        await until(lambda: daemon.status().last_error == "the router does not answer NSUB")
+        assert daemon.states()[queue.notifier_id] is SubState.PENDING
         router.faults.delay(0)
         await until(lambda: daemon.count(SubState.ACTIVE) == 2)
 
@@ -299,6 +354,27 @@ async def test_a_store_that_fails_for_a_while_loses_no_notification(
         await until(lambda: daemon.count(SubState.ACTIVE) == 10)
         await router.load.emit(queues, 10)
         await until(lambda: daemon.unsent() == 10)
+        assert failures == 0
+
+
+async def test_a_store_that_fails_while_subscribing_costs_only_the_session(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = plain_daemon
+    real = daemon.store.set_subscribed
+    failures = 2
+
+    async def failing(*args: object, **kwargs: object) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreUnavailable("the disk is full") if failures else ValueError("a defect")
+        await real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(daemon.store, "set_subscribed", failing)
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(3))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 3)
         assert failures == 0
 
 

@@ -124,8 +124,7 @@ async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
         daemon.configure(QUICK)
         async with daemon.running():
             await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
-            router.faults.drop_connections()
-            await until(lambda: not daemon.status().connected)
+            await daemon.see_drop(router)
             await until(lambda: daemon.status().subscribed)
             assert len(drift_events(daemon)) == 1, "the same surplus was taken for drift again"
 
@@ -241,8 +240,7 @@ async def test_service_subscription_refused_again_means_queue_by_queue(daemon: D
         router.faults.answer_errors("NSUBS", SERVICE)
         resets = SERVICE_RESETS._value.get()
         for _ in range(2):
-            router.faults.drop_connections()
-            await until(lambda: daemon.count(SubState.INACTIVE) == 10)
+            await daemon.see_drop(router)
             await until(lambda: len(router.subscribed_notifiers()) == 10)
             await until(lambda: daemon.count(SubState.ACTIVE) == 10)
         assert SERVICE_RESETS._value.get() == resets + 1
