@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,12 +65,17 @@ def list_segments(spark: SparkSession, path: str) -> list[str]:
     """Paths of all closed segments under `path`."""
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
-        rows = reader.option("pathGlobFilter", SEGMENT_GLOB).load(path).select("path").collect()
+        files = reader.option("pathGlobFilter", SEGMENT_GLOB).load(path).inputFiles()
     except Exception as error:
         if "PATH_NOT_FOUND" in str(error):
             raise JournalNotFoundError(f"no such folder: {path}") from error
         raise
-    return sorted(row.path for row in rows)
+    return sorted(plain_path(unquote(file)) for file in files)
+
+
+def plain_path(path: str) -> str:
+    """A path in one of the two forms that Spark gives local ones."""
+    return re.sub("^file:/+", "file:/", path)
 
 
 def day_of(path: str) -> str | None:
@@ -85,6 +91,9 @@ def check_segments(spark: SparkSession, paths: Sequence[str]) -> Checked:
     contents = spark.read.format("binaryFile").load(list(paths)).select("path", "content")
     results = contents.rdd.mapPartitions(check_contents).collect()
     checked = Checked()
+    seen = {plain_path(segment.path) for segment in results}
+    # Spark passes over empty files without a word.
+    results += [Segment(path, error="the file is empty") for path in paths if plain_path(path) not in seen]
     for segment in sorted(results, key=lambda s: s.path):
         (checked.good if segment.error is None else checked.bad).append(segment)
     return checked

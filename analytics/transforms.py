@@ -167,7 +167,7 @@ def subscription_lives(events: DataFrame) -> DataFrame:
 def server_contacts(events: DataFrame) -> DataFrame:
     """Per server: its last disconnection, last service subscription and last sign of life, microseconds."""
     contact = is_event(E.SMP_CONNECTED, E.SMP_SERVICE_SUBSCRIBED, E.NTF_RECEIVED) | (
-        is_event(E.SUB_STATUS_CHANGED) & (F.col("status_to") == "ACTIVE")
+        is_event(E.SUB_CREATED, E.SUB_STATUS_CHANGED) & (F.col("status_to") == "ACTIVE")
     )
     return (
         events.where(F.col("server").isNotNull())

@@ -1,19 +1,22 @@
 """One Spark session for all tests, and short ways to make journals."""
 
+import functools
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from analytics.generator import Answers, Plan, write_journal
-from analytics.inputs import Inputs, Limits, Window
-from analytics.job import spark_session
+from analytics.inputs import DAY_US, Inputs, Limits, Window
+from analytics.job import REPORTS, spark_session
 from analytics.schema import EVENTS
+from analytics.segments import check_segments, list_segments, read_events
 from store.journal_schema import JournalEvent
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
@@ -76,13 +79,54 @@ def make_inputs(spark: SparkSession) -> MakeInputs:
     return make
 
 
-def collected(table: DataFrame) -> list[Row]:
-    """A table's rows as dictionaries, in order; times in microseconds."""
-    columns = [
+# Smaller than the defaults, so that a journal of some weeks has dead tokens and stale subscriptions.
+LIMITS = Limits(dead_token_days=5, never_active_days=2, inactive_days=3, unreachable_days=2)
+# Neither starts nor ends with a day, and leaves events before and after it.
+WINDOW = Window(START_US + 2 * DAY_US + 12_345_678, START_US + 22 * DAY_US + 3_600_000_001)
+
+Numbers = dict[str, list[Row]]
+
+
+def all_numbers(events: DataFrame) -> Numbers:
+    """Every table of every report, in one query: much of their work is the same."""
+    events = events.where(F.unix_micros("time") < WINDOW.end)
+    inputs = Inputs(events, events, WINDOW, LIMITS)
+    tables = {name: table for report in REPORTS.values() for name, table in report(inputs).items()}
+    texts = [
+        table.select(F.lit(name).alias("name"), F.to_json(F.struct(*plain_columns(table))).alias("row"))
+        for name, table in tables.items()
+    ]
+    numbers: Numbers = {name: [] for name in tables}
+    for name, text in functools.reduce(DataFrame.unionByName, texts).collect():
+        numbers[name].append({**dict.fromkeys(tables[name].columns), **json.loads(text)})
+    return {name: sorted(rows, key=str) for name, rows in numbers.items()}
+
+
+def read_journal(spark: SparkSession, folder: Path) -> tuple[DataFrame, int]:
+    """The events of a journal and how many of its segments are bad."""
+    checked = check_segments(spark, list_segments(spark, str(folder)))
+    return read_events(spark, checked.good), len(checked.bad)
+
+
+@pytest.fixture(scope="session")
+def numbers(spark: SparkSession, journal: tuple[Path, Answers]) -> Numbers:
+    """All numbers of the generated journal, from a single partition."""
+    events, bad = read_journal(spark, journal[0])
+    assert bad == 0
+    return all_numbers(events.coalesce(1))
+
+
+def plain_columns(table: DataFrame) -> list[Column]:
+    """A table's columns; times in microseconds."""
+    return [
         F.unix_micros(f.name).alias(f.name) if isinstance(f.dataType, TimestampType) else F.col(f.name)
         for f in table.schema.fields
     ]
-    return [row.asDict() for row in table.select(*columns).collect()]
+
+
+def collected(table: DataFrame) -> list[Row]:
+    """A table's rows as dictionaries, in order; times in microseconds."""
+    return [row.asDict() for row in table.select(*plain_columns(table)).collect()]
 
 
 def at(seconds: float) -> int:

@@ -43,7 +43,7 @@ CREATE TEMP TABLE contacts AS
 SELECT server, max(us) FILTER (event = 'smp_disconnected') AS lost_us,
        max(us) FILTER (event = 'smp_service_subscribed') AS service_us,
        max(us) FILTER (event IN ('smp_connected', 'smp_service_subscribed', 'ntf_received')
-                       OR (event = 'sub_status_changed' AND status_to = 'ACTIVE')) AS contact_us,
+                       OR (starts_with(event, 'sub_') AND status_to = 'ACTIVE')) AS contact_us,
        min(us) AS first_us
 FROM ev WHERE server IS NOT NULL GROUP BY server;
 
