@@ -11,6 +11,8 @@ import pytest
 from ntf_server.clock import SystemClock
 from ntf_server.fake_push.faults import Fault
 from ntf_server.push.dispatcher import DispatcherConfig
+from protocol.addresses import SmpServer
+from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
 from tests.ntf_server.dispatch.clock import SimulatedClock
@@ -68,8 +70,8 @@ async def test_verification_confirms_and_carries_the_code(world: World) -> None:
     device = await world.add_device(active=False)
     await world.dispatcher.verify(device.key)
     await until(lambda: world.opened(device, "verification") == [device.code])
-    await until(lambda: status_is(world, device, TokenStatus.CONFIRMED))
-    assert world.journal.of(JournalEvent.TOKEN_CONFIRMED)
+    await until(lambda: bool(world.journal.of(JournalEvent.TOKEN_CONFIRMED)))
+    assert await world.status(device) is TokenStatus.CONFIRMED
 
 
 async def test_verification_of_an_active_token_changes_nothing(world: World) -> None:
@@ -102,6 +104,7 @@ async def test_bad_tokens_become_invalid_and_others_are_not_disturbed(
     await until(lambda: status_is(world, bad, expected))
     await until(lambda: len(world.lists(good)) == 1)
     assert await world.status(good) is TokenStatus.ACTIVE
+    await until(lambda: bool(world.journal.of(JournalEvent.TOKEN_INVALID)))
     (event,) = world.journal.of(JournalEvent.TOKEN_INVALID)
     assert event["token"] == bad.token_id
 
@@ -190,6 +193,49 @@ async def test_a_refused_push_is_given_up_and_the_next_one_goes(
     clock.advance(10)
     await world.receive(device.queues[0])
     await until(lambda: len(world.lists(device)) == 1)
+
+
+async def test_an_entry_too_long_for_any_push_is_dropped_and_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = await world.add_device(queues=1)
+    await world.add_queue(device, SmpServer(tuple(f"{n}.{'h' * 200}" for n in range(20)), "", b"k" * 32))
+    await world.receive(device.queues[1])
+    await until(lambda: unsent_is(world, 0))
+    assert world.fake.requests == 0
+    assert "too long" in caplog.text
+    await world.receive(device.queues[0])
+    await until(lambda: len(world.lists(device)) == 1)
+
+
+async def test_a_provider_that_never_ends_is_cut_off(tmp_path: Path, clock: SimulatedClock) -> None:
+    async with (
+        make_world(
+            tmp_path,
+            clock,
+            DispatcherConfig(deadline=0.2),
+            call_later=clock.call_later,
+            provider={"response_timeout": 600.0},
+        ) as world,
+        running(world.dispatcher),
+    ):
+        world.fake.add_fault(Fault(action="silence", count=1))
+        device = await world.add_device(queues=1)
+        await world.receive(device.queues[0])
+        await until(lambda: bool(world.journal.of(JournalEvent.PUSH_RETRIED)))
+        clock.advance(60)
+        await until(lambda: len(world.lists(device)) == 1)
+
+
+async def test_a_provider_that_is_not_set_up_refuses(
+    slow_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = await slow_world.add_device(active=False)
+    null = ApnsToken(Provider.APNS_NULL, b"00")
+    await slow_world.store.replace_device_token(device.key, null, device.code, 0)
+    await slow_world.dispatcher.verify(device.key)
+    await until(lambda: "provider AN is not set up" in caplog.text)
+    assert await slow_world.status(device) is TokenStatus.REGISTERED
 
 
 async def test_verification_is_not_delayed_by_a_flood(tmp_path: Path) -> None:

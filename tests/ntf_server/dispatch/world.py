@@ -112,13 +112,13 @@ class World:
             await self.add_queue(device)
         return device
 
-    async def add_queue(self, device: Device) -> None:
+    async def add_queue(self, device: Device, server: SmpServer = ROUTER) -> None:
         notifier_id = EntityId(os.urandom(24))
         created = await self.store.create_subscription(
             NewSubscription(
                 subscription_id=EntityId(os.urandom(24)),
                 token_key=device.key,
-                server=ROUTER,
+                server=server,
                 notifier_id=notifier_id,
                 notifier_key=b"",
             )
