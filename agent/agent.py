@@ -170,16 +170,22 @@ class Agent:
 
     async def delete_token(self) -> None:
         """No more notifications on this device."""
-        await self._unsubscribe([row.connection_id for row in await self.store.subscriptions()])
-        await self._kept(self._tokens.delete())
+        subscribed = [row.connection_id for row in await self.store.subscriptions()]
+        try:
+            await self._kept(self._tokens.delete())
+        finally:
+            await self._unsubscribe(subscribed)
 
     async def token(self) -> Token | None:
         return await self.store.token()
 
     async def _subscribe_as_mode_says(self, token: Token) -> None:
         if token.mode is Mode.INSTANT:
-            wanted = [c.connection_id for c in await self.store.connections() if c.wants_notifications]
+            connections = await self.store.connections()
+            wanted = [c.connection_id for c in connections if c.wants_notifications]
+            unwanted = [c.connection_id for c in connections if not c.wants_notifications]
             await self._supervisor.submit(Command.CREATE, wanted)
+            await self._supervisor.submit(Command.SMP_DELETE, unwanted)
         else:
             await self._unsubscribe([row.connection_id for row in await self.store.subscriptions()])
 

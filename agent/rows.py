@@ -73,9 +73,16 @@ def put_token(value: Token) -> Change:
     )
 
 
+def drop_token() -> Change:
+    return "DELETE FROM token", ()
+
+
 def give_up_token(value: Token) -> list[Change]:
-    """Forget the token, but remember to tell its server."""
-    changes: list[Change] = [("DELETE FROM token", ())]
+    """Forget the token, but remember to tell its server, and routers about the notifiers made for it."""
+    changes: list[Change] = [
+        drop_token(),
+        ("UPDATE subscriptions SET action = ?, due = 0", (SubAction.SMP_DELETE,)),
+    ]
     if value.token_id is not None:
         sql = "INSERT INTO deleted_tokens (server, token_id, auth_key) VALUES (?, ?, ?)"
         changes.append((sql, (str(value.server), value.token_id, value.auth_key.seed)))

@@ -182,7 +182,7 @@ class Tokens:
             if refused.error != AUTH:
                 raise
             # The server does not know the token any more.
-            await self._store.write([("DELETE FROM token", ())])
+            await self._store.write([rows.drop_token()])
             return await self._create(token.device_token, token.mode, token.server)
         action = TokenAction.CHECK if status is TokenStatus.ACTIVE else None
         checked = replace(token, status=status, action=action)

@@ -45,7 +45,7 @@ FIRST_TEXT = "Lunch at 12?"
 BURST = ("The report is done.", "Call me when you can.", "Happy birthday!")
 WIDTH = 100
 BAR_WIDTH = 20
-EXCERPT = 22
+EXCERPT = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Story:
         self._console.print(line, soft_wrap=True)
 
     def leg(self, words: str, way: str, seconds: float, bar: str) -> None:
-        time_taken = f"{seconds * 1000:7.1f} ms  "
+        time_taken = f"{seconds * 1000:7.1f} ms" + ("  " if bar else "")
         line = Text.assemble(
             "    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan")
         )
@@ -289,12 +289,16 @@ async def _views(world: Playground, phone: Agent, push: RecordedPush) -> list[tu
     entry = known.entries[-1]
     boxed = json.loads(push.body)["notificationData"]["message"]
     return [
-        ("SMP router", f"queue {_excerpt(queue.sender_id)}, {len(body):,} bytes: {_excerpt(body)}"),
+        ("SMP router", f"queue {_excerpt(queue.sender_id)}, {len(body):,} bytes, sealed: {_excerpt(body)}"),
         (
             "notification server",
-            f"notifier {_excerpt(entry.notifier_id)}, {len(entry.meta)} bytes: {_excerpt(entry.meta)}",
+            f"its notifier {_excerpt(entry.notifier_id)}, {len(entry.meta)} bytes, "
+            f"sealed: {_excerpt(entry.meta)}",
         ),
-        ("push provider", f"device {push.token[:EXCERPT]}…, {len(push.body):,} bytes: {boxed[:EXCERPT]}…"),
+        (
+            "push provider",
+            f"device {push.token[:EXCERPT]}…, {len(boxed):,} characters, sealed: {boxed[:EXCERPT]}…",
+        ),
     ]
 
 
@@ -318,9 +322,7 @@ async def _burst(story: Story, world: Playground, phone: Agent, bob: Agent, send
         received += await phone.on_push(push.body)
     for message in received:
         story.step("read", f"“{message.body.decode()}”", f"queue {message.connection_id}")
-    story.step(
-        "push", f"{handled - seen} for {len(received)} messages", "up to 6 queues share one"
-    )
+    story.step("push", f"{handled - seen} for {len(received)} messages", "up to 6 queues share one")
 
 
 def _show_legs(story: Story, legs: Sequence[Leg]) -> None:

@@ -6,7 +6,7 @@ must be what the server has seen, with the same keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,15 +157,34 @@ async def test_killed_again_and_again_it_still_gets_on(world: Playground, tmp_pa
     await life.check()
 
 
-async def test_killed_between_two_modes(world: Playground, tmp_path: Path, bob: Agent) -> None:
-    """Switch to periodic, killed at every moment of it; the next run ends with no notifier anywhere."""
+async def to_periodic(life: Life, agent: Agent) -> None:
+    await agent.register(life.device, Mode.PERIODIC, life.world.server.address)
+
+
+async def switch_off(life: Life, agent: Agent) -> None:
+    (connection,) = await agent.connections()
+    await agent.set_notifications(connection.connection_id, False)
+
+
+async def give_up(life: Life, agent: Agent) -> None:
+    if await agent.token() is not None:
+        await agent.delete_token()
+
+
+@pytest.mark.parametrize("change", [to_periodic, switch_off, give_up])
+async def test_killed_while_notifications_end(
+    world: Playground, tmp_path: Path, bob: Agent, change: Callable[[Life, Agent], Awaitable[None]]
+) -> None:
+    """Killed at every moment of it; after the next run there is no notifier anywhere."""
     for moment in range(1, MAX_MOMENTS):
         life = new_life(world, tmp_path, bob, moment)
         await life.start()
-        killed = await _switch(life, moment)
-        await _switch(life, None)
+        killed = await _killed_in(life, change, moment)
+        # Before the first commit nobody can know what was wanted; after it, nobody needs to say it again.
+        assert not await _killed_in(life, change if moment == 1 else None, None)
         async with open_agent(agent_config(life.folder)) as agent:
             await agent.settled()
+            assert await agent.store.deleted_tokens() == []
             assert await agent.subscriptions() == []
             (queue,) = await agent.store.receive_queues()
         assert queue.recipient_id is not None
@@ -174,18 +193,20 @@ async def test_killed_between_two_modes(world: Playground, tmp_path: Path, bob: 
         assert at_router.notifier is None
         if not killed:
             return
-    pytest.fail("the switch never ended")
+    pytest.fail("the change never ended")
 
 
-async def _switch(life: Life, kill_at: int | None) -> bool:
-    """Whether it was killed."""
+async def _killed_in(
+    life: Life, change: Callable[[Life, Agent], Awaitable[None]] | None, kill_at: int | None
+) -> bool:
     try:
         async with MortalStore.open(life.folder) as store:
             assert isinstance(store, MortalStore)
             async with open_agent(agent_config(life.folder), store) as agent:
                 await agent.settled()
                 store.kill_at = None if kill_at is None else store.moments + kill_at
-                await agent.register(life.device, Mode.PERIODIC, life.world.server.address)
+                if change is not None:
+                    await change(life, agent)
                 await agent.settled()
     except Killed:
         return True

@@ -1,0 +1,83 @@
+"""`ntf-server demo` as its first user meets it: prints what the documentation shows, leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CAPTURE = ROOT / "docs" / "demo.txt"
+DEADLINE = 60.0
+
+
+async def start(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    async with asyncio.timeout(DEADLINE):
+        out, err = await process.communicate()
+    return out.decode(), err.decode()
+
+
+def structure(text: str) -> list[str]:
+    """The text without what differs from run to run: ports, keys, times."""
+    text = re.sub(r"[\w-]{8,}…", "XXXX…", text)
+    text = re.sub(r" *[\d.]+ ms *█*", " 0 ms", text)
+    return re.sub(r"[\d,]*\d", "0", text).splitlines()
+
+
+async def read_until(process: asyncio.subprocess.Process, text: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    async with asyncio.timeout(DEADLINE):
+        while text not in seen:
+            line = await process.stdout.readline()
+            assert line, seen
+            seen += line.decode()
+    return seen
+
+
+async def test_prints_what_the_documentation_shows(tmp_path: Path) -> None:
+    process = await start(tmp_path, "-m", "ntf_server", "demo")
+    out, err = await finish(process)
+    assert (process.returncode, err) == (0, "")
+    assert structure(out) == structure(CAPTURE.read_text())
+    assert "\x1b" not in out  # no terminal, no colours
+    assert os.listdir(tmp_path) == []
+
+
+async def test_kept_servers_can_be_played_with(tmp_path: Path) -> None:
+    process = await start(tmp_path, "-m", "ntf_server", "demo", "--keep")
+    seen = await read_until(process, "Hello from another terminal")
+    command = next(line for line in seen.splitlines() if " register " in line)
+    name, *arguments = shlex.split(command)
+    assert name == "ntf-agent"
+    out, err = await finish(await start(tmp_path, "-m", "agent", *arguments))
+    assert out == "Token: ACTIVE\n", err
+    process.send_signal(signal.SIGINT)
+    _, err = await finish(process)
+    assert (process.returncode, err) == (0, "")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_ended_early_leaves_nothing_behind(tmp_path: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = await start(tmp_path, "-m", "ntf_server", "demo")
+        await read_until(process, "registers for notifications")
+        process.send_signal(number)
+        _, err = await finish(process)
+        assert (process.returncode, err) == (130, "")
+        assert os.listdir(tmp_path) == []
