@@ -309,19 +309,18 @@ class Dispatcher:
             tokens = await self._patiently(partial(self._store.tokens_by_key, urgent)) or []
         if messages:
             pushes = await self._patiently(partial(self._store.pushes, messages)) or []
-        self._start_loaded(taken, tokens, pushes, tasks)
+        # All are encrypted before the first is sent: from then on other threads compete for the interpreter.
+        for attempt in self._prepare_all(taken, tokens, pushes):
+            tasks.create_task(self._deliver(attempt))
         self._room.set()
 
-    def _start_loaded(
-        self,
-        taken: Sequence[Taken],
-        tokens: Sequence[TokenRecord],
-        pushes: Sequence[TokenPush],
-        tasks: asyncio.TaskGroup,
-    ) -> None:
+    def _prepare_all(
+        self, taken: Sequence[Taken], tokens: Sequence[TokenRecord], pushes: Sequence[TokenPush]
+    ) -> list[_Attempt]:
         push_of = {push.token.key: push for push in pushes}
         token_of = {token.key: token for token in tokens}
         now = self._clock.monotonic()
+        attempts: list[_Attempt] = []
         for item in taken:
             key = item.job.token_key
             push = None if item.job.urgent else push_of.get(key)
@@ -329,7 +328,8 @@ class Dispatcher:
             if token is None or not self._has_content(item, token, push):
                 self._scheduler.idle(item.job, now)
             elif self._scheduler.may_start(item, token.device_token.provider, now):
-                tasks.create_task(self._push(item, token, push, now))
+                attempts += self._prepare(item, token, push, now)
+        return attempts
 
     def _has_content(self, taken: Taken, token: TokenRecord, push: TokenPush | None) -> bool:
         if taken.job.kind is Kind.VERIFICATION:
@@ -341,10 +341,12 @@ class Dispatcher:
     def _repeats(self, taken: Taken) -> bool:
         return taken.arrived and not self._config.coalesce
 
-    async def _push(self, taken: Taken, token: TokenRecord, push: TokenPush | None, now: float) -> None:
+    def _prepare(
+        self, taken: Taken, token: TokenRecord, push: TokenPush | None, now: float
+    ) -> Sequence[_Attempt]:
+        """The push; none if all there is to say fits in no push."""
         if push is None:
-            await self._deliver(self._urgent_attempt(taken, token, now))
-            return
+            return [self._urgent_attempt(taken, token, now)]
         room = self._config.padding - PAD_LENGTH_SIZE
         composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
         if composed.refused:
@@ -353,13 +355,13 @@ class Dispatcher:
         if composed.trimmed:
             self._events.trimmed(token, composed.trimmed)
         attempt = self._message_attempt(taken, token, composed, now)
-        if composed.entries:
-            latency = None if taken.since is None else self._clock.monotonic() - taken.since
-            self._events.requested(token, latency, taken.joined)
-            await self._deliver(attempt)
-        else:
+        if not composed.entries:
             self._answered(attempt, now)
             self._finish(attempt, ())
+            return []
+        latency = None if taken.since is None else now - taken.since
+        self._events.requested(token, latency, taken.joined)
+        return [attempt]
 
     def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
         nonce = self._nonce()
