@@ -144,14 +144,7 @@ class Queues:
                 mode=QueueMode.MESSAGING,
             )
             ids = await self._sessions.smp.ask(queue.server, Request(NO_ENTITY, command, queue.recipient_key))
-            if not isinstance(ids, Ids):
-                raise Unreachable("the router did not answer NEW with IDS")
-            queue = replace(
-                queue,
-                recipient_id=ids.recipient_id,
-                sender_id=ids.sender_id,
-                router_secret=queue.dh_key.exchange(ids.dh_key),
-            )
+            queue = _created(queue, ids)
             await self._store.write([rows.put_receive_queue(queue)])
             return queue
 
@@ -305,3 +298,14 @@ class Queues:
                 await self._complete(connection.connection_id)
             except (Refused, Unreachable) as error:
                 logger.warning("connection %d: %s", connection.connection_id, error)
+
+
+def _created(queue: ReceiveQueue, answer: object) -> ReceiveQueue:
+    """The queue with what the router says about it."""
+    if not isinstance(answer, Ids):
+        raise Unreachable("the router did not answer NEW with IDS")
+    try:
+        secret = queue.dh_key.exchange(answer.dh_key)
+    except DecodeError:
+        raise Unreachable("the router's key is of no use") from None
+    return replace(queue, recipient_id=answer.recipient_id, sender_id=answer.sender_id, router_secret=secret)

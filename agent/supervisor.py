@@ -38,6 +38,7 @@ KEY_SIZE = 32
 COMMAND_QUEUE = 100
 BATCH = 90
 "Rows that go to a server together."
+UNUSABLE = "an answer that makes no sense"
 
 
 class Command(Enum):
@@ -255,13 +256,14 @@ class Supervisor:
 
     def _after_smp(self, row: Subscription, answer: object, refused: Refused | None) -> Subscription | None:
         if row.action is SubAction.SMP_DELETE:
-            return _given_up(row, refused) if refused is not None and refused.error != AUTH else None
+            is_done = refused is None or refused.error == AUTH  # AUTH: the queue is gone
+            return None if is_done else _given_up(row, _words(refused))
         if not isinstance(answer, Nid):
-            return _given_up(row, refused)
+            return _given_up(row, _words(refused))
         try:
             secret = row.dh_key.exchange(answer.ids.dh_key)
         except DecodeError:
-            return _given_up(row, None)
+            return _given_up(row, UNUSABLE)
         return replace(
             row,
             action=SubAction.NTF_CREATE,
@@ -279,7 +281,7 @@ class Supervisor:
         others = [row for row in due if row not in mine]
         if others:  # of a token that is given up; the next active token makes them anew
             await self._commit(
-                [rows.advance_subscription(row, _given_up(row, None)) for row in others], set()
+                [rows.advance_subscription(row, _given_up(row, "no token")) for row in others], set()
             )
         if mine:
             assert token is not None
@@ -299,7 +301,7 @@ class Supervisor:
                 )
             if refused is not None and refused.error == AUTH:
                 return self._recreated(row, self._config.recreate_delay)
-            return _given_up(row, refused)
+            return _given_up(row, _words(refused))
         if isinstance(answer, Sub):
             checked = replace(row, status=answer.status.text)
             if answer.status.state in SUBSCRIBABLE:
@@ -307,7 +309,7 @@ class Supervisor:
             return self._recreated(checked)
         if refused is not None and refused.error == AUTH:
             return self._recreated(row)
-        return _given_up(row, refused)
+        return _given_up(row, _words(refused))
 
     async def _take(
         self,
@@ -344,7 +346,10 @@ def _ntf_request(row: Subscription, token: Token) -> Request[NtfCommand]:
     return Request(row.subscription_id, Schk(), token.auth_key)
 
 
-def _given_up(row: Subscription, refused: Refused | None) -> Subscription:
+def _words(refused: Refused | None) -> str:
+    return UNUSABLE if refused is None else str(refused.error)
+
+
+def _given_up(row: Subscription, why: str) -> Subscription:
     """Nothing more is tried until somebody asks for it."""
-    why = "no token" if refused is None else str(refused.error)
     return replace(row, action=None, status=f"given up: {why}")
