@@ -35,6 +35,8 @@ class Trial:
 
     def __init__(self, seed: int, daemon: Daemon) -> None:
         self.random = random.Random(seed)
+        # A router that forgets what services are makes everything start afresh, which hides lost queues.
+        self.versions = [15, 18, 19] if seed % 4 == 3 else [18, 19]
         self.daemon = daemon
         self.log: list[str] = []
         self.queues: list[LoadQueue] = []
@@ -48,7 +50,7 @@ class Trial:
     async def running(self) -> AsyncIterator[None]:
         async with self._routers, self._daemons:
             self.router = await self._routers.enter_async_context(
-                Router.start(versions=VersionRange(6, self.random.choice([15, 18, 19])))
+                Router.start(versions=VersionRange(6, self.random.choice(self.versions)))
             )
             self.address = self.router.address
             await self._daemons.enter_async_context(self.daemon.running())
@@ -72,7 +74,7 @@ class Trial:
         port, state = self.router.port, self.router.state
         await self._routers.aclose()
         await self.pause()
-        versions = VersionRange(6, self.random.choice([15, 18, 19]))
+        versions = VersionRange(6, self.random.choice(self.versions))
         self.router = await self._routers.enter_async_context(
             Router.start(port=port, state=state, versions=versions)
         )
@@ -172,10 +174,11 @@ class Trial:
         return alive == states.keys() - gone and alive == self.router.subscribed_notifiers() - gone
 
 
-@pytest.mark.parametrize("with_service", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("with_service", "seed"), [(True, seed) for seed in range(8)] + [(False, seed) for seed in range(3)]
+)
 async def test_after_any_faults_the_store_and_the_router_agree(
-    store: SqliteStore, tmp_path: Path, seed: int, with_service: bool
+    store: SqliteStore, tmp_path: Path, with_service: bool, seed: int
 ) -> None:
     daemon = Daemon(tmp_path / DATABASE, store, replace(EAGER, use_service_credentials=with_service))
     trial = Trial(seed, daemon)
