@@ -13,8 +13,7 @@ from pathlib import Path
 from agent.agent import Agent, AgentConfig, open_agent
 from agent.errors import AgentError, BadPush, Misused, Temporary
 from agent.push_file import PushFile
-from agent.records import Message, Mode
-from agent.tokens import MIN_PERIOD
+from agent.records import MIN_PERIOD, Message, Mode
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from protocol.encoding import unb64
@@ -39,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     config = AgentConfig(
         folder=args.folder,
-        period=getattr(args, "period", MIN_PERIOD),
         connect_timeout=args.timeout,
         timing=SessionTiming(answer=args.timeout),
     )
@@ -172,7 +170,7 @@ def _device(args: argparse.Namespace) -> DeviceToken:
 async def _register(agent: Agent, args: argparse.Namespace) -> None:
     device = _device(args)
     file = None if args.pushes is None else PushFile(args.pushes)
-    status = await agent.register(device, args.mode, args.server)
+    status = await agent.register(device, args.mode, args.server, args.period)
     if file is not None and status is not TokenStatus.ACTIVE:
         status = await _await_verification(agent, file, device)
     await _settle(agent)

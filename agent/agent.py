@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from agent import rows
-from agent.errors import AgentError, Misused, Refused, Temporary, Unreachable
+from agent.errors import Misused, Refused, Temporary, Unreachable
 from agent.queues import Queues
-from agent.records import Connection, Message, Mode, Subscription, Token
+from agent.records import MIN_PERIOD, Connection, Message, Mode, Subscription, Token
 from agent.sessions import Sessions
 from agent.store import AgentStore
 from agent.supervisor import Command, Supervisor, SupervisorConfig
-from agent.tokens import MIN_PERIOD, Tokens
+from agent.tokens import Tokens
 from agent.wake import (
     CheckPush,
     MessagePush,
@@ -56,8 +56,6 @@ class AgentConfig:
 
     folder: Path
     "Where its state is kept."
-    period: int = MIN_PERIOD
-    "Minutes between pushes in the periodic mode."
     connect_timeout: float = 45.0
     timing: SessionTiming = field(default_factory=SessionTiming)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -76,9 +74,7 @@ class Agent:
         self._supervisor = Supervisor(
             store, sessions, now=config.now, random=config.random, config=config.supervisor
         )
-        self._tokens = Tokens(
-            store, sessions, config.random, period=config.period, on_active=self._subscribe_as_mode_says
-        )
+        self._tokens = Tokens(store, sessions, config.random, self._subscribe_as_mode_says)
         self._unfinished = asyncio.Event()
         self._finished = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
@@ -154,9 +150,14 @@ class Agent:
 
     # The token
 
-    async def register(self, device_token: DeviceToken, mode: Mode, server: NtfServer) -> TokenStatus:
-        """Make a notification server know this device. With another mode, device or server: change it."""
-        status: TokenStatus = await self._kept(self._tokens.register(device_token, mode, server))
+    async def register(
+        self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int = MIN_PERIOD
+    ) -> TokenStatus:
+        """Make a notification server know this device. With another mode, device or server: change it.
+
+        `period` is in minutes, for the periodic mode.
+        """
+        status: TokenStatus = await self._kept(self._tokens.register(device_token, mode, server, period))
         return status
 
     async def verify(self, nonce: bytes, boxed_code: bytes) -> TokenStatus:
@@ -278,9 +279,7 @@ def _raise_failure(task: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def open_agent(config: AgentConfig, store: AgentStore | None = None) -> AsyncIterator[Agent]:
-    """An agent at work, until the block ends. Raises `AgentError` if its state cannot be used."""
-    if not MIN_PERIOD <= config.period < 2**16:
-        raise AgentError(f"the period is at least {MIN_PERIOD} minutes and less than {2**16}")
+    """An agent at work, until the block ends. Raises `StoreFailed` if its state cannot be used."""
     if store is None:
         async with AgentStore.open(config.folder) as opened, open_agent(config, opened) as agent:
             yield agent

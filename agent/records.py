@@ -11,6 +11,10 @@ from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 
+MIN_PERIOD = 20
+"Minutes: the server refuses less."
+MAX_PERIOD = 2**16 - 1
+
 
 class Mode(StrEnum):
     """How the device hears of messages."""
@@ -36,6 +40,8 @@ class Token:
     server: NtfServer
     device_token: DeviceToken
     mode: Mode
+    period: int = MIN_PERIOD
+    "Minutes between pushes in the periodic mode."
     auth_key: Ed25519PrivateKey
     dh_key: X25519PrivateKey
     token_id: EntityId | None = field(default=None, repr=False)

@@ -10,6 +10,7 @@ CREATE TABLE token (
     server TEXT NOT NULL,
     device_token BLOB NOT NULL,
     mode TEXT NOT NULL,
+    period INTEGER NOT NULL,
     auth_key BLOB NOT NULL,
     dh_key BLOB NOT NULL,
     token_id BLOB,

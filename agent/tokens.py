@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from agent import rows
 from agent.errors import BadPush, Misused, Refused, Unreachable
-from agent.records import Mode, Token, TokenAction
+from agent.records import MAX_PERIOD, MIN_PERIOD, Mode, Token, TokenAction
 from agent.sessions import Sessions
 from agent.store import AgentStore
 from protocol.addresses import NtfServer
@@ -29,8 +29,6 @@ from protocol.statuses import TokenStatus
 from smp_client.requests import Request
 
 KEY_SIZE = 32
-MIN_PERIOD = 20
-"Minutes: the server refuses less."
 
 OnActive = Callable[[Token], Awaitable[None]]
 "Called when the token is active, each time the mode may have changed; and with the mode that now holds."
@@ -44,28 +42,29 @@ class Tokens:
         store: AgentStore,
         sessions: Sessions,
         random: Callable[[int], bytes],
-        *,
-        period: int,
         on_active: OnActive,
     ) -> None:
         self._store = store
         self._sessions = sessions
         self._random = random
-        self._period = period
         self._on_active = on_active
         self._lock = asyncio.Lock()
 
-    async def register(self, device_token: DeviceToken, mode: Mode, server: NtfServer) -> TokenStatus:
+    async def register(
+        self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int = MIN_PERIOD
+    ) -> TokenStatus:
         """Make the server know this device, in this mode. Safe to call at every start of an app."""
+        if not MIN_PERIOD <= period <= MAX_PERIOD:
+            raise Misused(f"the period is {MIN_PERIOD} to {MAX_PERIOD} minutes")
         async with self._lock:
             saved = await self._store.token()
             if saved is not None and saved.server != server:
                 await self._store.write(rows.give_up_token(saved))
                 saved = None
             if saved is None:
-                return await self._create(device_token, mode, server)
+                return await self._create(device_token, mode, server, period)
             same_device = saved.device_token == device_token
-            token = replace(saved, mode=mode)
+            token = replace(saved, mode=mode, period=period)
             if token.token_id is None:
                 return await self._register(replace(token, device_token=device_token))
             if not same_device:
@@ -132,11 +131,14 @@ class Tokens:
 
     # Steps; each stores its result
 
-    async def _create(self, device_token: DeviceToken, mode: Mode, server: NtfServer) -> TokenStatus:
+    async def _create(
+        self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int
+    ) -> TokenStatus:
         token = Token(
             server=server,
             device_token=device_token,
             mode=mode,
+            period=period,
             auth_key=Ed25519PrivateKey(self._random(KEY_SIZE)),
             dh_key=X25519PrivateKey(self._random(KEY_SIZE)),
         )
@@ -183,7 +185,7 @@ class Tokens:
                 raise
             # The server does not know the token any more.
             await self._store.write([rows.drop_token()])
-            return await self._create(token.device_token, token.mode, token.server)
+            return await self._create(token.device_token, token.mode, token.server, token.period)
         action = TokenAction.CHECK if status is TokenStatus.ACTIVE else None
         checked = replace(token, status=status, action=action)
         await self._store.write([rows.put_token(checked)])
@@ -196,7 +198,7 @@ class Tokens:
             await self._ask(token, Trpl(device_token))
         except Refused:
             await self._store.write(rows.give_up_token(token))
-            return await self._create(device_token, token.mode, token.server)
+            return await self._create(device_token, token.mode, token.server, token.period)
         replaced = replace(
             token, device_token=device_token, status=TokenStatus.REGISTERED, action=None, code=None
         )
@@ -206,7 +208,7 @@ class Tokens:
     async def _activate(self, token: Token) -> None:
         """Bring server and subscriptions in line with the mode."""
         await self._on_active(token)
-        cron = self._period if token.mode is Mode.PERIODIC else 0
+        cron = token.period if token.mode is Mode.PERIODIC else 0
         if cron != (token.cron or 0):
             await self._ask(token, Tcrn(cron))
             await self._store.write([rows.put_token(replace(token, cron=cron))])

@@ -118,7 +118,7 @@ async def test_by_hand(world: Playground, tmp_path: Path) -> None:
             ["--timeout", "1", "register", "ntf://" + "A" * 43 + "=@127.0.0.1:1", "aa"],
             "ConnectFailed|refused|Connect",
         ),
-        (["register", "ntf://" + "A" * 43 + "=@h", "aa", "--period", "3"], "at least 20"),
+        (["register", "ntf://" + "A" * 43 + "=@h", "aa", "--period", "3"], "20 to 65535"),
         (["join", "nonsense"], "not a queue link"),
     ],
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent import rows
-from agent.agent import Agent, AgentConfig, open_agent
+from agent.agent import Agent, open_agent
 from agent.envelopes import MAX_CONTENT, Confirmation, Content, seal_confirmation, seal_content
-from agent.errors import AgentError, Misused, StoreFailed, Temporary
+from agent.errors import Misused, StoreFailed, Temporary
 from agent.links import parse_link
 from agent.records import SendQueue
 from agent.sessions import Sessions
@@ -224,10 +223,3 @@ async def test_failed_write_changes_nothing(store: AgentStore) -> None:
     with pytest.raises(StoreFailed):
         await store.write([rows.put_connection(1, wants_notifications=True), ("NO SUCH STATEMENT", ())])
     assert await store.connections() == []
-
-
-async def test_period_has_a_minimum(tmp_path: Path) -> None:
-    config: AgentConfig = replace(agent_config(tmp_path), period=5)
-    with pytest.raises(AgentError, match="at least 20"):
-        async with open_agent(config):
-            pass

@@ -45,7 +45,7 @@ class Bench:
         return self.proxy.in_front_of(self.world.server.address)
 
     async def register(self, device: ApnsToken = DEVICE, mode: Mode = Mode.INSTANT) -> TokenStatus:
-        return await self.tokens.register(device, mode, self.server)
+        return await self.tokens.register(device, mode, self.server, PERIOD)
 
     async def saved(self) -> Token:
         token = await self.store.token()
@@ -84,7 +84,7 @@ async def bench(world: Playground, store: AgentStore, sessions: Sessions) -> Asy
     async def on_active(token: Token) -> None:
         activated.append(token.mode)
 
-    tokens = Tokens(store, sessions, os.urandom, period=PERIOD, on_active=on_active)
+    tokens = Tokens(store, sessions, os.urandom, on_active)
     async with lossy_proxy(world.server.address) as proxy:
         yield Bench(world, store, tokens, proxy, activated)
 
@@ -290,6 +290,13 @@ async def test_check(bench: Bench, action: TokenAction | None, status: TokenStat
         await bench.world.server.store.set_token_status(record.key, TokenStatus.CONFIRMED)
     assert await bench.tokens.check() is status
     assert (await bench.saved()).status is status
+
+
+@pytest.mark.parametrize("period", [-1, 0, 19, 2**16])
+async def test_period_that_no_server_takes(bench: Bench, period: int) -> None:
+    with pytest.raises(Misused, match="20 to 65535"):
+        await bench.tokens.register(DEVICE, Mode.PERIODIC, bench.server, period)
+    assert await bench.store.token() is None
 
 
 # The end
