@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from ntf_server.router_work import HEALED
 from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
-from protocol.encoding import EntityId
+from ntf_server.subscriber import ACTIVE_SERVICE, SESSIONS
+from protocol.encoding import EntityId, b64
 from protocol.errors import SERVICE, TE_BAD_SERVICE, HandshakeError
 from protocol.ids_hash import ids_hash
 from protocol.smp_handshake import ServiceRole
@@ -298,3 +300,33 @@ async def copy_of(
     await store.set_service_id(other_key, record.service_id)
     await store.set_subscribed(other_key, notifier_ids(queues), service_id=record.service_id)
     return copy
+
+
+async def test_own_routers_are_counted_one_by_one(daemon: Daemon) -> None:
+    daemon.configure(replace(QUICK, own_hosts=("127.0.0.1",)))
+    async with Router.start() as own, Router.start(host="127.0.0.2") as other, daemon.running():
+        await daemon.add(own.address, own.load.create_queues(4))
+        await daemon.add(other.address, other.load.create_queues(3))
+        counts = ACTIVE_SERVICE.queues_own.labels("127.0.0.1"), ACTIVE_SERVICE.queues_other
+        await until(lambda: [count._value.get() for count in counts] == [4, 3])
+        assert ACTIVE_SERVICE.servers_own.labels("127.0.0.1")._value.get() == 1
+        assert ACTIVE_SERVICE.servers_other._value.get() == 1
+        assert SESSIONS._value.get() == 2
+
+
+async def test_logs_name_no_queue(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "ntf_server"):
+        async with Router.start() as router, daemon.running():
+            queues = router.load.create_queues(5)
+            router.faults.delete_queues(notifier_ids(queues[:1]))
+            await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 4)
+            router.faults.send_end(notifier_ids(queues[1:2]))
+            await until(lambda: daemon.count(SubState.END) == 1)
+            router.faults.lose_associations(1)
+            await daemon.see_drop(router)
+            await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+    assert "queues of this service" in caplog.text
+    for queue in queues:
+        for form in (queue.notifier_id.hex(), b64(queue.notifier_id).decode(), repr(queue.notifier_id)[2:-1]):
+            assert form not in caplog.text
