@@ -23,6 +23,7 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self.passed = 0.0
+        self.sleepers = 0
         self._timers: list[tuple[float, int, SimulatedTimer]] = []
         self._numbers = itertools.count()
 
@@ -40,7 +41,11 @@ class SimulatedClock:
     async def sleep(self, seconds: float) -> None:
         woken = asyncio.Event()
         self.call_later(seconds, woken.set)
-        await woken.wait()
+        self.sleepers += 1
+        try:
+            await woken.wait()
+        finally:
+            self.sleepers -= 1
 
     def advance(self, seconds: float) -> None:
         """Let time pass and ring what is due."""

@@ -37,9 +37,17 @@ def checks(world: World, device: Device) -> int:
     return sum("checkMessages" in push.body for push in world.fake.pushes if push.token == device.name)
 
 
-async def due_is_later(world: World) -> bool:
-    due = await world.store.next_cron_due()
-    return due is not None and due > world.clock.now()
+async def pass_time(clock: SimulatedClock, seconds: float) -> None:
+    """Let the one who sleeps wake up if it is time, and wait until it sleeps again."""
+    clock.advance(seconds)
+    for _ in range(3):  # turns of the loop that a sleeper needs to wake up
+        await asyncio.sleep(0)
+    await until(lambda: clock.sleepers == 1)
+
+
+async def minutes_pass(clock: SimulatedClock, minutes: int) -> None:
+    for _ in range(minutes):
+        await pass_time(clock, MINUTE)
 
 
 async def test_first_and_further_periodic_pushes(slow_world: World, clock: SimulatedClock) -> None:
@@ -49,13 +57,13 @@ async def test_first_and_further_periodic_pushes(slow_world: World, clock: Simul
     task = Periodic(world.store, world.dispatcher, clock, os.urandom, sleep=clock.sleep)
     async with periodic(task):
         for expected in (1, 2, 3):
-            elapsed = 0.0
-            while checks(world, device) < expected:
-                assert elapsed <= 27 * MINUTE  # the interval, its lateness, and at most one pause
-                clock.advance(MINUTE)
-                elapsed += MINUTE
-                await asyncio.sleep(0.05)
-            await until(lambda: due_is_later(world))
+            due = await world.store.next_cron_due()
+            assert due is not None
+            assert due <= clock.now() + 21 * MINUTE
+            await minutes_pass(clock, int((due - clock.now()) // MINUTE))
+            assert checks(world, device) == expected - 1
+            await minutes_pass(clock, 6)  # the rest of its minute, and one pause at most
+            await until(lambda expected=expected: checks(world, device) == expected)
     assert checks(world, other) == 0
 
 
@@ -64,8 +72,7 @@ async def test_a_token_that_is_not_active_is_not_woken(slow_world: World, clock:
     await slow_world.store.set_cron(device.key, 20, int(clock.now()))
     woken = Woken()
     async with periodic(Periodic(slow_world.store, woken, clock, os.urandom, sleep=clock.sleep)):
-        clock.advance(60 * MINUTE)
-        await asyncio.sleep(0.05)
+        await minutes_pass(clock, 60)
     assert woken.keys == []
 
 
@@ -77,11 +84,10 @@ async def test_what_is_overdue_does_not_come_in_one_burst(slow_world: World, clo
     woken = Woken()
     settings = PeriodicSettings(batch=10, per_second=10.0)
     async with periodic(Periodic(world.store, woken, clock, os.urandom, settings, sleep=clock.sleep)):
+        await until(lambda: clock.sleepers == 1)
         for expected in (10, 20, 25):
-            await until(lambda expected=expected: len(woken.keys) == expected)
-            await asyncio.sleep(0.02)
             assert len(woken.keys) == expected
-            clock.advance(1.0)
+            await pass_time(clock, 1.0)
     assert sorted(woken.keys) == sorted(device.key for device in devices)
 
 
