@@ -25,7 +25,6 @@ class LossyProxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._left: int | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.lost = 0
         self.commands = 0
