@@ -22,7 +22,7 @@ from tests.analytics.reference import TABLES, Reference
 import duckdb
 files = sys.argv[1] + "/*/*.parquet"
 times = "SELECT min(epoch_us(time)), max(epoch_us(time))"
-first, last = duckdb.sql(f"{times} FROM read_parquet('{files}', hive_partitioning = false)").fetchone()
+first, last = duckdb.sql(f"{times} FROM read_parquet('{files}', hive_partitioning = false)").fetchall()[0]
 reference = Reference(files, Window(first, last + 1), Limits())
 for table in TABLES:
     reference.table(table)

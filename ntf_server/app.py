@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 COUNTS_INTERVAL = 15.0
 PUSH_DRAIN_TIMEOUT = 10.0
 MICROSECONDS = 1_000_000
+DELIVERY_STEPS = 3
+"A delivery may have to renew its credentials and be sent again; each step has its own time limit."
 
 COMMIT_SECONDS = histogram("store_commit_seconds", "Time of a group of writes up to its commit")
 TOKENS = gauge("tokens", "Tokens in the store")
@@ -177,6 +179,8 @@ class App:
             concurrency=section.concurrency,
             queue_size=section.queue_size,
             max_age=section.max_age,
+            interval=section.interval,
+            deadline=section.response_timeout * DELIVERY_STEPS,
         )
         return Dispatcher(
             self.store,

@@ -124,6 +124,11 @@ class PushSection:
     """How notifications are pushed, whatever the provider."""
 
     coalesce: bool = key(True, SWITCH, "Join notifications of a device that is already being pushed to.")
+    interval: float = key(
+        0.4,
+        seconds(0, 60),
+        "Between pushes of one device, while notifications gather; the first never waits.",
+    )
     padding: int = key(3072, whole(1024, 3072), "Size to which the encrypted part of every push is padded.")
     concurrency: int = key(1000, whole(1, 10_000), "Pushes under way per provider.")
     queue_size: int = key(

@@ -157,7 +157,7 @@ class SessionWork:
         answer = await self._session.subscribe_service(ours)
         self._verified_at = self._clock.monotonic()
         if not isinstance(answer, Soks):
-            if await self._login.reset():
+            if await self._login.refused():
                 raise EndSession("the router refuses the service subscription", self._config.first_delay)
             return None
         routers = answer.queues
@@ -287,12 +287,11 @@ class SessionWork:
         retry_at = self._clock.monotonic() + self._config.unanswered_delay
         state.waiting.add_later(outcomes.unanswered, retry_at)
         changed = outcomes.changed
-        restart = outcomes.service_failed and self._login.may_reset()
-        if restart:
-            # These are not lost: they are subscribed in the next session, with other credentials.
+        restart = outcomes.service_failed and await self._login.refused()
+        if restart:  # these are not lost: the next session subscribes them
             changed = [change for change in changed if change[1] is not SERVICE_REFUSED]
         await self._set_statuses(changed)
-        if restart and await self._login.reset():
+        if restart:
             raise EndSession("the router refuses the service for a queue", self._config.first_delay)
 
     async def _set_statuses(self, changes: Sequence[tuple[EntityId, SubStatus]]) -> None:

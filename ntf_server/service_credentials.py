@@ -22,7 +22,12 @@ SERVICE_ID_CHANGES = counter("smp_service_id_changes", "Routers that gave this s
 
 
 class ServiceLogin:
-    """The service of one router: made on first use, stored before use, reset at most once per interval."""
+    """The service of one router: made on first use, stored before use, reset at most once per interval.
+
+    A router that refuses the service in the middle of a session has perhaps only forgotten it, and knows it
+    again, under another id, after the next login. Or it refuses it for a single queue, for ever. So after a
+    reset one more session is tried, and another one only if the last brought a new id.
+    """
 
     def __init__(
         self,
@@ -42,12 +47,13 @@ class ServiceLogin:
         self._reset_interval = reset_interval
         self._reset_at: float | None = None
         self._does_without = False
+        self._tried_again = False
         self.service: Service | None = None
         "What to show to the router in the next session."
 
     async def prepare(self, record: ServerRecord) -> None:
         """Load the credentials, or make and store new ones."""
-        if not self._enabled or (self._does_without and not self.may_reset()):
+        if not self._enabled or (self._does_without and not self._may_reset()):
             self.service = None
             return
         self._does_without = False
@@ -68,17 +74,28 @@ class ServiceLogin:
                 await self._store.clear_service(self._key)
             return
         if await self._store.set_service_id(self._key, session.service_id):
+            self._tried_again = False
             SERVICE_ID_CHANGES.inc()
             logger.warning("%s knows this service under another id; its queues are bound again", self._host)
 
-    def may_reset(self) -> bool:
+    async def refused(self) -> bool:
+        """The router refuses the service in a session: whether to try in another one."""
+        if await self._reset():
+            return True
+        if self._tried_again:
+            return False
+        self._tried_again = True
+        return True
+
+    def _may_reset(self) -> bool:
         return self._reset_at is None or self._clock.monotonic() - self._reset_at >= self._reset_interval
 
-    async def reset(self) -> bool:
+    async def _reset(self) -> bool:
         """Give up credentials and associations, to start afresh; False if that was done only lately."""
-        if not self.may_reset():
+        if not self._may_reset():
             return False
         self._reset_at = self._clock.monotonic()
+        self._tried_again = False
         SERVICE_RESETS.inc()
         logger.warning("%s refuses this service; starting afresh with new credentials", self._host)
         self.service = None
@@ -87,7 +104,7 @@ class ServiceLogin:
 
     async def refused_in_handshake(self) -> None:
         """The router does not let this service in: try a fresh one, and then none for a while."""
-        if not await self.reset():
+        if not await self._reset():
             self._does_without = True
             self.service = None
             await self._store.clear_service(self._key)

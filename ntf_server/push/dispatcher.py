@@ -21,6 +21,7 @@ from ntf_server.clock import Clock, day
 from ntf_server.journal import EventSink
 from ntf_server.push.breaker import BreakerSettings, BreakerState
 from ntf_server.push.composing import Composed, compose
+from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
     Message,
@@ -347,7 +348,7 @@ class Dispatcher:
         """The push; none if all there is to say fits in no push."""
         if push is None:
             return [self._urgent_attempt(taken, token, now)]
-        room = self._config.padding - PAD_LENGTH_SIZE
+        room = self._padding(token) - PAD_LENGTH_SIZE
         composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
         if composed.refused:
             log.error("%d notifications were dropped: too long for any push", len(composed.refused))
@@ -363,9 +364,12 @@ class Dispatcher:
         self._events.requested(token, latency, taken.joined)
         return [attempt]
 
+    def _padding(self, token: TokenRecord) -> int:
+        return padded_size(token.device_token.provider, self._config.padding)
+
     def _message_attempt(self, taken: Taken, token: TokenRecord, composed: Composed, now: float) -> _Attempt:
         nonce = self._nonce()
-        boxed = seal_push(token.dh_secret, nonce, composed.text, self._config.padding)
+        boxed = seal_push(token.dh_secret, nonce, composed.text, self._padding(token))
         push_id = _message_push_id(token, composed.entries)
         return _Attempt(taken, token, push_id, Message(nonce, boxed), composed, now)
 
@@ -373,7 +377,7 @@ class Dispatcher:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
             nonce = self._nonce()
-            boxed = seal_push(token.dh_secret, nonce, token.code, self._config.padding)
+            boxed = seal_push(token.dh_secret, nonce, token.code, self._padding(token))
             notification = Verification(nonce, boxed)
         if taken.attempts is not None and not taken.arrived:
             push_id = taken.attempts.push_id

@@ -18,6 +18,8 @@ from ntf_server.push.webpush import WebPushConfig, WebPushProvider
 from protocol.device_token import DeviceToken, Provider
 
 TEST_KEY = "apns-test.pem"
+TEST_NAME = "TEST"
+"Key and team id of a server that has no key of Apple's: only a test provider sees them."
 APPLE = (Provider.APNS_PROD, Provider.APNS_DEV)
 
 
@@ -79,8 +81,8 @@ def _apns(
         raise ConfigError("[APNS] key_file needs key_id and team_id")
     apns = ApnsConfig(
         key_file=section.key_file or _test_key(data_dir),
-        key_id=section.key_id,
-        team_id=section.team_id,
+        key_id=section.key_id or TEST_NAME,
+        team_id=section.team_id or TEST_NAME,
         topic=section.topic,
         client=cast("Literal['curl', 'aioapns']", section.client),
         port=section.port,
