@@ -125,12 +125,12 @@ class SessionWork:
         state.individual_queues = state.service_queues = 0
         record = await self._store.server(state.key)
         await self._login.adopt(record, self._session.params.service)
-        agrees = True
+        balance = Balance.EQUAL
         if self._service_id is not None and self._service_id == record.service_id and record.associated_count:
-            agrees = await self._service_agrees()
+            balance = await self._service_balance()
         await self._sweep(associated=False)
         state.is_subscribed = True
-        if not agrees:
+        if balance is not Balance.EQUAL:
             await self._heal()
         await self._keep()
 
@@ -145,9 +145,9 @@ class SessionWork:
 
     # The service as a whole
 
-    async def _service_agrees(self) -> bool:
+    async def _service_balance(self) -> Balance:
         check = await self._subscribe_service()
-        return check is not None and check.balance is Balance.EQUAL
+        return Balance.DRIFTED if check is None else check.balance
 
     async def _subscribe_service(self) -> ServiceCheck | None:
         """NSUBS, and how our set of queues compares with the router's; None if it is refused."""
@@ -169,16 +169,16 @@ class SessionWork:
         return ServiceCheck(state.balance.compare(ours, routers), ours, routers)
 
     async def _heal(self) -> None:
-        """Bind every associated queue again, one by one, if the router's set still differs."""
+        """Bind every associated queue again, one by one, unless the router's set is ours by now."""
         before = await self._subscribe_service()
-        if before is not None:
-            if before.balance is Balance.EQUAL:
-                return
+        if before is not None and before.balance is Balance.EQUAL:
+            return
+        if before is not None and before.balance is Balance.DRIFTED:
             self._report_drift(before)
         started = self._clock.monotonic()
         await self._sweep(associated=True)
         after = await self._subscribe_service()
-        if before is None or after is None:
+        if before is None or after is None or (before.balance is after.balance is Balance.UNCERTAIN):
             return
         if after.balance is Balance.DRIFTED:
             self._state.balance.settle(after.ours, after.routers)
@@ -221,7 +221,7 @@ class SessionWork:
             if await self._subscribe_waiting() or await self._subscribe_due():
                 continue
             if self._is_verification_due():
-                if not await self._service_agrees():
+                if await self._service_balance() is Balance.DRIFTED:
                     await self._heal()
                 continue
             await self._check_needed()

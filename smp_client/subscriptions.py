@@ -153,6 +153,7 @@ def error_status(answer: SmpMessage | ClientError) -> SubStatus:
 
 class Balance(Enum):
     EQUAL = "the router has our queues, and perhaps ones that we gave up"
+    UNCERTAIN = "the numbers agree, but an old router tells no hash"
     DRIFTED = "the router has another set of queues"
 
 
@@ -174,7 +175,8 @@ class ServiceBalance:
 
     def compare(self, ours: QueueSet, routers: QueueSet) -> Balance:
         if routers.ids_hash is None:
-            return Balance.EQUAL if routers.count - ours.count == self._surplus.count else Balance.DRIFTED
+            same = routers.count - ours.count == self._surplus.count
+            return Balance.UNCERTAIN if same else Balance.DRIFTED
         known = QueueSet(ours.count + self._surplus.count, xor(_hash(ours), _hash(self._surplus)))
         if routers == known:
             return Balance.EQUAL

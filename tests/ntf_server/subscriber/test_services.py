@@ -44,9 +44,8 @@ def drift_events(daemon: Daemon) -> list[tuple[int | None, int | None]]:
     ]
 
 
-@pytest.mark.parametrize("version", [16, 18, 19])
-async def test_first_association_and_one_command_after_a_restart(daemon: Daemon, version: int) -> None:
-    async with Router.start(versions=VersionRange(6, version)) as router:
+async def test_first_association_and_one_command_after_a_restart(daemon: Daemon) -> None:
+    async with Router.start() as router:
         queues = router.load.create_queues(20)
         async with daemon.running():
             key = await daemon.add(router.address, queues)
@@ -62,6 +61,23 @@ async def test_first_association_and_one_command_after_a_restart(daemon: Daemon,
             await until(lambda: daemon.unsent() == 20)
         assert daemon.count(SubState.ACTIVE) == 20
         assert not drift_events(daemon)
+
+
+@pytest.mark.parametrize("version", [16, 18])
+async def test_routers_that_tell_no_hash_are_not_trusted_for_the_number(daemon: Daemon, version: int) -> None:
+    """Another set of the same size: NSUBS comes first, and then every queue is bound again."""
+    async with Router.start(versions=VersionRange(6, version)) as router, daemon.running():
+        queues = router.load.create_queues(20)
+        key = await daemon.add(router.address, queues[:18])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 18)
+        router.faults.lose_associations(2)
+        (service,) = router.services
+        for queue in queues[18:]:
+            router.services.associate(service, queue.notifier_id)
+        await daemon.see_drop(router)
+        await until(lambda: router.subscribed_notifiers() >= set(notifier_ids(queues[:18])))
+        assert (JournalEvent.SMP_SERVICE_SUBSCRIBED, 18, 18) in daemon.journal.events
+        await assert_associated(daemon, key, queues[:18])
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
@@ -157,6 +173,17 @@ async def test_service_forgotten(daemon: Daemon) -> None:
         await until(lambda: len(router.subscribed_notifiers()) == 10)
         await until(lambda: daemon.count(SubState.ACTIVE) == 10)
         await assert_associated(daemon, key, queues)
+
+
+async def test_service_forgotten_again_and_again_in_the_middle_of_sessions(daemon: Daemon) -> None:
+    daemon.configure(replace(QUICK, verify_interval=0.1))
+    async with Router.start() as router, daemon.running():
+        await daemon.add(router.address, router.load.create_queues(10))
+        for _ in range(4):
+            await until(lambda: daemon.status().subscribed and len(router.subscribed_notifiers()) == 10)
+            router.faults.forget_services()
+        await until(lambda: len(router.subscribed_notifiers()) == 10)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
 
 
 async def test_service_subscription_refused_means_fresh_credentials(daemon: Daemon) -> None:
