@@ -31,8 +31,11 @@ class Kind:
     show: Callable[[Any], str] = str
 
 
+_SWITCHES = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
+
+
 def _bool(text: str) -> bool:
-    return {"on": True, "off": False}[text.lower()]
+    return _SWITCHES[text.lower()]
 
 
 def _optional_path(text: str) -> Path | None:
@@ -263,12 +266,13 @@ def load_config(path: Path, env: Mapping[str, str]) -> Config:
 
 
 def parse_config(text: str, name: str, env: Mapping[str, str]) -> Config:
-    parser = configparser.ConfigParser(interpolation=None, strict=True, empty_lines_in_values=False)
+    # Not strict: a section may be continued further down. A key that is set twice is a mistake all the same.
+    parser = configparser.ConfigParser(interpolation=None, strict=False, empty_lines_in_values=False)
     try:
         parser.read_string(text, name)
     except configparser.Error as error:
         raise ConfigError(f"{name}: {error.message}") from None
-    lines = _line_numbers(text)
+    lines = _line_numbers(text, name)
     for section in parser.sections():
         if section not in SECTIONS:
             where = f"{name}:{lines[section, '']}"
@@ -318,8 +322,8 @@ def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
         raise ConfigError(f"{where} must be {kind.allowed}, not {shown}") from None
 
 
-def _line_numbers(text: str) -> dict[tuple[str, str], int]:
-    """configparser does not tell where a key stood."""
+def _line_numbers(text: str, name: str) -> dict[tuple[str, str], int]:
+    """Where sections and keys stand, which configparser does not tell."""
     numbers: dict[tuple[str, str], int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -327,7 +331,13 @@ def _line_numbers(text: str) -> dict[tuple[str, str], int]:
             section = header[1]
             numbers.setdefault((section, ""), number)
         elif option := re.match(r"([^#;=:\s][^=:]*?)\s*[=:]", line):
-            numbers.setdefault((section, option[1].lower()), number)
+            where = section, option[1].lower()
+            if where in numbers:
+                first = numbers[where]
+                raise ConfigError(
+                    f"{name}:{number}: {where[1]} of [{section}] was set in line {first} already"
+                )
+            numbers[where] = number
     return numbers
 
 

@@ -77,7 +77,8 @@ def _apns(
     section = config.APNS
     if section.key_file is None and not section.allow_test_provider:
         return dict.fromkeys(APPLE, NotConfigured())
-    if section.key_file is not None and not (section.key_id and section.team_id):
+    named = section.key_id and section.team_id
+    if section.key_file is not None and not named and not section.allow_test_provider:
         raise ConfigError("[APNS] key_file needs key_id and team_id")
     apns = ApnsConfig(
         key_file=section.key_file or _test_key(data_dir),

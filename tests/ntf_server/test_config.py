@@ -46,7 +46,7 @@ def test_every_key_is_documented_in_the_sample() -> None:
         ("[PUSH]\nconcurrency = 0\n", "f.ini:2: [PUSH] concurrency must be"),
         ("[PUSH]\ncoalesce = perhaps\n", "must be on or off, not 'perhaps'"),
         ("[LOG]\nlevel = loud\n", "one of debug, info, warning, error"),
-        ("[PUSH]\ncoalesce = on\ncoalesce = off\n", "already exists"),
+        ("[PUSH]\ncoalesce = on\ncoalesce = off\n", "f.ini:3: coalesce of [PUSH] was set in line 2 already"),
         ("coalesce = on\n", "no section headers"),
     ],
 )
@@ -60,6 +60,11 @@ def test_environment_overrides_the_file() -> None:
     env = {"NTF_PUSH_CONCURRENCY": "9", "APNS_KEY_ID": "ABC", "NTF_APNS_TOPIC": "my.app", "OTHER": "x"}
     config = parse_config("[PUSH]\nconcurrency = 5\n[APNS]\ntopic = file.app\n", "f.ini", env)
     assert (config.PUSH.concurrency, config.APNS.key_id, config.APNS.topic) == (9, "ABC", "my.app")
+
+
+def test_a_section_may_be_continued_further_down() -> None:
+    config = parse_config("[PUSH]\ninterval = 2\n[LOG]\nlevel = debug\n[PUSH]\ncoalesce = no\n", "f.ini", {})
+    assert (config.PUSH.interval, config.PUSH.coalesce, config.LOG.level) == (2.0, False, "debug")
 
 
 def test_bad_environment_is_named() -> None:
