@@ -37,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.adaptive.enabled": "false",
     }
-    with spark_session("local[2]", "1g", settings) as session:
+    with spark_session("local[2]", "2g", settings) as session:
         yield session
 
 

@@ -1,8 +1,8 @@
 """Every incident the generator planted is found and none is invented, for twenty seeds.
 
-Twenty Spark runs would take minutes, so all seeds go into one journal. Each gets its own servers and its own weeks:
-what is looked at server by server or day by day then comes out as for a journal alone. Only the baseline of gaps
-needs all seeds to end at the same time; there the weeks are laid over each other again.
+Twenty Spark runs would take minutes, so all seeds go into one journal. Each gets its own servers and weeks: what
+is looked at server by server or day by day then comes out as for a journal alone. Only the baseline of gaps needs
+all seeds to end at the same time; there the weeks are laid over each other again.
 """
 
 from datetime import date, timedelta
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StructField, StructType
 
 from analytics.generator import Answers, Plan, write_journal
 from analytics.inputs import DAY_US, Inputs, Window
@@ -41,8 +40,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, A
 
 @pytest.fixture(scope="module")
 def events(spark: SparkSession, planted: tuple[Path, dict[int, Answers]]) -> DataFrame:
-    schema = StructType([*EVENTS.fields, StructField("seed", IntegerType())])
-    files = spark.read.schema(schema).parquet(str(planted[0]))
+    reader = (
+        spark.read.schema(EVENTS).option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet")
+    )
+    seed = F.regexp_extract("_metadata.file_path", "/seed=([0-9]+)/", 1).cast("int")
+    files = reader.parquet(str(planted[0])).withColumn("seed", seed)
     return files.withColumn("server", F.concat("seed", F.lit("/"), "server"))
 
 
