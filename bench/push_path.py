@@ -111,7 +111,7 @@ class Side:
         received_at = time.monotonic()
         block = [Notification(notifier_id, os.urandom(24), META) for notifier_id in ids]
         stored = await self.store.add_notifications(key, block, received_at=int(wall_clock()))
-        tokens = [item.token_key for item in stored if item.token_key is not None]
+        tokens = [item.token_key for item in stored if item is not None]
         await self.dispatcher.notify(tokens, received_at)
 
     async def all_sent(self) -> None:
@@ -184,7 +184,7 @@ async def sustained(side: Side, count: int) -> str:
     for block in blocks([ids[0] for ids in tokens]):
         notifications = [Notification(notifier_id, os.urandom(24), META) for notifier_id in block]
         stored = await side.store.add_notifications(key, notifications, received_at=int(wall_clock()))
-        keys += [item.token_key for item in stored if item.token_key is not None]
+        keys += [item.token_key for item in stored if item is not None]
     started, cpu = time.perf_counter(), cpu_time()
     await side.dispatcher.notify(keys, received)
     await side.all_sent()

@@ -224,7 +224,7 @@ class Bench:
                 wall, cpu = time.perf_counter(), time.process_time()
                 stored = await self.store.add_notifications(SERVER_KEY, block, received_at=1)
                 charge("add", wall, cpu)
-                keys = list({one.token_key for one in stored if one.token_key is not None})
+                keys = list({one.token_key for one in stored if one is not None})
                 wall, cpu = time.perf_counter(), time.process_time()
                 pushes = await self.store.pushes(keys)
                 charge("push", wall, cpu)

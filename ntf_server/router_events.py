@@ -69,20 +69,19 @@ class Notifications:
             lambda: self._store.add_notifications(self._key, block, received_at=timestamp), self._host
         )
         self._count(stored)
-        token_keys = list(dict.fromkeys(entry.token_key for entry in stored if entry.token_key is not None))
-        if token_keys:
+        if token_keys := [entry.token_key for entry in stored if entry is not None]:
             await self._push_sink.notify(token_keys, received_at)
 
-    def _count(self, stored: Sequence[Stored]) -> None:
+    def _count(self, stored: Sequence[Stored | None]) -> None:
         RECEIVED.inc(len(stored))
         if self._own is not None:
             self._own.inc(len(stored))
-        lost = sum(entry.token_key is None for entry in stored)
-        if lost:
+        ids = [(entry.token_id, entry.subscription_id) for entry in stored if entry is not None]
+        if ids:
+            self._journal.record_received(self._host, ids)
+        if lost := len(stored) - len(ids):
             WITHOUT_TOKEN.inc(lost)
-            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=lost, error="NO_TOKEN")
-        if lost < len(stored):
-            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=len(stored) - lost)
+            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=lost)
 
 
 async def patiently(write: Callable[[], Awaitable[R]], host: str) -> R:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import traceback
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from smp_client.session import Service, SmpSession
 from smp_client.subscriptions import event_status
 from store.interface import NtfStore, StoreError
 from store.journal_schema import JournalEvent
-from store.records import ServerKey, StatusChange
+from store.records import Moved, ServerKey, StatusChange
 
 logger = logging.getLogger(__name__)
 
@@ -203,15 +202,14 @@ class RouterWatch:
             elif isinstance(event.message, Ends):
                 self._take_leave()
         if changes:
-            await patiently(lambda: self._set_statuses(changes), self.host)
-            counts = Counter(change.status.state for change in changes)
-            self.state.record_statuses(self._journal, counts)
+            moves = await patiently(lambda: self._set_statuses(changes), self.host)
+            self.state.record_moves(self._journal, moves)
             self.state.individual_queues = max(0, self.state.individual_queues - len(changes))
             self.state.shrunk = True
             self.state.wake.set()
 
-    async def _set_statuses(self, changes: list[StatusChange]) -> None:
-        await self._store.set_statuses(self.state.key, changes, now=int(self._clock.now()))
+    async def _set_statuses(self, changes: list[StatusChange]) -> list[Moved]:
+        return await self._store.set_statuses(self.state.key, changes, now=int(self._clock.now()))
 
     def _take_leave(self) -> None:
         """Another instance has the service now: no fight, but a look from time to time."""

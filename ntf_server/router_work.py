@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ntf_server.clock import Clock
@@ -33,7 +33,7 @@ from smp_client.subscriptions import (
 )
 from store.interface import NtfStore
 from store.journal_schema import JournalEvent
-from store.records import QueueRow, ServerKey, StatusChange, SubKey
+from store.records import Moved, QueueRow, ServerKey, StatusChange, SubKey
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +75,17 @@ class RouterState:
         self.is_subscribed = False
         "Everything that was stored at the start of the session has been asked for."
 
-    def record_statuses(self, journal: EventSink, counts: Mapping[SubState, int]) -> None:
-        """Note in the journal how many queues got which status."""
-        for status, count in counts.items():
-            journal.record(
-                JournalEvent.SUB_STATUS_CHANGED, server=self.host, status_to=status.value, count=count
-            )
+    def record_moves(self, journal: EventSink, moves: Sequence[Moved]) -> None:
+        """Note in the journal which subscriptions changed; being on the way (PENDING) is not worth a note."""
+        for subscription_id, before, after in moves:
+            if after is not SubState.PENDING:
+                journal.record(
+                    JournalEvent.SUB_STATUS_CHANGED,
+                    server=self.host,
+                    subscription=subscription_id,
+                    status_from=before.value,
+                    status_to=after.value,
+                )
 
 
 class ServiceCheck(NamedTuple):
@@ -276,13 +281,8 @@ class SessionWork:
 
     async def _store_outcomes(self, outcomes: Outcomes) -> None:
         state = self._state
-        if outcomes.associated:
-            await self._store.set_subscribed(state.key, outcomes.associated, service_id=self._service_id)
-        if outcomes.individual:
-            await self._store.set_subscribed(state.key, outcomes.individual, service_id=None)
-        if subscribed := len(outcomes.associated) + len(outcomes.individual):
-            SUBSCRIBED.inc(subscribed)
-            state.record_statuses(self._journal, {SubState.ACTIVE: subscribed})
+        await self._set_subscribed(outcomes.associated, self._service_id)
+        await self._set_subscribed(outcomes.individual, None)
         state.individual_queues += len(outcomes.individual)
         retry_at = self._clock.monotonic() + self._config.unanswered_delay
         state.waiting.add_later(outcomes.unanswered, retry_at)
@@ -294,6 +294,12 @@ class SessionWork:
         if restart:
             raise EndSession("the router refuses the service for a queue", self._config.first_delay)
 
+    async def _set_subscribed(self, notifier_ids: Sequence[EntityId], service_id: EntityId | None) -> None:
+        if notifier_ids:
+            moves = await self._store.set_subscribed(self._state.key, notifier_ids, service_id=service_id)
+            self._state.record_moves(self._journal, moves)
+            SUBSCRIBED.inc(len(notifier_ids))
+
     async def _set_statuses(self, changes: Sequence[tuple[EntityId, SubStatus]]) -> None:
         if not changes:
             return
@@ -301,10 +307,10 @@ class SessionWork:
         for kind, count in counts.items():
             REFUSED.labels(kind).inc(count)
             self._state.shrunk = True
-        self._state.record_statuses(self._journal, counts)
-        await self._store.set_statuses(
+        moves = await self._store.set_statuses(
             self._state.key, [StatusChange(*change) for change in changes], now=int(self._clock.now())
         )
+        self._state.record_moves(self._journal, moves)
 
     # Waiting
 

@@ -16,6 +16,7 @@ from store.records import (
     Counts,
     CreatedSubscription,
     LiveQueue,
+    Moved,
     NewSubscription,
     NewToken,
     Notification,
@@ -148,10 +149,10 @@ class NtfStore(Protocol):
 
     async def set_subscribed(
         self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
-    ) -> None:
+    ) -> list[Moved]:
         """SOK: ACTIVE, associated exactly if `service_id` is given (and still the router's)."""
 
-    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> None:
+    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> list[Moved]:
         """Other outcomes (not NEW, not ACTIVE). END, DELETED, AUTH, SERVICE and ERR end an association too.
         END, SERVICE and ERR get a retry time: 10 minutes doubling to 24 hours; SOK resets it. Changes that
         `SUB_MOVES` does not list, and unknown ids, are ignored."""
@@ -175,8 +176,8 @@ class NtfStore(Protocol):
 
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
-    ) -> list[Stored]:
-        """One block of NMSGs in one transaction, in order; one result each."""
+    ) -> list[Stored | None]:
+        """One block of NMSGs in one transaction, in order; one result each, None without an ACTIVE token."""
 
     async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
         """For ACTIVE tokens that have entries; at most 64 unsent ones of each, the oldest."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, NewType
 from protocol.addresses import SmpServer
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import SubStatus, TokenStatus
+from protocol.statuses import SubState, SubStatus, TokenStatus
 
 TokenKey = NewType("TokenKey", int)
 "The store's own short name of a token; never leaves the server."
@@ -118,10 +118,12 @@ class Notification(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where a notification went: the token to push to, or None if it has no ACTIVE token."""
+    """Where a notification went. Do not print."""
 
-    token_key: TokenKey | None
-    sub_key: SubKey | None
+    token_key: TokenKey
+    sub_key: SubKey
+    token_id: EntityId
+    subscription_id: EntityId
 
 
 class LastNotification(NamedTuple):
@@ -156,6 +158,14 @@ class StatusChange(NamedTuple):
 
     notifier_id: EntityId
     status: SubStatus
+
+
+class Moved(NamedTuple):
+    """A subscription whose state really changed. Do not print."""
+
+    subscription_id: EntityId
+    before: SubState
+    after: SubState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

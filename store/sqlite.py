@@ -18,6 +18,7 @@ from store.records import (
     Counts,
     CreatedSubscription,
     LiveQueue,
+    Moved,
     NewSubscription,
     NewToken,
     Notification,
@@ -251,13 +252,13 @@ class SqliteStore:
 
     async def set_subscribed(
         self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
-    ) -> None:
-        await self._write(
+    ) -> list[Moved]:
+        return await self._write(
             lambda tx: sqlite_routers.set_subscribed(tx, key, notifier_ids, service_id), durable=False
         )
 
-    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> None:
-        await self._write(lambda tx: sqlite_routers.set_statuses(tx, key, changes, now), durable=False)
+    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> list[Moved]:
+        return await self._write(lambda tx: sqlite_routers.set_statuses(tx, key, changes, now), durable=False)
 
     async def set_disconnected(self, key: ServerKey) -> int:
         change = sqlite_routers.set_disconnected
@@ -295,7 +296,7 @@ class SqliteStore:
 
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
-    ) -> list[Stored]:
+    ) -> list[Stored | None]:
         return await self._write(
             lambda tx: sqlite_notifications.add(tx, key, notifications, received_at), durable=False
         )

@@ -27,12 +27,13 @@ from store.sqlite_transaction import Transaction, insert_rows, select_in, update
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
 
-_NOWHERE = Stored(None, None)
-
 # One row with all answers: each row that SQLite hands over gives up the interpreter lock, and gets it back
 # only when the event loop pauses.
 _TARGETS = """
-SELECT group_concat(hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key)
+SELECT group_concat(
+    hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key || ' ' || hex(t.token_id)
+    || ' ' || hex(s.subscription_id)
+)
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({}) AND t.status = 'ACTIVE'
 """
@@ -76,26 +77,30 @@ FROM totals
 
 def add(
     tx: Transaction, key: ServerKey, notifications: Sequence[Notification], received_at: int
-) -> list[Stored]:
+) -> list[Stored | None]:
     notifier_ids = [notification.notifier_id for notification in notifications]
     targets = _targets(tx, key, notifier_ids)
     newest: dict[EntityId, tuple[Any, ...]] = {}
     for seq, (notifier_id, nonce, meta) in zip(tx.take_seqs(len(notifications)), notifications, strict=True):
         if (target := targets.get(notifier_id)) is not None:
-            newest[notifier_id] = (*target, seq, received_at, nonce, meta)
+            newest[notifier_id] = (target.token_key, target.sub_key, seq, received_at, nonce, meta)
     insert_rows(tx.db, _ADD, list(newest.values()))
-    return [targets.get(notifier_id, _NOWHERE) for notifier_id in notifier_ids]
+    return [targets.get(notifier_id) for notifier_id in notifier_ids]
 
 
 def _targets(tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId]) -> dict[EntityId, Stored]:
     targets = {}
     for (answers,) in select_in(tx.db, _TARGETS, notifier_ids, key):
         for answer in answers.split(",") if answers else ():
-            notifier_id, token_key, sub_key = answer.split(" ")
-            targets[EntityId(bytes.fromhex(notifier_id))] = Stored(
-                TokenKey(int(token_key)), SubKey(int(sub_key))
+            notifier_id, token_key, sub_key, token_id, subscription_id = answer.split(" ")
+            targets[_entity(notifier_id)] = Stored(
+                TokenKey(int(token_key)), SubKey(int(sub_key)), _entity(token_id), _entity(subscription_id)
             )
     return targets
+
+
+def _entity(text: str) -> EntityId:
+    return EntityId(bytes.fromhex(text))
 
 
 def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubInput, SubState
 from store.records import (
+    Moved,
     QueueRow,
     ServerKey,
     ServerRecord,
@@ -74,7 +75,7 @@ WHERE server_key = ? AND retry_at IS NOT NULL AND retry_at <= ? ORDER BY retry_a
 """
 _RETRIED = "UPDATE subscriptions SET state = 'PENDING', detail = '', retry_at = NULL WHERE sub_key IN ({})"
 _SUBSCRIBED_ROWS = """
-SELECT sub_key, notifier_id, state, associated FROM subscriptions
+SELECT sub_key, notifier_id, subscription_id, state, associated FROM subscriptions
 WHERE server_key = ? AND notifier_id IN ({})
 """
 _SUBSCRIBED = """
@@ -82,7 +83,8 @@ UPDATE subscriptions SET state = 'ACTIVE', detail = '', associated = ?, retry_co
 WHERE sub_key IN ({})
 """
 _CHANGED_ROWS = """
-SELECT sub_key, notifier_id, state, detail, associated, retry_count, retry_at FROM subscriptions
+SELECT sub_key, notifier_id, subscription_id, state, detail, associated, retry_count, retry_at
+FROM subscriptions
 WHERE server_key = ? AND notifier_id IN ({})
 """
 _CHANGE = """
@@ -164,21 +166,26 @@ def next_retry(db: sqlite3.Connection, key: ServerKey) -> int | None:
 
 def set_subscribed(
     tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId], service_id: EntityId | None
-) -> None:
+) -> list[Moved]:
     associated = service_id is not None and service_id == _service_id(tx, key)
     changed: list[SubKey] = []
     flipped: list[EntityId] = []
-    for sub_key, notifier_id, state, was_associated in _rows_once(tx, _SUBSCRIBED_ROWS, key, notifier_ids):
+    moved: list[Moved] = []
+    rows = _rows_once(tx, _SUBSCRIBED_ROWS, key, notifier_ids)
+    for sub_key, notifier_id, subscription_id, state, was_associated in rows:
         if state != SubState.ACTIVE or was_associated != associated:
             changed.append(sub_key)
-        tx.active_subscriptions += state != SubState.ACTIVE
+        if state != SubState.ACTIVE:
+            moved.append(Moved(subscription_id, SubState(state), SubState.ACTIVE))
         if was_associated != associated:
             flipped.append(notifier_id)
+    tx.active_subscriptions += len(moved)
     update_in(tx.db, _SUBSCRIBED, changed, associated)
     if associated:
         tx.add_associated(key, flipped)
     else:
         tx.remove_associated(key, flipped)
+    return moved
 
 
 def _service_id(tx: Transaction, key: ServerKey) -> bytes | None:
@@ -196,11 +203,21 @@ def _rows_once(
 class _Row:
     """A subscription while a list of changes is applied to it."""
 
-    __slots__ = ("associated", "detail", "retry_at", "retry_count", "state", "sub_key", "was")
+    __slots__ = (
+        "associated",
+        "detail",
+        "retry_at",
+        "retry_count",
+        "state",
+        "sub_key",
+        "subscription_id",
+        "was",
+    )
 
     def __init__(
         self,
         sub_key: SubKey,
+        subscription_id: EntityId,
         state: str,
         detail: str,
         associated: int,
@@ -208,6 +225,7 @@ class _Row:
         retry_at: int | None,
     ) -> None:
         self.sub_key = sub_key
+        self.subscription_id = subscription_id
         self.state = SubState(state)
         self.detail = detail
         self.associated = bool(associated)
@@ -236,7 +254,7 @@ class _Row:
             self.retry_count += 1
 
 
-def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange], now: int) -> None:
+def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange], now: int) -> list[Moved]:
     found = _rows_once(tx, _CHANGED_ROWS, key, [change.notifier_id for change in changes])
     rows = {EntityId(row[1]): _Row(row[0], *row[2:]) for row in found}
     for change in changes:
@@ -246,6 +264,8 @@ def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange
     tx.db.executemany(_CHANGE, [(*row.columns(), row.sub_key) for _, row in changed])
     tx.active_subscriptions -= sum(row.was[0] is SubState.ACTIVE for _, row in changed)
     tx.remove_associated(key, [notifier_id for notifier_id, row in changed if row.was[2] > row.associated])
+    moved = [Moved(row.subscription_id, row.was[0], row.state) for _, row in changed]
+    return [move for move in moved if move.before is not move.after]
 
 
 class Page(NamedTuple):

@@ -44,7 +44,9 @@ async def test_a_block_is_stored_in_order(store: NtfStore) -> None:
     key, news, sub_keys = await make_queues(store, token, 3)
     block = [nmsg(new.notifier_id) for new in news]
     stored = await store.add_notifications(key, block, received_at=77)
-    assert stored == [Stored(token.key, sub_key) for sub_key in sub_keys]
+    ids = [new.subscription_id for new in news]
+    expected = zip(sub_keys, ids, strict=True)
+    assert stored == [Stored(token.key, key, token.token_id, sub_id) for key, sub_id in expected]
     (push,) = await store.pushes([token.key, TokenKey(token.key + 1)])
     assert push.token == token
     assert [entry.sub_key for entry in push.entries] == sub_keys
@@ -60,9 +62,9 @@ async def test_a_notification_without_an_active_token_goes_nowhere(store: NtfSto
     await store.set_token_status(dead.key, TokenStatus.INVALID_BAD)
     block = [nmsg(dying.notifier_id), nmsg(entity()), nmsg(live.notifier_id)]
     stored = await store.add_notifications(key, block, received_at=1)
-    assert stored == [Stored(None, None), Stored(None, None), Stored(active.key, sub_key)]
+    assert stored == [None, None, Stored(active.key, sub_key, active.token_id, live.subscription_id)]
     elsewhere = await store.add_notifications(ServerKey(key + 1), block, received_at=1)
-    assert elsewhere == [Stored(None, None)] * 3
+    assert elsewhere == [None] * 3
     assert await store.add_notifications(key, [], received_at=1) == []
     assert (await store.counts()).unsent_notifications == 1
 
@@ -197,12 +199,13 @@ async def test_blocks_at_once_are_all_stored(store: NtfStore) -> None:
     token = await active_token(store)
     key, news, sub_keys = await make_queues(store, token, 40)
 
-    async def add(new: NewSubscription) -> list[Stored]:
+    async def add(new: NewSubscription) -> list[Stored | None]:
         block = [Notification(new.notifier_id, bytes([n]) * 24, b"m") for n in range(3)]
         return await store.add_notifications(key, block, received_at=1)
 
     results = await asyncio.gather(*(add(new) for new in news))
-    assert results == [[Stored(token.key, sub_key)] * 3 for sub_key in sub_keys]
+    got = [[stored.sub_key for stored in result if stored] for result in results]
+    assert got == [[sub_key] * 3 for sub_key in sub_keys]
     entries = await entries_of(store, token)
     assert {entry.nonce[0] for entry in entries} == {2}
     assert (await store.counts()).unsent_notifications == 40
