@@ -63,7 +63,7 @@ def with_baseline(hours: DataFrame) -> DataFrame:
 def islands(rows: DataFrame, keys: list[str], at: str, step_us: int) -> DataFrame:
     """Adds `island`, equal for rows of the same keys that follow each other without a missing step."""
     number = F.row_number().over(Window.partitionBy(*keys).orderBy(at))
-    return rows.withColumn("island", F.col(at) - number * F.lit(step_us))
+    return rows.withColumn("island", F.col(at) - number * F.lit(step_us).cast("bigint"))
 
 
 def gaps(inputs: Inputs) -> DataFrame:
