@@ -58,7 +58,7 @@ def test_gaps(spark: SparkSession, tmp_path: Path) -> None:
     events, planted = plant(spark, tmp_path, events=130_000, gaps=2)
     same_weeks = F.timestamp_micros(F.unix_micros("time") - F.col("seed") * F.lit(SPACING_US))
     received = events.where("event = 'ntf_received'")
-    # One event with a count stands for an hour's: the report looks at whole hours and reads the journal often.
+    # One event with a count stands for an hour's: the report looks at whole hours only.
     hours = received.groupBy("event", "server", F.date_trunc("hour", same_weeks).alias("time"))
     laid_over = hours.agg(F.count("*").alias("count")).persist()
     found = collected(incidents.gaps(Inputs(laid_over, laid_over, window(WEEKS))))

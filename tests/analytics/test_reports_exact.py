@@ -278,6 +278,21 @@ def test_mass_disconnect_needs_servers_and_share(make_inputs: MakeInputs) -> Non
     assert row == {"start": at(1000), "end": at(1060), "servers": 4, "servers_seen": 10, "subscriptions": 40}
 
 
+def test_a_mass_disconnect_that_goes_on_for_an_hour_is_one(make_inputs: MakeInputs) -> None:
+    rows = [
+        event(60 * m + s, E.SMP_DISCONNECTED, server=f"{s}.example", count=1)
+        for m in range(60)
+        for s in range(3)
+    ]
+    (row,) = collected(incidents.mass_disconnects(make_inputs(rows)))
+    assert (row["start"], row["end"], row["servers"], row["subscriptions"]) == (
+        at(0),
+        at(59 * 60 + 2),
+        3,
+        180,
+    )
+
+
 def test_our_own_stop_is_no_mass_disconnect(make_inputs: MakeInputs) -> None:
     rows = [event(1000 + i, E.SMP_DISCONNECTED, server=f"{i}.example", count=1) for i in range(5)]
     assert collected(incidents.mass_disconnects(make_inputs([*rows, event(1010, E.SERVER_STOPPED)]))) == []
