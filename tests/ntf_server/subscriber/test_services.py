@@ -352,7 +352,7 @@ async def test_logs_name_no_queue(daemon: Daemon, caplog: pytest.LogCaptureFixtu
             await until(lambda: daemon.count(SubState.END) == 1)
             router.faults.lose_associations(1)
             await daemon.see_drop(router)
-            await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+            await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) >= 1)
     assert "queues of this service" in caplog.text
     for queue in queues:
         for form in (queue.notifier_id.hex(), b64(queue.notifier_id).decode(), repr(queue.notifier_id)[2:-1]):
