@@ -169,6 +169,15 @@ def verify_microseconds(count: int = 4000) -> float:
     return (time.process_time() - started) / count * 1e6
 
 
+async def settled(server: Daemon) -> None:
+    """Until the work of the start is done: marking all subscriptions of a router that is away."""
+    while True:
+        before = server.cpu()
+        await asyncio.sleep(1)
+        if server.cpu() - before < 0.05:
+            return
+
+
 def checks(device: Device, ids: Sequence[EntityId], count: int) -> list[Command]:
     return [(Schk(), ids[number * 7919 % len(ids)], device.key) for number in range(count)]
 
@@ -232,7 +241,7 @@ async def bench_idle(folder: Path, connections: int) -> list[Row]:
 
 
 async def bench_million(folder: Path, subscriptions: int) -> list[Row]:
-    results: dict[int, tuple[float, float, int, float]] = {}
+    results: dict[int, tuple[float, float, int, float]] = {}  # CPU, the same in verifications, memory, start
     for amount in (1000, subscriptions):
         place = folder / str(amount)
         place.mkdir()
@@ -241,16 +250,19 @@ async def bench_million(folder: Path, subscriptions: int) -> list[Row]:
         started = time.perf_counter()
         async with daemon(place) as server:
             ready, memory = time.perf_counter() - started, server.memory()
+            await settled(server)
             client = await NtfClient.open(server.address)
             load = Load.prepare(client, checks(device, ids, 12_000), 120)
-            rate, cpu, _ = await measure(server, [load], Sub)
-            results[amount] = rate, cpu, memory, ready
+            _, cpu, verify = await measure(server, [load], Sub)
+            results[amount] = cpu, cpu / verify, memory, ready
             client.close()
     small, large = results[1000], results[subscriptions]
     return [
-        Row("SCHK with 1,000 subscriptions: CPU each", small[1], "us"),
-        Row(f"SCHK with {subscriptions:,}: CPU each", large[1], "us"),
-        at_most("ratio", large[1] / small[1], "", 1.15),
+        Row("SCHK with 1,000 subscriptions: CPU each", small[0], "us"),
+        Row("  in bare verifications meanwhile", small[1], ""),
+        Row(f"SCHK with {subscriptions:,}: CPU each", large[0], "us"),
+        Row("  in bare verifications meanwhile", large[1], ""),
+        at_most("ratio of the latter", large[1] / small[1], "", 1.15),
         at_most(f"memory after the start with {subscriptions:,}", large[2] / 1e6, "MB", 150),
         Row("time until ready", large[3], "s"),
     ]
