@@ -33,6 +33,7 @@ from store.records import (
     TokenKey,
 )
 from store.sqlite import SqliteStore
+from tests.store.builders import create_one
 
 SERVER = SmpServer(("router.example",), "", b"h" * 32)
 SERVER_KEY = ServerKey(1)
@@ -172,7 +173,9 @@ class Bench:
 
         async def ours() -> None:
             for start in range(0, len(asked), group):
-                await asyncio.gather(*map(self.store.subscription, asked[start : start + group]))
+                await asyncio.gather(
+                    *(self.store.subscriptions([one]) for one in asked[start : start + group])
+                )
 
         def plain() -> None:
             for subscription_id in asked:
@@ -190,7 +193,7 @@ class Bench:
 
         async def ours() -> None:
             for _ in range(0, count, group):
-                await asyncio.gather(*(self.store.create_subscription(_new()) for _ in range(group)))
+                await asyncio.gather(*(create_one(self.store, _new()) for _ in range(group)))
 
         def plain() -> None:
             for _ in range(0, count, group):

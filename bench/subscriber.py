@@ -33,6 +33,7 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.records import NewSubscription, NewToken, TokenKey
 from store.sqlite import SqliteStore
+from tests.store.builders import create_one
 
 QUEUES_PER_TOKEN = 50
 CREATED_AT_ONCE = 5_000
@@ -107,14 +108,15 @@ async def fill(store: SqliteStore, server: SmpServer, keys: Keys) -> None:
         tokens = [await new_token(store) for _ in range(0, len(part), QUEUES_PER_TOKEN)]
         await asyncio.gather(
             *(
-                store.create_subscription(
+                create_one(
+                    store,
                     NewSubscription(
                         subscription_id=EntityId(os.urandom(24)),
                         token_key=tokens[index // QUEUES_PER_TOKEN],
                         server=server,
                         notifier_id=notifier_id,
                         notifier_key=notifier_key,
-                    )
+                    ),
                 )
                 for index, (notifier_id, notifier_key) in enumerate(part)
             )

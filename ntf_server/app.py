@@ -103,8 +103,8 @@ class App:
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
-            counts = await self.store.counts()
-            self._journal.record(JournalEvent.SERVER_STARTED, count=counts.subscriptions)
+            if self._config.JOURNAL.enabled:
+                self._journal.record(JournalEvent.SERVER_STARTED, count=await self.store.subscribable_count())
             stack.push_async_callback(self._control.close)
             if self._config.TRANSPORT.control_port:
                 await self._control.open(self._config.TRANSPORT.control_port)

@@ -283,7 +283,7 @@ async def _views(world: Playground, phone: Agent, push: RecordedPush) -> list[tu
     token = await phone.token()
     assert token is not None
     assert token.token_id is not None
-    record = await world.server.store.token(token.token_id)
+    (record,) = await world.server.store.tokens([token.token_id])
     assert record is not None
     (known,) = await world.server.store.pushes([record.key])
     entry = known.entries[-1]

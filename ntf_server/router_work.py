@@ -168,8 +168,9 @@ class SessionWork:
         routers = answer.queues
         await self._store.set_service_subscribed(state.key)
         state.service_queues = ours.count
+        total = await self._store.subscription_count(state.key)
         self._journal.record(
-            JournalEvent.SMP_SERVICE_SUBSCRIBED, server=state.host, count=routers.count, total=ours.count
+            JournalEvent.SMP_SERVICE_SUBSCRIBED, server=state.host, count=routers.count, total=total
         )
         return ServiceCheck(state.balance.compare(ours, routers), ours, routers)
 

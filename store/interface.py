@@ -58,9 +58,6 @@ class NtfStore(Protocol):
 
     # Tokens
 
-    async def token(self, token_id: EntityId) -> TokenRecord | None:
-        """Concurrent calls share one query."""
-
     async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
         """One result per id. Concurrent calls share one query."""
 
@@ -112,17 +109,11 @@ class NtfStore(Protocol):
 
     # Subscriptions
 
-    async def subscription(self, subscription_id: EntityId) -> SubscriptionRecord | None:
-        """Concurrent calls share one query."""
-
     async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
         """One result per id. Concurrent calls share one query."""
 
     async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
         """Durable. One result each; None: the queue is another token's, or the notifier key differs."""
-
-    async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
-        """Durable. None: the queue is another token's, the notifier key differs, or the token is gone."""
 
     async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
         """Durable."""
@@ -134,6 +125,12 @@ class NtfStore(Protocol):
 
     async def server(self, key: ServerKey) -> ServerRecord:
         """StoreError if there is no such router."""
+
+    async def subscription_count(self, key: ServerKey) -> int:
+        """Subscriptions of a router, whatever their status."""
+
+    async def subscribable_count(self) -> int:
+        """Subscribable queues of all routers."""
 
     async def queues(
         self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None

@@ -154,9 +154,6 @@ class SqliteStore:
 
     # Tokens
 
-    async def token(self, token_id: EntityId) -> TokenRecord | None:
-        return await self._reading.run(sqlite_tokens.tokens, token_id)
-
     async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
         return await self._reading.run(_TOKENS, token_ids)
 
@@ -213,17 +210,11 @@ class SqliteStore:
 
     # Subscriptions
 
-    async def subscription(self, subscription_id: EntityId) -> SubscriptionRecord | None:
-        return await self._reading.run(sqlite_subscriptions.subscriptions, subscription_id)
-
     async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
         return await self._reading.run(_SUBSCRIPTIONS, subscription_ids)
 
     async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
         return await self._writing.run(_CREATE_SUBSCRIPTIONS, news, durable=True)
-
-    async def create_subscription(self, new: NewSubscription) -> CreatedSubscription | None:
-        return await self._writing.run(sqlite_subscriptions.create, new, durable=True)
 
     async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
         return await self._write(lambda tx: sqlite_subscriptions.delete(tx, key))
@@ -235,6 +226,12 @@ class SqliteStore:
 
     async def server(self, key: ServerKey) -> ServerRecord:
         return await self._read(lambda db: sqlite_routers.server(db, key))
+
+    async def subscription_count(self, key: ServerKey) -> int:
+        return await self._read(lambda db: sqlite_routers.subscription_count(db, key))
+
+    async def subscribable_count(self) -> int:
+        return await self._read(sqlite_routers.subscribable_count)
 
     async def queues(
         self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None

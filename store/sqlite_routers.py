@@ -56,6 +56,14 @@ ORDER BY server_key
 """
 _SERVER = f"SELECT {_SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
 
+_OF_SERVER = "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server WHERE server_key = ?"
+_SUBSCRIBABLE = f"""
+SELECT subscriptions - (
+    SELECT count(*) FROM subscriptions INDEXED BY subscriptions_dead
+    WHERE state IN ({_listed(frozenset(SubState) - SUBSCRIBABLE)})
+)
+FROM totals
+"""
 _QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
 _PAGE = f"""
 SELECT {_QUEUE_COLUMNS} FROM subscriptions INDEXED BY subscriptions_of_server
@@ -144,6 +152,16 @@ def queues(
     db: sqlite3.Connection, key: ServerKey, after: SubKey, limit: int, associated: bool | None
 ) -> list[QueueRow]:
     return [_queue(row) for row in db.execute(_PAGES[associated], (key, after, limit))]
+
+
+def subscription_count(db: sqlite3.Connection, key: ServerKey) -> int:
+    (count,) = db.execute(_OF_SERVER, (key,)).fetchone()
+    return int(count)
+
+
+def subscribable_count(db: sqlite3.Connection) -> int:
+    (count,) = db.execute(_SUBSCRIBABLE).fetchone()
+    return int(count)
 
 
 def queues_by_id(db: sqlite3.Connection, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:

@@ -53,6 +53,10 @@ CREATE UNIQUE INDEX subscriptions_of_token ON subscriptions (token_key, sub_key)
 -- Pages of a router's queues. Without the state, so that most changes of state leave it alone.
 CREATE INDEX subscriptions_of_server ON subscriptions (server_key, associated, sub_key);
 
+-- Few, so that all the others can be counted without looking at them.
+CREATE INDEX subscriptions_dead ON subscriptions (state)
+WHERE state IN ('AUTH', 'DELETED', 'END', 'ERR', 'SERVICE');
+
 CREATE INDEX subscriptions_retry ON subscriptions (server_key, retry_at) WHERE retry_at IS NOT NULL;
 
 -- Last notifications that no accepted push has carried yet. Appended in order and soon gone again: a block of

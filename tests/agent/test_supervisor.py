@@ -32,6 +32,7 @@ from tests.agent.world import (
     until,
     verified,
 )
+from tests.store.builders import find_subscription
 
 BY_STATUS = [
     SubStatus(SubState.ERR, "something else") if state is SubState.ERR else SubStatus(state)
@@ -71,7 +72,7 @@ async def queue_at_router(world: Playground, agent: Agent, connection: int) -> Q
 
 async def at_server(world: Playground, row: Subscription) -> SubscriptionRecord | None:
     assert row.subscription_id is not None
-    return await world.server.store.subscription(row.subscription_id)
+    return await find_subscription(world.server.store, row.subscription_id)
 
 
 async def set_status(world: Playground, servers: Path, row: Subscription, status: SubStatus) -> None:

@@ -16,6 +16,7 @@ from store.records import (
     NewToken,
     Notification,
     StatusChange,
+    SubscriptionRecord,
     TokenKey,
     TokenRecord,
 )
@@ -59,7 +60,7 @@ def new_token(device_token: DeviceToken | None = None, *, updated_on: int = TODA
 async def active_token(store: NtfStore) -> TokenRecord:
     token = await store.create_token(new_token())
     await store.activate_token(token.key, TODAY)
-    found = await store.token(token.token_id)
+    found = await find_token(store, token.token_id)
     assert found is not None
     return found
 
@@ -77,7 +78,7 @@ def new_subscription(
 
 
 async def subscribe(store: NtfStore, new: NewSubscription) -> CreatedSubscription:
-    created = await store.create_subscription(new)
+    created = await create_one(store, new)
     assert created is not None
     return created
 
@@ -89,3 +90,18 @@ def nmsg(notifier_id: EntityId) -> Notification:
 def change(notifier_id: EntityId, state: SubState) -> StatusChange:
     status = SubStatus.error("QUOTA") if state is SubState.ERR else SubStatus(state)
     return StatusChange(notifier_id, status)
+
+
+async def find_token(store: NtfStore, token_id: EntityId) -> TokenRecord | None:
+    (found,) = await store.tokens([token_id])
+    return found
+
+
+async def find_subscription(store: NtfStore, subscription_id: EntityId) -> SubscriptionRecord | None:
+    (found,) = await store.subscriptions([subscription_id])
+    return found
+
+
+async def create_one(store: NtfStore, new: NewSubscription) -> CreatedSubscription | None:
+    (created,) = await store.create_subscriptions([new])
+    return created

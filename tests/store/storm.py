@@ -12,6 +12,7 @@ from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId
 from store.records import NewSubscription, NewToken, Notification
 from store.sqlite import SqliteStore
+from tests.store.builders import create_one
 
 WORKERS = 8
 SERVER = SmpServer(("router.example",), "", b"h" * 32)
@@ -46,7 +47,7 @@ async def work(store: SqliteStore) -> None:
             notifier_id=EntityId(os.urandom(24)),
             notifier_key=os.urandom(48),
         )
-        created = await store.create_subscription(new)
+        created = await create_one(store, new)
         assert created is not None
         tell("subscription", new.subscription_id.hex())
         nonce = round_number.to_bytes(24, "big")

@@ -25,7 +25,9 @@ from tests.store.builders import (
     SERVICE_ID,
     active_token,
     change,
+    create_one,
     entity,
+    find_subscription,
     new_subscription,
     router,
     subscribe,
@@ -39,13 +41,13 @@ CREDENTIALS = ServiceCredentials(chain=(b"leaf" * 100, b"root"), private_key=b"k
 async def make_queues(store: NtfStore, count: int) -> tuple[ServerKey, list[NewSubscription]]:
     token = await active_token(store)
     news = [new_subscription(token.key) for _ in range(count)]
-    created = await asyncio.gather(*(store.create_subscription(new) for new in news))
+    created = await asyncio.gather(*(create_one(store, new) for new in news))
     assert created[0] is not None
     return created[0].server_key, news
 
 
 async def state_of(store: NtfStore, new: NewSubscription) -> SubState:
-    found = await store.subscription(new.subscription_id)
+    found = await find_subscription(store, new.subscription_id)
     assert found is not None
     return found.status.state
 
@@ -65,21 +67,21 @@ async def test_a_subscription_is_found_with_its_token(store: NtfStore) -> None:
     created = await subscribe(store, new)
     assert created.created
     assert created.subscription_id == new.subscription_id
-    found = await store.subscription(new.subscription_id)
+    found = await find_subscription(store, new.subscription_id)
     assert found is not None
     assert (found.key, found.server_key) == (created.sub_key, created.server_key)
     assert (found.token_id, found.verify_key) == (token.token_id, token.verify_key)
     assert (found.notifier_id, found.status.state) == (new.notifier_id, SubState.NEW)
     assert not found.associated
-    assert await store.subscription(entity()) is None
+    assert await find_subscription(store, entity()) is None
 
 
 async def test_a_repeated_creation_gives_the_first_id(store: NtfStore) -> None:
     token = await active_token(store)
     new = new_subscription(token.key)
     again = replace(new, subscription_id=entity())
-    first, second = await asyncio.gather(store.create_subscription(new), store.create_subscription(again))
-    third = await store.create_subscription(again)
+    first, second = await asyncio.gather(create_one(store, new), create_one(store, again))
+    third = await create_one(store, again)
     assert first is not None
     assert second == third == first._replace(created=False)
     assert (await store.counts()).subscriptions == 1
@@ -89,8 +91,8 @@ async def test_a_queue_of_another_token_or_key_is_refused(store: NtfStore) -> No
     token, other = await active_token(store), await active_token(store)
     new = new_subscription(token.key)
     await subscribe(store, new)
-    assert await store.create_subscription(replace(new, token_key=other.key)) is None
-    assert await store.create_subscription(replace(new, notifier_key=unique(32))) is None
+    assert await create_one(store, replace(new, token_key=other.key)) is None
+    assert await create_one(store, replace(new, notifier_key=unique(32))) is None
     elsewhere = replace(new, server=router(port="5224"), subscription_id=entity(), token_key=other.key)
     assert (await subscribe(store, elsewhere)).created
 
@@ -99,12 +101,10 @@ async def test_a_subscription_of_a_gone_token_is_refused_and_hurts_no_other(stor
     token = await active_token(store)
     good = [new_subscription(token.key) for _ in range(3)]
     gone = new_subscription(TokenKey(token.key + 1))
-    results = await asyncio.gather(
-        *(store.create_subscription(new) for new in (good[0], gone, good[1], good[2]))
-    )
+    results = await asyncio.gather(*(create_one(store, new) for new in (good[0], gone, good[1], good[2])))
     assert results[1] is None
     for new in good:
-        assert await store.subscription(new.subscription_id) is not None
+        assert await find_subscription(store, new.subscription_id) is not None
 
 
 async def test_a_repeated_creation_revives_the_dead(store: NtfStore) -> None:
@@ -120,12 +120,12 @@ async def test_a_repeated_creation_revives_the_dead(store: NtfStore) -> None:
 
 async def test_deleting_a_subscription(store: NtfStore) -> None:
     key, (new, kept) = await make_queues(store, 2)
-    found = await store.subscription(new.subscription_id)
+    found = await find_subscription(store, new.subscription_id)
     assert found is not None
     assert await store.delete_subscription(found.key) == LiveQueue(key, new.notifier_id)
     assert await store.delete_subscription(found.key) is None
-    assert await store.subscription(new.subscription_id) is None
-    assert await store.subscription(kept.subscription_id) is not None
+    assert await find_subscription(store, new.subscription_id) is None
+    assert await find_subscription(store, kept.subscription_id) is not None
 
 
 async def test_pages_hold_every_subscribable_queue_once_in_order(store: NtfStore) -> None:
@@ -212,11 +212,11 @@ async def test_statuses_move_as_the_table_says(store: NtfStore, target: SubState
 async def test_the_routers_words_are_kept(store: NtfStore) -> None:
     key, (new,) = await make_queues(store, 1)
     await store.set_statuses(key, [change(new.notifier_id, SubState.ERR)], now=NOW)
-    found = await store.subscription(new.subscription_id)
+    found = await find_subscription(store, new.subscription_id)
     assert found is not None
     assert found.status == SubStatus.error("QUOTA")
     await store.set_subscribed(key, [new.notifier_id], service_id=None)
-    found = await store.subscription(new.subscription_id)
+    found = await find_subscription(store, new.subscription_id)
     assert found is not None
     assert found.status == SubStatus(SubState.ACTIVE)
 
@@ -321,3 +321,42 @@ async def test_clearing_a_service_clears_everything_of_it(store: NtfStore) -> No
     assert (record.associated_count, record.associated_hash) == (0, NO_IDS)
     assert [row.associated for row in await store.queues(key, after=FIRST, limit=9)] == [False, False]
     assert (await store.counts()).active_subscriptions == 0
+
+
+async def test_lists_are_answered_in_their_order(store: NtfStore) -> None:
+    token = await active_token(store)
+    news = [new_subscription(token.key) for _ in range(5)]
+    created = await store.create_subscriptions([*news, news[0]])
+    assert [one.created for one in created if one] == [True] * 5 + [False]
+    unknown = entity()
+    wanted = [news[3].subscription_id, unknown, news[0].subscription_id, news[3].subscription_id]
+    found = await store.subscriptions(wanted)
+    assert [one.subscription_id if one else None for one in found] == [wanted[0], None, wanted[2], wanted[3]]
+    tokens = await store.tokens([unknown, token.token_id])
+    assert tokens[0] is None
+    assert tokens[1] == token
+    assert await store.subscriptions([]) == []
+
+
+async def test_moves_tell_what_really_changed(store: NtfStore) -> None:
+    key, (first, second) = await make_queues(store, 2)
+    both = [first.notifier_id, second.notifier_id]
+    moved = await store.set_subscribed(key, both, service_id=None)
+    assert {(m.subscription_id, m.before, m.after) for m in moved} == {
+        (new.subscription_id, SubState.NEW, SubState.ACTIVE) for new in (first, second)
+    }
+    assert await store.set_subscribed(key, both, service_id=None) == []
+    ended = await store.set_statuses(key, [change(first.notifier_id, SubState.END)], now=NOW)
+    assert [(m.subscription_id, m.before, m.after) for m in ended] == [
+        (first.subscription_id, SubState.ACTIVE, SubState.END)
+    ]
+    again = await store.set_statuses(key, [change(first.notifier_id, SubState.END)], now=NOW)
+    assert again == []
+
+
+async def test_counts_of_a_router_and_of_what_is_subscribable(store: NtfStore) -> None:
+    key, news = await make_queues(store, 4)
+    await put_in_state(store, key, news[0], SubState.AUTH)
+    await put_in_state(store, key, news[1], SubState.ACTIVE)
+    assert await store.subscription_count(key) == 4
+    assert await store.subscribable_count() == 3

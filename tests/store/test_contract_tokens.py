@@ -14,6 +14,8 @@ from tests.store.builders import (
     active_token,
     device,
     entity,
+    find_subscription,
+    find_token,
     new_subscription,
     new_token,
     nmsg,
@@ -29,14 +31,14 @@ async def test_a_token_is_found_as_it_was_created(store: NtfStore) -> None:
     new = new_token()
     created = await store.create_token(new)
     assert created.status is TokenStatus.REGISTERED
-    assert await store.token(new.token_id) == created
+    assert await find_token(store, new.token_id) == created
     assert await store.token_by_device(new.device_token, new.verify_key) == created
     assert (created.code, created.dh_private, created.dh_secret) == (new.code, new.dh_private, new.dh_secret)
 
 
 async def test_unknown_tokens_are_not_found(store: NtfStore) -> None:
     token = await active_token(store)
-    assert await store.token(entity()) is None
+    assert await find_token(store, entity()) is None
     assert await store.token_by_device(token.device_token, unique(32)) is None
     assert await store.token_by_device(device(), token.verify_key) is None
     gone = TokenKey(token.key + 1)
@@ -65,7 +67,7 @@ async def test_creating_again_gives_the_first_record(store: NtfStore) -> None:
 async def test_lookups_at_once_find_their_own(store: NtfStore) -> None:
     tokens = await asyncio.gather(*(store.create_token(new_token()) for _ in range(300)))
     asked = [token.token_id for token in tokens] + [entity()] + [tokens[0].token_id]
-    found = await asyncio.gather(*(store.token(token_id) for token_id in asked))
+    found = await asyncio.gather(*(find_token(store, token_id) for token_id in asked))
     assert found == [*tokens, None, tokens[0]]
 
 
@@ -77,10 +79,10 @@ async def test_activation_takes_the_device_from_other_tokens(store: NtfStore) ->
     new = await store.create_token(new_token(old.device_token))
     queues = await store.activate_token(new.key, TODAY + DAY)
     assert queues == [LiveQueue(created.server_key, subscription.notifier_id)]
-    assert await store.token(old.token_id) is None
-    assert await store.token(kept.token_id) == kept
-    assert await store.subscription(subscription.subscription_id) is None
-    active = await store.token(new.token_id)
+    assert await find_token(store, old.token_id) is None
+    assert await find_token(store, kept.token_id) == kept
+    assert await find_subscription(store, subscription.subscription_id) is None
+    active = await find_token(store, new.token_id)
     assert active is not None
     assert (active.status, active.updated_on) == (TokenStatus.ACTIVE, TODAY + DAY)
     assert await store.activate_token(new.key, TODAY + DAY) == []
@@ -90,7 +92,7 @@ async def test_a_token_that_died_meanwhile_is_not_activated(store: NtfStore) -> 
     token = await store.create_token(new_token())
     await store.set_token_status(token.key, TokenStatus.INVALID_BAD)
     await store.activate_token(token.key, TODAY)
-    found = await store.token(token.token_id)
+    found = await find_token(store, token.token_id)
     assert found is not None
     assert found.status is TokenStatus.INVALID_BAD
 
@@ -105,7 +107,7 @@ async def test_status_moves_only_from_the_given_ones(store: NtfStore) -> None:
         token.key, TokenStatus.CONFIRMED, only_from=[TokenStatus.REGISTERED]
     )
     assert await store.set_token_status(token.key, TokenStatus.INVALID_TOPIC)
-    found = await store.token(token.token_id)
+    found = await find_token(store, token.token_id)
     assert found is not None
     assert (found.status, found.updated_on) == (TokenStatus.INVALID_TOPIC, TODAY + DAY)
 
@@ -116,10 +118,10 @@ async def test_replacing_the_device_keeps_the_subscriptions(store: NtfStore) -> 
     await subscribe(store, subscription)
     new_device, code = device(), unique(32)
     assert await store.replace_device_token(token.key, new_device, code, TODAY + DAY)
-    found = await store.token(token.token_id)
+    found = await find_token(store, token.token_id)
     assert found is not None
     assert (found.device_token, found.code, found.status) == (new_device, code, TokenStatus.REGISTERED)
-    assert await store.subscription(subscription.subscription_id) is not None
+    assert await find_subscription(store, subscription.subscription_id) is not None
     assert (await store.counts()).active_tokens == 0
 
 
@@ -137,7 +139,7 @@ async def test_a_device_and_key_of_another_record_is_refused(store: NtfStore) ->
     )
     second = await store.create_token(two)
     assert not await store.replace_device_token(second.key, first.device_token, b"code", TODAY)
-    assert await store.token(second.token_id) == second
+    assert await find_token(store, second.token_id) == second
     assert await store.replace_device_token(second.key, second.device_token, b"code", TODAY)
 
 
@@ -152,7 +154,7 @@ async def test_deleting_a_token_deletes_all_it_has(store: NtfStore) -> None:
     assert {queue.notifier_id for queue in queues} == {new.notifier_id for new in news}
     counts = await store.counts()
     assert (counts.tokens, counts.subscriptions, counts.unsent_notifications) == (0, 0, 0)
-    assert await store.token(token.token_id) is None
+    assert await find_token(store, token.token_id) is None
 
 
 async def test_a_key_is_not_used_again(store: NtfStore) -> None:
@@ -199,10 +201,10 @@ async def test_purging_takes_the_unverified_and_the_dead(store: NtfStore) -> Non
     assert await purge(1) == []
     assert (await store.counts()).tokens == 4
     assert await purge(10) == []
-    assert await store.token(unverified.token_id) is None
-    assert await store.token(expired.token_id) is None
+    assert await find_token(store, unverified.token_id) is None
+    assert await find_token(store, expired.token_id) is None
     for kept in (recent, active, dead):
-        assert await store.token(kept.token_id) is not None
+        assert await find_token(store, kept.token_id) is not None
     queues = await store.purge_tokens(unverified_before=0, invalid_before=13 * DAY, limit=10)
     assert [queue.notifier_id for queue in queues] == [subscription.notifier_id]
 
@@ -230,7 +232,7 @@ async def test_closing_finishes_queued_writes(new_store: StoreFactory) -> None:
     reopened = new_store()
     await reopened.open()
     for task in creating:
-        assert await reopened.token(task.result().token_id) == task.result()
+        assert await find_token(reopened, task.result().token_id) == task.result()
     await reopened.close()
 
 
@@ -238,6 +240,6 @@ async def test_secrets_are_not_in_reprs(store: NtfStore) -> None:
     token = await active_token(store)
     new = new_subscription(token.key)
     await subscribe(store, new)
-    printed = repr(token) + repr(new) + repr(await store.subscription(new.subscription_id))
+    printed = repr(token) + repr(new) + repr(await find_subscription(store, new.subscription_id))
     for secret in (token.token_id, token.code, token.dh_secret, token.verify_key, new.notifier_id):
         assert repr(secret)[2:-1] not in printed

@@ -20,7 +20,7 @@ from store import migrate
 from store.interface import SchemaError, StoreError, StoreUnavailable
 from store.sqlite import SqliteStore
 from store.sqlite_engine import QUEUED_OPERATIONS
-from tests.store.builders import active_token, entity, new_subscription, new_token, subscribe
+from tests.store.builders import active_token, entity, find_token, new_subscription, new_token, subscribe
 
 NOBODY = 65534
 
@@ -38,7 +38,7 @@ async def make_database(path: Path) -> EntityId:
 
 
 async def check_works(store: SqliteStore, token_id: EntityId) -> None:
-    assert await store.token(token_id) is not None
+    assert await find_token(store, token_id) is not None
     token = await active_token(store)
     await subscribe(store, new_subscription(token.key))
 
@@ -97,7 +97,7 @@ async def test_a_full_disk_refuses_until_there_is_room(tmp_path: Path) -> None:
                     refused += 1
                 else:
                     created.append(new.token_id)
-        assert await store.token(token_id) is not None
+        assert await find_token(store, token_id) is not None
     assert refused
     assert created
     await check_works(store, token_id)
@@ -131,7 +131,7 @@ async def test_a_locked_database_refuses_until_it_is_free(tmp_path: Path) -> Non
         )
         assert {type(result) for result in results} == {StoreUnavailable}
         assert "locked by another process" in str(results[0])
-        assert await store.token(token_id) is not None
+        assert await find_token(store, token_id) is not None
         late = SqliteStore(path, busy_timeout=0.05)
         with pytest.raises(StoreUnavailable, match="locked"):
             await late.open()
@@ -162,7 +162,7 @@ async def test_damaged_pages_are_told(tmp_path: Path) -> None:
     path.write_bytes(content)
     store = SqliteStore(path)
     await store.open()
-    results = await asyncio.gather(*(store.token(new.token_id) for new in news), return_exceptions=True)
+    results = await asyncio.gather(*(find_token(store, new.token_id) for new in news), return_exceptions=True)
     errors = {str(result) for result in results if isinstance(result, BaseException)}
     assert {type(result) for result in results if isinstance(result, BaseException)} == {StoreUnavailable}
     assert any("damaged" in error for error in errors)
@@ -257,7 +257,7 @@ async def test_a_failing_operation_does_not_take_others_with_it(tmp_path: Path) 
     )
     assert isinstance(results[0], StoreError)
     assert not isinstance(results[0], StoreUnavailable)
-    assert await store.token(good.token_id) == results[1]
+    assert await find_token(store, good.token_id) == results[1]
     assert (await store.counts()).tokens == 2
     await store.close()
 
@@ -270,9 +270,9 @@ async def test_a_cancelled_caller_does_not_stop_the_others(tmp_path: Path) -> No
     await asyncio.sleep(0)
     impatient.cancel()
     record = await patient
-    assert await store.token(record.token_id) == record
+    assert await find_token(store, record.token_id) == record
     assert (await store.counts()).tokens == 2
-    assert await store.token(entity()) is None
+    assert await find_token(store, entity()) is None
     await store.close()
 
 
@@ -280,7 +280,9 @@ async def test_closing_with_a_full_queue_leaves_nobody_waiting(tmp_path: Path) -
     store = SqliteStore(tmp_path / "ntf.db")
     await store.open()
     async with asyncio.timeout(20):
-        calls = [asyncio.ensure_future(store.token(entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)]
+        calls = [
+            asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)
+        ]
         await asyncio.sleep(0)
         await store.close()
         results = await asyncio.gather(*calls, return_exceptions=True)

@@ -9,7 +9,7 @@ import pytest
 from store import migrate
 from store.interface import SchemaError, StoreUnavailable
 from store.sqlite import SqliteStore
-from tests.store.builders import active_token
+from tests.store.builders import active_token, find_token
 
 LATEST = migrate.latest_version()
 
@@ -88,7 +88,7 @@ async def test_data_survive_opening_again(tmp_path: Path) -> None:
     assert migrate.migrate(path) == []
     store = SqliteStore(path, auto_migrate=False)
     await store.open()
-    assert await store.token(token.token_id) == token
+    assert await find_token(store, token.token_id) == token
     await store.close()
 
 

@@ -25,7 +25,9 @@ from tests.store.builders import (
     SERVICE_ID,
     TODAY,
     change,
+    create_one,
     device,
+    find_subscription,
     new_subscription,
     new_token,
     nmsg,
@@ -104,9 +106,7 @@ class Sums(RuleBasedStateMachine):
         news = [new_subscription(key, server) for _ in range(count)]
 
         async def create() -> None:
-            for new, created in zip(
-                news, await asyncio.gather(*map(self.store.create_subscription, news)), strict=True
-            ):
+            for new, created in zip(news, await self.store.create_subscriptions(news), strict=True):
                 if created is not None:
                     self.server_keys[new.server] = created.server_key
 
@@ -115,13 +115,13 @@ class Sums(RuleBasedStateMachine):
 
     @rule(new=queues)
     def subscribe_again(self, new: NewSubscription) -> None:
-        created = self.run(self.store.create_subscription(new))
+        created = self.run(create_one(self.store, new))
         if created is not None:
             self.server_keys[new.server] = created.server_key
 
     @rule(new=queues)
     def delete_subscription(self, new: NewSubscription) -> None:
-        found = self.run(self.store.subscription(new.subscription_id))
+        found = self.run(find_subscription(self.store, new.subscription_id))
         if found is not None:
             assert self.run(self.store.delete_subscription(found.key)) is not None
 
@@ -192,9 +192,9 @@ class Sums(RuleBasedStateMachine):
             news = [new_subscription(record.key, server) for _ in range(3)]
             ids = [new.notifier_id for new in news]
             async with asyncio.TaskGroup() as tasks:
-                creating = [tasks.create_task(self.store.create_subscription(new)) for new in news]
+                creating = [tasks.create_task(create_one(self.store, new)) for new in news]
                 for call in (
-                    self.store.create_subscription(news[0]),
+                    create_one(self.store, news[0]),
                     self.store.set_service_id(key, SERVICE_ID),
                     self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
                     self.store.activate_token(record.key, TODAY),

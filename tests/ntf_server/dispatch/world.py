@@ -37,6 +37,7 @@ from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, Notification, ServerKey, TokenKey
 from store.sqlite import SqliteStore
+from tests.store.builders import create_one
 
 DEADLINE = 15.0
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
@@ -114,14 +115,15 @@ class World:
 
     async def add_queue(self, device: Device, server: SmpServer = ROUTER) -> None:
         notifier_id = EntityId(os.urandom(24))
-        created = await self.store.create_subscription(
+        created = await create_one(
+            self.store,
             NewSubscription(
                 subscription_id=EntityId(os.urandom(24)),
                 token_key=device.key,
                 server=server,
                 notifier_id=notifier_id,
                 notifier_key=b"",
-            )
+            ),
         )
         assert created is not None
         device.queues.append(Queue(notifier_id, created.server_key, os.urandom(32)))

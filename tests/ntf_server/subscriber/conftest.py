@@ -28,6 +28,7 @@ from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, ServerKey, TokenKey
 from store.sqlite import SqliteStore
+from tests.store.builders import create_one
 
 DATABASE = "ntf.db"
 STATES = "SELECT notifier_id, state FROM subscriptions"
@@ -135,14 +136,15 @@ class Daemon:
             self.token_key = await add_token(self.store)
         created = await asyncio.gather(
             *(
-                self.store.create_subscription(
+                create_one(
+                    self.store,
                     NewSubscription(
                         subscription_id=EntityId(os.urandom(24)),
                         token_key=self.token_key,
                         server=server,
                         notifier_id=queue.notifier_id,
                         notifier_key=notifier_key or queue.notifier_key.der,
-                    )
+                    ),
                 )
                 for queue in queues
             )
