@@ -350,7 +350,7 @@ async def test_logs_name_no_queue(daemon: Daemon, caplog: pytest.LogCaptureFixtu
             await until(lambda: daemon.count(SubState.ACTIVE) == 4)
             router.faults.send_end(notifier_ids(queues[1:2]))
             await until(lambda: daemon.count(SubState.END) == 1)
-            router.faults.lose_associations(1)
+            router.faults.lose_associations(2)  # one of them may be the ended one, which is no loss
             await daemon.see_drop(router)
             await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) >= 1)
     assert "queues of this service" in caplog.text
