@@ -96,19 +96,19 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName("ntf-analytics")
     for name, value in {**settings, **(more or {})}.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    try:
-        if not master.startswith("local"):
-            send_package(spark)
-        yield spark
-    finally:
-        spark.stop()
+    with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as folder:
+        spark = builder.getOrCreate()
+        try:
+            if not master.startswith("local"):
+                send_package(spark, Path(folder) / "ntf_analytics.zip")
+            yield spark
+        finally:
+            spark.stop()
 
 
-def send_package(spark: SparkSession) -> None:
+def send_package(spark: SparkSession, archive: Path) -> None:
     """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
     root = Path(__file__).parent.parent
-    archive = Path(tempfile.mkdtemp(prefix="ntf-analytics-")) / "ntf_analytics.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store"):
             for source in sorted((root / package).rglob("*.py")):
