@@ -66,17 +66,10 @@ class CollectingSink:
 
 class ListJournal(NullJournal):
     def __init__(self) -> None:
-        self.events: list[tuple[JournalEvent, int | None, int | None]] = []
+        self.events: list[tuple[JournalEvent, object, object]] = []
 
-    def record(
-        self,
-        event: JournalEvent,
-        *,
-        count: int | None = None,
-        total: int | None = None,
-        **details: object,
-    ) -> None:
-        self.events.append((event, count, total))
+    def record(self, event: JournalEvent, **columns: object) -> None:
+        self.events.append((event, columns.get("count"), columns.get("total")))
 
     def count(self, event: JournalEvent) -> int:
         return sum(recorded == event for recorded, _, _ in self.events)

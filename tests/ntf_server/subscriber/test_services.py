@@ -38,7 +38,7 @@ async def assert_associated(daemon: Daemon, key: ServerKey, queues: list[LoadQue
     assert record.associated_hash == ids_hash(notifier_ids(queues))
 
 
-def drift_events(daemon: Daemon) -> list[tuple[int | None, int | None]]:
+def drift_events(daemon: Daemon) -> list[tuple[object, object]]:
     return [
         (count, total) for event, count, total in daemon.journal.events if event is JournalEvent.SMP_DRIFT
     ]
