@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from nacl.bindings import crypto_box_afternm
 
-from ntf_server.fake_push.program import FakePushProcess, fake_push_process
-from ntf_server.fake_push.server import wall_clock
+from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
+from ntf_demo.fake_push.server import wall_clock
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import Message

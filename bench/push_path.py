@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.push_clients import cpu_time, make_key
+from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
+from ntf_demo.fake_push.server import wall_clock
 from ntf_server.clock import SystemClock
-from ntf_server.fake_push.program import FakePushProcess, fake_push_process
-from ntf_server.fake_push.server import wall_clock
 from ntf_server.journal import NullJournal
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import socket
 import sqlite3
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from ntf_server import demo, setup
+from ntf_server import setup
 from ntf_server.app import run_until_signal
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config
-from ntf_server.fake_push import program as fake_push
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.status import print_status
@@ -41,13 +43,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A command, or the name of the module that has its `add_arguments` and `run`: loaded when it is asked
+    for, so that the daemon does not carry a demonstration."""
+
+    def __init__(self, *args: Any, module: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._module = module
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        if self._module:
+            program = importlib.import_module(self._module)
+            program.add_arguments(self)
+            self.set_defaults(run=program.run)
+        return super().parse_known_args(*args, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ntf-server",
         description="A notification server for SMP: watches queues, wakes devices with encrypted pushes.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    folders = argparse.ArgumentParser(add_help=False)
+    version = metadata.version("ntf-server")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    folders = CommandParser(add_help=False)
     folders.add_argument(
         "--config-dir",
         type=Path,
@@ -63,12 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     delete = commands.add_parser("delete", parents=[folders], help="remove configuration, identity and data")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.set_defaults(run=_delete)
-    show = commands.add_parser("demo", help="see one notification on its whole way, on this machine alone")
-    demo.add_arguments(show)
-    show.set_defaults(run=demo.run)
-    fake = commands.add_parser("fake-push", help="run a push provider for tests: APNs, FCM and Web Push")
-    fake_push.add_arguments(fake)
-    fake.set_defaults(run=fake_push.run)
+    commands.add_parser(
+        "demo",
+        module="ntf_demo.demo",
+        help="see one notification on its whole way, on this machine alone",
+    )
+    commands.add_parser(
+        "fake-push",
+        module="ntf_demo.fake_push.program",
+        help="run a push provider for tests: APNs, FCM and Web Push",
+    )
     return parser
 
 

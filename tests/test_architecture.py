@@ -21,9 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "smp_router": {"protocol", "transport"},
     "agent": {"protocol", "transport", "smp_client"},
     "analytics": {"store"},
+    "ntf_demo": {"protocol", "transport", "smp_client", "ntf_server", "smp_router", "agent"},
 }
-EXCEPTIONS = {"ntf_server/demo.py": {"smp_router", "agent"}}
-"The demonstration runs a whole network in one process."
 OURS = {*ALLOWED, "tests", "bench"}
 PURE_OF = {"asyncio", "socket", "ssl", "time", "random", "secrets", "logging", "threading", "os"}
 "What the protocol may not reach: no sockets, clocks, randomness or logs."
@@ -51,7 +50,7 @@ def imported(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", modules(*ALLOWED), ids=name)
 def test_imports(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
-    allowed = ALLOWED[package] | {package} | EXCEPTIONS.get(name(path), set())
+    allowed = ALLOWED[package] | {package}
     assert set(imported(path)) & OURS <= allowed
 
 

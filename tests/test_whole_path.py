@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.agent import open_agent
 from agent.records import Mode, SubAction
-from ntf_server.demo import playground
+from ntf_demo.demo import playground
 from protocol.statuses import TokenStatus
 from tests.agent.world import DEVICE, agent_config, arrives, subscribed, verified
 

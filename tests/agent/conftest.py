@@ -10,7 +10,7 @@ import pytest
 from agent.agent import Agent, open_agent
 from agent.sessions import Sessions
 from agent.store import AgentStore
-from ntf_server.demo import Playground, playground
+from ntf_demo.demo import Playground, playground
 from smp_client.dialer import Dialer
 from smp_client.requests import SessionTiming
 from tests.agent.world import agent_config

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from ntf_server.demo import Playground, playground
+from ntf_demo.demo import Playground, playground
 from tests.agent.world import DEADLINE, DEVICE, verification
 
 LINK = re.compile(r"smp://\S+#/\?\S+")

@@ -16,7 +16,7 @@ from agent.agent import Agent, open_agent
 from agent.records import Mode, SubAction
 from agent.rows import Change
 from agent.store import AgentStore
-from ntf_server.demo import Playground
+from ntf_demo.demo import Playground
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import TokenStatus
 from tests.agent.world import agent_config, arrives, known_token, subscribed, until

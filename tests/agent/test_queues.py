@@ -15,7 +15,7 @@ from agent.links import parse_link
 from agent.records import SendQueue
 from agent.sessions import Sessions
 from agent.store import STATE_FILE, AgentStore
-from ntf_server.demo import Playground
+from ntf_demo.demo import Playground
 from protocol.crypto import X25519PrivateKey
 from protocol.errors import QUOTA
 from protocol.smp_messages import Send, SmpCommand

@@ -14,7 +14,7 @@ from agent.agent import open_agent
 from agent.errors import Temporary, Unreachable
 from agent.ntf_session import connect_ntf
 from agent.records import Mode
-from ntf_server.demo import Playground
+from ntf_demo.demo import Playground
 from protocol.addresses import NtfServer, SmpServer
 from protocol.connection import Block, Connection, Outgoing, Received
 from protocol.crypto import X25519PrivateKey, X25519PublicKey

@@ -12,7 +12,7 @@ import pytest
 
 from agent.agent import Agent, open_agent
 from agent.records import Mode, SubAction, Subscription
-from ntf_server.demo import Playground
+from ntf_demo.demo import Playground
 from ntf_server.setup import DATABASE
 from protocol.errors import AUTH, INTERNAL
 from protocol.statuses import SUBSCRIBABLE, SubState, SubStatus, TokenStatus

@@ -15,8 +15,8 @@ from agent.records import Mode, Token, TokenAction
 from agent.sessions import Sessions
 from agent.store import AgentStore
 from agent.tokens import Tokens
-from ntf_server.demo import Playground
-from ntf_server.fake_push.recorder import RecordedPush
+from ntf_demo.demo import Playground
+from ntf_demo.fake_push.recorder import RecordedPush
 from protocol.addresses import NtfServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.device_token import ApnsToken

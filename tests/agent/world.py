@@ -11,8 +11,8 @@ from typing import TypeVar
 from agent.agent import Agent, AgentConfig
 from agent.records import Mode, Token
 from agent.supervisor import SupervisorConfig
-from ntf_server.demo import Playground
-from ntf_server.fake_push.recorder import RecordedPush
+from ntf_demo.demo import Playground
+from ntf_demo.fake_push.recorder import RecordedPush
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import TokenStatus
 from smp_client.requests import SessionTiming

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId, unb64
 from protocol.push_messages import decode_pn_messages, open_push

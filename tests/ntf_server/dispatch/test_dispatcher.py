@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ntf_demo.fake_push.faults import Fault
 from ntf_server.clock import SystemClock
-from ntf_server.fake_push.faults import Fault
 from ntf_server.push.dispatcher import DispatcherConfig
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, Provider

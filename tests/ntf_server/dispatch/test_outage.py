@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ntf_demo.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.clock import SystemClock
-from ntf_server.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.push.dispatcher import DispatcherConfig
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent

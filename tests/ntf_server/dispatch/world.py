@@ -15,8 +15,8 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.clock import Clock
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.journal import NullJournal
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import CallLater, Dispatcher, DispatcherConfig

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ntf_server.fake_push.server import FakePushServer
+from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import Message, PushError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push.apns import ApnsProvider
 from ntf_server.push.http2 import CurlHttp2
 from tests.ntf_server.push.builders import ManualClock, make_provider, write_key

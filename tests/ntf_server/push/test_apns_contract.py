@@ -13,8 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ntf_server.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push import aioapns_client, http2
 from ntf_server.push.apns import ApnsProvider
 from ntf_server.push.http2 import CurlHttp2

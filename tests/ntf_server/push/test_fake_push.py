@@ -11,9 +11,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ntf_server.fake_push.faults import BadCommandError, Fault, fault_from_json, settings_from_json
-from ntf_server.fake_push.program import fake_push_process
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fake_push.faults import BadCommandError, Fault, fault_from_json, settings_from_json
+from ntf_demo.fake_push.program import fake_push_process
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server.push.apns import ApnsProvider
 from ntf_server.push.apns_client import ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ntf_server.fake_push.faults import Fault
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.fcm import FcmConfig, FcmProvider, load_service_account, split_url
 from ntf_server.push.http2 import CurlHttp2

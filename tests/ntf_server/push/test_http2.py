@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ntf_server.fake_push.faults import Fault
-from ntf_server.fake_push.server import FakePushServer
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push import http2
 from ntf_server.push.http2 import CurlHttp2, Origin, OriginLimits, TransportError
 from tests.ntf_server.push.builders import until

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ntf_server.fake_push.faults import Fault
-from ntf_server.fake_push.server import FakePushServer
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push.credentials import make_vapid_key
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.payloads import padded_size

@@ -13,17 +13,17 @@ from typing import Any, Final, Self
 
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ntf_server.fake_push.apis import PushApis, Verdict, error_body
-from ntf_server.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
-from ntf_server.fake_push.faults import (
+from ntf_demo.fake_push.apis import PushApis, Verdict, error_body
+from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
+from ntf_demo.fake_push.faults import (
     BadCommandError,
     ConnectionSettings,
     Fault,
     fault_from_json,
     settings_from_json,
 )
-from ntf_server.fake_push.http2 import Request, ServerConnection, response_head
-from ntf_server.fake_push.recorder import RecordedPush, Recorder
+from ntf_demo.fake_push.http2 import Request, ServerConnection, response_head
+from ntf_demo.fake_push.recorder import RecordedPush, Recorder
 
 CONTROL_PATH: Final = "/_control"
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})

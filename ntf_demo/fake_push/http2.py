@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from hpack import Decoder, HPACKError
 
-from ntf_server.fake_push.faults import REFUSED_STREAM, ConnectionSettings
+from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9

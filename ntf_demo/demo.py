@@ -22,12 +22,12 @@ from rich.text import Text
 from agent.agent import Agent, AgentConfig, open_agent
 from agent.errors import AgentError
 from agent.records import Message, Mode
+from ntf_demo.fake_push.recorder import RecordedPush
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server import setup
 from ntf_server.app import App, running
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
-from ntf_server.fake_push.recorder import RecordedPush
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import b64

@@ -16,7 +16,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ntf_server.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
+from ntf_demo.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
 from ntf_server.push.http2 import CurlHttp2, Origin
 
 START_TIMEOUT: Final = 20.0
@@ -96,8 +96,8 @@ class FakePushProcess:
 
 @contextlib.asynccontextmanager
 async def fake_push_process(folder: Path, *options: str) -> AsyncIterator[FakePushProcess]:
-    """Run `python -m ntf_server.fake_push` with further command line options until the block is left."""
-    command = [sys.executable, "-m", "ntf_server.fake_push", "--folder", str(folder), *options]
+    """Run `python -m ntf_demo.fake_push` with further command line options until the block is left."""
+    command = [sys.executable, "-m", "ntf_demo.fake_push", "--folder", str(folder), *options]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     http = CurlHttp2()
     try:
