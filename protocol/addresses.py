@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, Self
 
 from protocol.encoding import EntityId, Reader, Writer, b64, unb64
 from protocol.errors import DecodeError
@@ -29,35 +32,57 @@ class ServerAddress:
     port: str
     key_hash: bytes
 
-    def text(self, scheme: str) -> str:
+    scheme: ClassVar[str]
+    default_port: ClassVar[int]
+
+    def __str__(self) -> str:
         where = ",".join(self.hosts) + (f":{self.port}" if self.port else "")
-        return f"{scheme}://{b64(self.key_hash).decode()}@{where}"
+        return f"{self.scheme}://{b64(self.key_hash).decode()}@{where}"
+
+    @property
+    def port_number(self) -> int:
+        return int(self.port or self.default_port)
+
+    @property
+    def host_port(self) -> str:
+        """The name of the server in logs, metrics and the journal: one for all spellings."""
+        return f"{canonical_host(self.hosts[0])}:{self.port_number}"
+
+    @property
+    def canonical(self) -> Self:
+        """The same server in the one spelling that it is known by: two are the same if these are equal."""
+        port = "" if self.port_number == self.default_port else str(self.port_number)
+        hosts = tuple(dict.fromkeys(map(canonical_host, self.hosts)))
+        return self if (hosts, port) == (self.hosts, self.port) else type(self)(hosts, port, self.key_hash)
 
 
 class SmpServer(ServerAddress):
     """An SMP router."""
 
     __slots__ = ()
-
-    def __str__(self) -> str:
-        return self.text("smp")
-
-    @property
-    def port_number(self) -> int:
-        return int(self.port or SMP_PORT)
+    scheme = "smp"
+    default_port = SMP_PORT
 
 
 class NtfServer(ServerAddress):
     """A notification server."""
 
     __slots__ = ()
+    scheme = "ntf"
+    default_port = NTF_PORT
 
-    def __str__(self) -> str:
-        return self.text("ntf")
 
-    @property
-    def port_number(self) -> int:
-        return int(self.port or NTF_PORT)
+@lru_cache(maxsize=4096)
+def canonical_host(host: str) -> str:
+    """Lower case, without the dot of the root; an IPv6 address in its short form, one that stands for an IPv4
+    address as that."""
+    if not host.startswith("["):
+        return host.lower().rstrip(".") or host
+    try:
+        address = ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return host.lower()
+    return str(address.ipv4_mapped or f"[{address}]")
 
 
 def parse_smp_server(text: str) -> SmpServer:
