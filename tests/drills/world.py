@@ -1,0 +1,346 @@
+"""A drill: a real daemon under attack, beside it an honest client, an honest router and an honest provider.
+
+What the honest ones get meanwhile is the result. They live in the test's process, the daemon and the attacker
+in processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from agent.wake import MessagePush, VerificationPush, parse_push
+from ntf_server.fake_push.recorder import RecordedPush
+from ntf_server.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from protocol.addresses import NtfServer, SmpQueueNtf, parse_ntf_server
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import NO_ENTITY, EntityId
+from protocol.ntf_commands import IdSub, Ping, Pong, Snew
+from protocol.push_messages import decode_pn_messages, open_push
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from tests.drills.attacker import Attack, attacking
+from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.ntf_server.test_cli import init
+from transport.errors import TransportError
+
+DEADLINE = 60.0
+DEVICES = 20
+"So many that each is pushed to about once a second: the interval of coalescing is no part of the latency."
+NOTIFICATIONS_PER_SECOND = 20.0
+PINGS_PER_SECOND = 10.0
+NEWCOMERS_PER_SECOND = 2.0
+CALM_AFTER = 1.0
+"The last notifications of a drill are given this long after the attack ended."
+
+
+@dataclass
+class Asked:
+    """One kind of request: how many, how many were answered, and how long each took."""
+
+    asked: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def answered(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def p50(self) -> float:
+        return quantile(self.seconds, 0.5)
+
+    @property
+    def p99(self) -> float:
+        return quantile(self.seconds, 0.99)
+
+    def __str__(self) -> str:
+        return f"{self.answered}/{self.asked}, p99 {self.p99 * 1000:.0f} ms"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is not exceeded by `share` of them; infinite if there is none."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else math.inf
+
+
+@dataclass
+class Service:
+    """What the honest ones got during a drill."""
+
+    commands: Asked = field(default_factory=Asked)
+    "PING on a connection that was open before."
+    newcomers: Asked = field(default_factory=Asked)
+    "A new connection with its first PING."
+    liveness: Asked = field(default_factory=Asked)
+    pushes: Asked = field(default_factory=Asked)
+    "From the router's NMSG to the request at the provider."
+    log_bytes_per_second: float = 0.0
+    peak_memory: int = 0
+    "Bytes above the memory before."
+
+    @property
+    def lost(self) -> int:
+        return self.pushes.asked - self.pushes.answered
+
+    def note_memory(self, size: int) -> None:
+        self.peak_memory = max(self.peak_memory, size)
+
+    def row(self, name: str) -> str:
+        """A line of the tables in docs/reliability.md."""
+        log, memory = f"{self.log_bytes_per_second / 1000:.1f} kB/s", f"{self.peak_memory / 1e6:+.0f} MB"
+        cells = (name, self.commands, self.newcomers, self.liveness, self.pushes, self.lost, log, memory)
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+@dataclass
+class Daemon:
+    """The server in a process of its own."""
+
+    process: psutil.Process
+    address: NtfServer
+    metrics_port: int
+    log: Path
+
+    def memory(self) -> int:
+        return int(self.process.memory_info().rss)
+
+    def is_alive(self) -> bool:
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
+    async def get(self, path: str) -> str:
+        """What its HTTP endpoint answers: the first line and the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.metrics_port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            return head.partition("\r\n")[0] + "\n" + body
+        finally:
+            writer.close()
+
+    async def metric(self, name: str) -> float:
+        """The value of a metric, its labels included in the name; 0 if it was not counted yet."""
+        for line in (await self.get("/metrics")).splitlines():
+            key, _, value = line.rpartition(" ")
+            if key == f"simplex_ntf_{name}":
+                return float(value)
+        return 0.0
+
+
+@dataclass
+class World:
+    daemon: Daemon
+    router: Router
+    push: FakePushServer
+    _secrets: dict[str, bytes] = field(default_factory=dict)
+    unused: list[LoadQueue] = field(default_factory=list)
+    "Queues of the devices. Each is notified once, so that no notification replaces another."
+    _read: int = 0
+
+    async def measure(
+        self, seconds: float, *, attack: Attack | None = None, beside: Awaitable[None] | None = None
+    ) -> Service:
+        """Serve for so long while `attack` runs in another process, or `beside` in this one."""
+        service = Service()
+        memory, logged = self.daemon.memory(), self.daemon.log.stat().st_size
+        async with AsyncExitStack() as stack:
+            client = await NtfClient.open(self.daemon.address)
+            stack.callback(client.close)
+            if attack is not None:
+                await stack.enter_async_context(attacking(attack, self.daemon.address, seconds))
+            async with asyncio.TaskGroup() as tasks:
+                hostile = None if beside is None else tasks.create_task(_waited(beside))
+                work = (
+                    self._ask(service.commands, PINGS_PER_SECOND, seconds, lambda: _ping(client)),
+                    self._ask(service.newcomers, NEWCOMERS_PER_SECOND, seconds, self._newcomer),
+                    self._ask(service.liveness, NEWCOMERS_PER_SECOND, seconds, self._live),
+                )
+                running = [tasks.create_task(each) for each in work]
+                sent = await self._notify(seconds, lambda: service.note_memory(self.daemon.memory() - memory))
+                await asyncio.wait(running)
+                if hostile is not None:
+                    hostile.cancel()
+        sent |= await self._notify(CALM_AFTER)
+        await self._pushed(sent, service.pushes)
+        service.log_bytes_per_second = (self.daemon.log.stat().st_size - logged) / seconds
+        assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
+        return service
+
+    async def add_devices(self, count: int, queues: int) -> None:
+        """Register and verify devices and subscribe `queues` queues in all, as real clients do."""
+        client = await NtfClient.open(self.daemon.address)
+        new = [
+            Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode())) for _ in range(count)
+        ]
+        for device in new:
+            await device.register(client)
+        for device in new:
+            await device.verify(client, await self._code(device))
+        made = self.router.load.create_queues(queues)
+        owners = [new[number % count] for number in range(queues)]
+        snews = [
+            (Snew(device.token_id, SmpQueueNtf(self.router.address, queue.notifier_id), queue.notifier_key),
+             NO_ENTITY, device.key)
+            for device, queue in zip(owners, made, strict=True)
+        ]  # fmt: skip
+        assert all(isinstance(answer, IdSub) for answer in await client.ask_many(snews))
+        client.close()
+        self.unused += made
+        wanted = {queue.notifier_id for queue in made}
+        async with asyncio.timeout(DEADLINE):
+            while not wanted <= self.router.subscribed_notifiers():
+                await asyncio.sleep(0.02)
+
+    async def _code(self, device: Device) -> bytes:
+        """What the device reads from its verification push."""
+        assert isinstance(device.token, ApnsToken)
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                for recorded in self.push.pushes:
+                    if recorded.token == device.token.token.decode():
+                        verification = parse_push(recorded.body)
+                        assert isinstance(verification, VerificationPush)
+                        self._secrets[recorded.token] = device.secret
+                        return open_push(device.secret, verification.nonce, verification.boxed_code)
+                await asyncio.sleep(0.01)
+
+    async def _ask(
+        self, asked: Asked, rate: float, seconds: float, request: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Ask at a steady rate, one after the other; a failure is a request without an answer."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        while clock() - started < seconds:
+            asked.asked += 1
+            at = clock()
+            with suppress(OSError, TransportError, AssertionError):
+                async with asyncio.timeout(DEADLINE):
+                    await request()
+                asked.seconds.append(clock() - at)
+            await asyncio.sleep(max(0.0, at + 1 / rate - clock()))
+
+    async def _newcomer(self) -> None:
+        client = await NtfClient.open(self.daemon.address)
+        try:
+            await _ping(client)
+        finally:
+            client.close()
+
+    async def _live(self) -> None:
+        assert " 200 " in await self.daemon.get("/health/live")
+
+    async def _notify(
+        self, seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[EntityId, float]:
+        """Notifications at a steady rate; when each was sent, by the queue's notifier."""
+        clock = asyncio.get_running_loop().time
+        started, sent = clock(), dict[EntityId, float]()
+        while clock() - started < seconds:
+            assert self.unused, "the world was made with too few queues"
+            queue = self.unused.pop()
+            sent[queue.notifier_id] = wall_clock()
+            await self.router.load.emit([queue], 1, fresh=True)
+            meanwhile()
+            await asyncio.sleep(max(0.0, started + len(sent) / NOTIFICATIONS_PER_SECOND - clock()))
+        return sent
+
+    async def _pushed(self, sent: Mapping[EntityId, float], asked: Asked) -> None:
+        """Wait until all of it arrived at the provider."""
+        asked.asked += len(sent)
+        missing = dict(sent)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEADLINE):
+                while missing:
+                    asked.seconds += self._take_pushes(missing)
+                    await asyncio.sleep(0.02)
+
+    def _take_pushes(self, missing: dict[EntityId, float]) -> list[float]:
+        """Open the pushes that came since the last call, as the devices do; how long what they carry took."""
+        pushes = self.push.pushes[self._read :]
+        self._read += len(pushes)
+        return [
+            recorded.received - missing.pop(notifier_id)
+            for recorded in pushes
+            for notifier_id in self._notifiers(recorded)
+            if notifier_id in missing
+        ]
+
+    def _notifiers(self, recorded: RecordedPush) -> list[EntityId]:
+        secret = self._secrets.get(recorded.token)
+        push = parse_push(recorded.body) if secret is not None and recorded.status < 300 else None
+        if secret is None or not isinstance(push, MessagePush):
+            return []
+        return [e.queue.notifier_id for e in decode_pn_messages(open_push(secret, push.nonce, push.boxed))]
+
+
+async def _ping(client: NtfClient) -> None:
+    assert await client.ask(Ping()) == Pong()
+
+
+async def _waited(action: Awaitable[None]) -> None:
+    await action
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def running_daemon(folder: Path, env: Mapping[str, str] | None = None) -> AsyncIterator[Daemon]:
+    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file."""
+    if not (folder / "c").exists():
+        made = init(folder)
+        assert made.returncode == 0, made.stderr
+    metrics_port = free_port()
+    defaults = {
+        "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+        "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
+        "NTF_METRICS_PORT": str(metrics_port),
+    }
+    log = folder / "log"
+    with log.open("ab") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c")),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | defaults | dict(env or {}),
+        )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE):
+            line = (await process.stdout.readline()).decode()
+        assert line.startswith("Server address: "), log.read_text()
+        address = parse_ntf_server(line.removeprefix("Server address: ").strip())
+        yield Daemon(psutil.Process(process.pid), address, metrics_port, log)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def world(
+    folder: Path, *, seconds: float, devices: int = DEVICES, env: Mapping[str, str] | None = None
+) -> AsyncIterator[World]:
+    """All of them on this machine; queues for `seconds` of measuring."""
+    config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
+    config.folder.mkdir()
+    async with Router.start(host="127.0.0.1") as router, FakePushServer(config) as push:
+        provider = {
+            "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
+            "NTF_APNS_TEST_PORT": str(push.port),
+            "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+        }
+        async with running_daemon(folder, provider | dict(env or {})) as daemon:
+            made = World(daemon, router, push)
+            await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))
+            yield made
