@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from agent.wake import MessagePush, VerificationPush, parse_push
-from ntf_server.fake_push.recorder import RecordedPush
-from ntf_server.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fake_push.recorder import RecordedPush
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from protocol.addresses import NtfServer, SmpQueueNtf, parse_ntf_server
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, EntityId
