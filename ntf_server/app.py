@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
 from ntf_server.control import ControlPort, Role
+from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
 from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import EventSink, Journal, JournalSettings, NullJournal
@@ -69,6 +69,7 @@ class App:
         self._random = random
         self._is_ready = False
         self.metrics_port = 0
+        self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
         data_dir = setup.data_folder(config)
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._data_dir = data_dir
@@ -234,7 +235,7 @@ class App:
         settings = ListenerSettings(
             host=config.TRANSPORT.listen or None,
             port=config.TRANSPORT.port,
-            max_connections=limits.connections,
+            max_connections=self.descriptors.clients,
             connections_per_address=limits.connections_per_address,
             address_rate=Rate(
                 per_second=limits.address_commands_per_second, burst=limits.address_commands_burst
@@ -278,8 +279,9 @@ async def running(app: App) -> AsyncIterator[App]:
 
 async def run_until_signal(config_dir: Path, config: Config, *, maintenance: bool) -> int:
     """What `ntf-server start` does. SIGTERM or SIGINT ends it in order, a second one at once."""
-    _raise_file_limit()
+    raise_limit()
     app = App(config_dir, config)
+    logger.info("%s", app.descriptors)
     if maintenance:
         await app.check()
         print("Store and configuration are fine.")
@@ -313,10 +315,3 @@ def _relax_garbage_collection() -> None:
     through all of it every 700 allocations is a waste."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def _raise_file_limit() -> None:
-    """Ten thousand clients need as many files; the soft limit is often 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,74 @@
+"""Who may use how many file descriptors: clients must not starve the store, the routers or the pushes."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass
+
+from ntf_server.config import ConfigError
+
+OWN = 96
+"Store, journal, logs, listening sockets, control port, metrics, resolver threads, with room to spare."
+PUSHES = 128
+"Connections of the HTTP/2 clients: a few per provider, one per Web Push host in use."
+PUSH_SHARE = 8
+"Under a low limit pushes get one in so many,"
+ROUTER_SHARE = 4
+"routers one in so many, and clients the rest."
+MAX_ROUTERS = 20_000
+UNLIMITED = 1 << 20
+"What is shared out if the system sets no limit."
+MINIMUM = 256
+"A server with fewer serves nobody well."
+
+
+class TooFewDescriptors(ConfigError):
+    """The limit of open files is so low that the server would fail under an ordinary load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescriptorBudget:
+    """Open files by use. The parts never exceed the limit together."""
+
+    limit: int
+    own: int
+    pushes: int
+    routers: int
+    clients: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.limit} open files allowed: {self.clients} for clients, {self.routers} for routers, "
+            f"{self.pushes} for pushes, {self.own} for the server itself"
+        )
+
+
+def descriptor_budget(limit: int, max_clients: int = 0) -> DescriptorBudget:
+    """Share out `limit` descriptors; `max_clients` is what the configuration allows (0: any number).
+
+    Raises `TooFewDescriptors`.
+    """
+    if limit < MINIMUM:
+        raise TooFewDescriptors(
+            f"only {limit} files may be open at once; allow at least {MINIMUM} (ulimit -n, LimitNOFILE=)"
+        )
+    pushes = min(PUSHES, limit // PUSH_SHARE)
+    routers = min(MAX_ROUTERS, limit // ROUTER_SHARE)
+    clients = limit - OWN - pushes - routers
+    if max_clients:
+        clients = min(clients, max_clients)
+    return DescriptorBudget(limit=limit, own=OWN, pushes=pushes, routers=routers, clients=clients)
+
+
+def raise_limit() -> None:
+    """Allow as many open files as the system lets us: the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_file_limit() -> int:
+    """How many files this process may open now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
