@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from agent.agent import Agent, AgentConfig, open_agent
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A messaging device on the command line: registers for notifications, makes connections,"
         " sends, and reads what a push tells about. Try it with the addresses of `ntf-server demo --keep`.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     parser.add_argument(
         "--folder",
         type=Path,

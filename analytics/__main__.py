@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ def positive(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     main = argparse.ArgumentParser(prog="ntf-analytics", description=__doc__)
+    main.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = main.add_subparsers(dest="command", required=True)
     add_report(commands.add_parser("report", help="run one report, or all"))
     add_generate(commands.add_parser("generate", help="make a journal with planted incidents"))

@@ -33,6 +33,7 @@ from tests.ntf_server.ntf_client import Device, NtfClient
 ROUTER = SmpServer(("127.0.0.1",), "1", b"k" * 32)  # nobody listens there
 KEY = Ed25519PrivateKey(b"k" * 32)
 ENV = {
+    "NTF_TRANSPORT_PORT": "0",
     "NTF_TRANSPORT_LISTEN": "127.0.0.1",
     "NTF_LIMITS_COMMANDS_PER_SECOND": "0",
     "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
@@ -55,7 +56,7 @@ class Daemon:
 
 
 def init(folder: Path) -> None:
-    arguments = ["init", "--ip", "127.0.0.1", "--port", "0", "-a", "ED25519"]
+    arguments = ["init", "--ip", "127.0.0.1", "-a", "ED25519"]
     where = ["--config-dir", str(folder / "c"), "--data-dir", str(folder / "d")]
     command = [sys.executable, "-m", "ntf_server", *arguments, *where]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

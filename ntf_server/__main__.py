@@ -64,8 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ntf-server",
         description="A notification server for SMP: watches queues, wakes devices with encrypted pushes.",
     )
-    version = metadata.version("ntf-server")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     folders = CommandParser(add_help=False)
     folders.add_argument(
@@ -104,7 +103,9 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ip", help="address of the server, as clients will know it")
     where.add_argument("--fqdn", help="name of the server, as clients will know it (this machine's name)")
-    parser.add_argument("--port", type=_port, default=NTF_PORT, help="0: any free port (%(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=NTF_PORT, help="that clients will connect to (%(default)s)"
+    )
     parser.add_argument(
         "--data-dir",
         type=Path,
@@ -134,8 +135,8 @@ def _algorithm(text: str) -> KeyAlgorithm:
 
 
 def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port that clients can connect to")
     return int(text)
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from smp_router.config import ConfigError, FileConfig, load_config, write_config
@@ -82,6 +83,7 @@ def control(arguments: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="smp-router", description="A small SMP router for development.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("init", help="make certificates and configuration")
     command.add_argument("--ip", required=True, help="address or name that clients connect to")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from ntf_server.push.aioapns_client import AioapnsClient
 from ntf_server.push.apns_client import ApnsClient, ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, Origin, Response, TransportError
@@ -70,6 +69,8 @@ class ApnsConfig:
 def make_apns_client(config: ApnsConfig, http: CurlHttp2) -> ApnsClient:
     """The configured client."""
     if config.client == "aioapns":
+        from ntf_server.push.aioapns_client import AioapnsClient  # a library that only this choice needs
+
         return AioapnsClient(max_in_flight=config.max_in_flight)
     return CurlApnsClient(http)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -70,6 +69,8 @@ class ApnsJwt:
         return self._header
 
     def _sign(self, now: float) -> None:
+        import jwt  # here: making and reading key files needs none of it
+
         claims = {"iss": self._team_id, "iat": int(now)}
         token = jwt.encode(claims, self._key, algorithm="ES256", headers={"kid": self._key_id})
         self._issued = now
@@ -100,6 +101,8 @@ class Vapid:
         return header
 
     def _sign(self, audience: str, expires: int) -> str:
+        import jwt
+
         claims: dict[str, str | int] = {"aud": audience, "exp": expires}
         if self._subject is not None:
             claims["sub"] = self._subject

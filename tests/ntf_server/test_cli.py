@@ -19,6 +19,7 @@ from protocol.addresses import parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
 from tests.ntf_server.ntf_client import NtfClient
 
+ANY_PORT = {"NTF_TRANSPORT_LISTEN": "127.0.0.1", "NTF_TRANSPORT_PORT": "0"}
 FILES = ("ca.crt", "ca.key", "server.crt", "server.key", "fingerprint", "ntf-server.ini", "vapid.pem")
 TIMEOUT = 60
 
@@ -41,7 +42,7 @@ def ntf_server(*arguments: object, answer: str = "", env: Env | None = None) -> 
 
 def init(folder: Path, *extra: object) -> Finished:
     where = ("--config-dir", folder / "c", "--data-dir", folder / "d")
-    return ntf_server("init", "--ip", "127.0.0.1", "--port", 0, *where, *extra)
+    return ntf_server("init", "--ip", "127.0.0.1", *where, *extra)
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def started(folder: Path, env: Env | None = None) -> Iterator[tuple[subprocess.P
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"NTF_TRANSPORT_LISTEN": "127.0.0.1"} | (env or {}),
+        env=os.environ | ANY_PORT | (env or {}),
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -198,3 +199,17 @@ def test_help_names_every_command() -> None:
     text = ntf_server("--help").stdout
     for command in ("init", "start", "cert", "delete", "migrate", "status", "demo", "fake-push"):
         assert command in text
+
+
+@pytest.mark.parametrize("module", ["ntf_server", "agent", "analytics", "smp_router"])
+def test_version(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
+    assert re.fullmatch(r"[a-z-]+ [0-9.]+\n", shown)
+
+
+def test_init_refuses_a_port_that_no_client_could_use(tmp_path: Path) -> None:
+    refused = init(tmp_path, "--port", 0)
+    assert refused.returncode == 2
+    assert "'0' is not a port" in refused.stderr
+    assert not (tmp_path / "c").exists()
