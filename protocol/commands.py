@@ -21,7 +21,7 @@ from protocol.errors import (
 M = TypeVar("M")
 
 
-class Credentials(Enum):
+class CredentialRule(Enum):
     """What a command must come with."""
 
     NOTHING = "neither authorisation nor entity"
@@ -31,16 +31,16 @@ class Credentials(Enum):
     ANYTHING = "whatever it comes with"
 
 
-def check_credentials(rule: Credentials, auth: bytes, entity_id: EntityId) -> ErrorType | None:
-    if rule is Credentials.ENTITY:
+def check_credentials(rule: CredentialRule, auth: bytes, entity_id: EntityId) -> ErrorType | None:
+    if rule is CredentialRule.ENTITY:
         return None if auth and entity_id else CMD_NO_AUTH
-    if rule is Credentials.KEY:
+    if rule is CredentialRule.KEY:
         if not auth:
             return CMD_NO_AUTH
         return CMD_HAS_AUTH if entity_id else None
-    if rule is Credentials.ENTITY_ONLY:
+    if rule is CredentialRule.ENTITY_ONLY:
         return None if entity_id else CMD_NO_ENTITY
-    if rule is Credentials.ANYTHING:
+    if rule is CredentialRule.ANYTHING:
         return None
     return CMD_HAS_AUTH if auth or entity_id else None
 
@@ -52,7 +52,7 @@ class Spec(Generic[M]):
     kind: type[M]
     pull: Callable[[Reader, int], M] | None = None
     push: Callable[[Writer, M, int], None] | None = None
-    credentials: Credentials = Credentials.ENTITY
+    credentials: CredentialRule = CredentialRule.ENTITY
 
 
 class Codec(Generic[M]):
@@ -91,5 +91,5 @@ class Codec(Generic[M]):
         spec.push(w, message, version)
         return w.value()
 
-    def credentials(self, message: M) -> Credentials:
+    def credentials(self, message: M) -> CredentialRule:
         return self._by_kind[type(message)][1].credentials

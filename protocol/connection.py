@@ -17,8 +17,8 @@ from protocol.errors import (
     DecodeError,
     ErrorType,
     HandshakeError,
+    HandshakeErrorType,
     TooLarge,
-    TransportErrorType,
 )
 from protocol.handshake import Handshake, Refused
 from protocol.session_params import SessionParams
@@ -81,7 +81,7 @@ class Block(NamedTuple, Generic[Message]):
 class Failed:
     """The connection must end: the peer broke the protocol below the level of transmissions."""
 
-    error: TransportErrorType
+    error: HandshakeErrorType
 
 
 class Connection(Generic[In, Out]):

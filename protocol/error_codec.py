@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.encoding import Reader
-from protocol.errors import AUTH, TRANSPORT_ERRORS, DecodeError, ErrorType
+from protocol.errors import AUTH, HANDSHAKE_ERRORS, DecodeError, ErrorType
 from protocol.versions import SMP_BLOCKED_ERROR, SMP_CLIENT_NOTICES
 
 _PLAIN = frozenset(
@@ -64,7 +64,7 @@ def _valid_broker(text: bytes) -> bool:
     if word in (b"RESPONSE", b"UNEXPECTED"):
         return _is_short(rest)
     if word == b"TRANSPORT":
-        return rest in TRANSPORT_ERRORS
+        return rest in HANDSHAKE_ERRORS
     if word == b"NETWORK" and rest:
         kind, _, detail = rest.partition(b" ")
         return rest in _NETWORK_PLAIN or (kind in _NETWORK_TEXT and _is_short(detail))

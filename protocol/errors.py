@@ -61,7 +61,7 @@ class TooLarge(ProtocolError):
 
 
 @dataclass(frozen=True, slots=True)
-class TransportErrorType:
+class HandshakeErrorType:
     """The error set of the handshake layer, as text: `VERSION`, `HANDSHAKE IDENTITY`…"""
 
     text: bytes
@@ -70,17 +70,17 @@ class TransportErrorType:
         return self.text.decode("ascii")
 
 
-TE_BLOCK = TransportErrorType(b"BLOCK")
-TE_VERSION = TransportErrorType(b"VERSION")
-TE_LARGE_MSG = TransportErrorType(b"LARGE_MSG")
-TE_SESSION = TransportErrorType(b"SESSION")
-TE_NO_AUTH = TransportErrorType(b"NO_AUTH")
-TE_PARSE = TransportErrorType(b"HANDSHAKE PARSE")
-TE_IDENTITY = TransportErrorType(b"HANDSHAKE IDENTITY")
-TE_BAD_AUTH = TransportErrorType(b"HANDSHAKE BAD_AUTH")
-TE_BAD_SERVICE = TransportErrorType(b"HANDSHAKE BAD_SERVICE")
+TE_BLOCK = HandshakeErrorType(b"BLOCK")
+TE_VERSION = HandshakeErrorType(b"VERSION")
+TE_LARGE_MSG = HandshakeErrorType(b"LARGE_MSG")
+TE_SESSION = HandshakeErrorType(b"SESSION")
+TE_NO_AUTH = HandshakeErrorType(b"NO_AUTH")
+TE_PARSE = HandshakeErrorType(b"HANDSHAKE PARSE")
+TE_IDENTITY = HandshakeErrorType(b"HANDSHAKE IDENTITY")
+TE_BAD_AUTH = HandshakeErrorType(b"HANDSHAKE BAD_AUTH")
+TE_BAD_SERVICE = HandshakeErrorType(b"HANDSHAKE BAD_SERVICE")
 
-TRANSPORT_ERRORS = {
+HANDSHAKE_ERRORS = {
     e.text: e
     for e in (
         TE_BLOCK,
@@ -99,6 +99,6 @@ TRANSPORT_ERRORS = {
 class HandshakeError(Exception):
     """The handshake ends here; `error` says why in the protocol's words."""
 
-    def __init__(self, error: TransportErrorType) -> None:
+    def __init__(self, error: HandshakeErrorType) -> None:
         super().__init__(str(error))
         self.error = error

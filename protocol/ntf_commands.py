@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.addresses import SmpQueueNtf, pull_smp_queue_ntf, push_smp_queue_ntf
-from protocol.commands import Codec, Credentials, Spec
+from protocol.commands import Codec, CredentialRule, Spec
 from protocol.crypto import (
     AuthPrivateKey,
     AuthPublicKey,
@@ -166,7 +166,7 @@ def push_tkn(w: Writer, response: Tkn, version: int) -> None:
 
 NTF_COMMANDS: Codec[NtfCommand] = Codec(
     {
-        b"TNEW": Spec(Tnew, pull_tnew, push_tnew, Credentials.KEY),
+        b"TNEW": Spec(Tnew, pull_tnew, push_tnew, CredentialRule.KEY),
         b"TVFY": Spec(Tvfy, lambda r, v: Tvfy(r.pull_short()), lambda w, c, v: w.push_short(c.code)),
         b"TCHK": Spec(Tchk),
         b"TRPL": Spec(
@@ -176,10 +176,10 @@ NTF_COMMANDS: Codec[NtfCommand] = Codec(
         ),
         b"TDEL": Spec(Tdel),
         b"TCRN": Spec(Tcrn, lambda r, v: Tcrn(r.pull_word16()), lambda w, c, v: w.push_word16(c.minutes)),
-        b"SNEW": Spec(Snew, pull_snew, push_snew, Credentials.KEY),
+        b"SNEW": Spec(Snew, pull_snew, push_snew, CredentialRule.KEY),
         b"SCHK": Spec(Schk),
         b"SDEL": Spec(Sdel),
-        b"PING": Spec(Ping, credentials=Credentials.NOTHING),
+        b"PING": Spec(Ping, credentials=CredentialRule.NOTHING),
     }
 )
 

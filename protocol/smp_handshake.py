@@ -21,13 +21,13 @@ from protocol.crypto import (
 )
 from protocol.encoding import EntityId, Reader, short
 from protocol.errors import (
+    HANDSHAKE_ERRORS,
     TE_BAD_AUTH,
     TE_BAD_SERVICE,
     TE_IDENTITY,
     TE_PARSE,
     TE_SESSION,
     TE_VERSION,
-    TRANSPORT_ERRORS,
     DecodeError,
     HandshakeError,
 )
@@ -273,7 +273,7 @@ class SmpClientHandshake:
         try:
             kind = r.pull_bytes(1)
             if kind == b"E":
-                raise HandshakeError(TRANSPORT_ERRORS.get(r.pull_tail(), TE_PARSE))
+                raise HandshakeError(HANDSHAKE_ERRORS.get(r.pull_tail(), TE_PARSE))
             if kind != b"R":
                 raise HandshakeError(TE_PARSE)
             service_id = EntityId(r.pull_short())

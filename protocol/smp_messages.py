@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from protocol.commands import Codec, Credentials, Spec
+from protocol.commands import Codec, CredentialRule, Spec
 from protocol.crypto import AuthPublicKey, X25519PublicKey, pull_public_key, pull_x25519_public, push_key
 from protocol.encoding import NONCE_SIZE, EntityId, Reader, Writer, new_tuple
 from protocol.error_codec import decode_error, encode_smp_error
@@ -469,10 +469,10 @@ def _pull_unsupported(r: Reader, version: int) -> Unsupported:
     return Unsupported()
 
 
-_UNSUPPORTED: Spec[Any] = Spec(Unsupported, _pull_unsupported, credentials=Credentials.ANYTHING)
+_UNSUPPORTED: Spec[Any] = Spec(Unsupported, _pull_unsupported, credentials=CredentialRule.ANYTHING)
 
 _COMMAND_SPECS: dict[bytes, Spec[Any]] = {
-    b"NEW": Spec(New, pull_new, push_new, Credentials.KEY),
+    b"NEW": Spec(New, pull_new, push_new, CredentialRule.KEY),
     b"SUB": Spec(Sub),
     b"SUBS": Spec(Subs, lambda r, v: Subs(pull_queue_set(r, v)), _push_expected),
     b"KEY": Spec(Key, lambda r, v: Key(pull_public_key(r)), lambda w, c, v: push_key(w, c.sender_key)),
@@ -486,10 +486,10 @@ _COMMAND_SPECS: dict[bytes, Spec[Any]] = {
     b"OFF": Spec(Off),
     b"DEL": Spec(Del),
     b"QUE": Spec(Que),
-    b"SEND": Spec(Send, pull_send, push_send, Credentials.ENTITY_ONLY),
+    b"SEND": Spec(Send, pull_send, push_send, CredentialRule.ENTITY_ONLY),
     b"NSUB": Spec(Nsub),
     b"NSUBS": Spec(Nsubs, lambda r, v: Nsubs(pull_queue_set(r, v)), _push_expected),
-    b"PING": Spec(Ping, credentials=Credentials.NOTHING),
+    b"PING": Spec(Ping, credentials=CredentialRule.NOTHING),
 }
 _REFUSED_TAGS = b"RKEY LSET LDEL LKEY LGET PRXY PFWD RFWD RSLV".split()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import TransportErrorType
+from protocol.errors import HandshakeErrorType
 
 
 class ClientError(Exception):
@@ -20,7 +20,7 @@ class WrongIdentity(ClientError):
 class HandshakeFailed(ClientError):
     """The peer answered, but no session was agreed on; `error` is the reason in the protocol's words."""
 
-    def __init__(self, error: TransportErrorType) -> None:
+    def __init__(self, error: HandshakeErrorType) -> None:
         super().__init__(f"the handshake failed: {error}")
         self.error = error
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from protocol.connection import Connection, Failed, HandshakeDone
 from protocol.crypto import SigningKey, X25519PrivateKey, sha256
 from protocol.encoding import EntityId
-from protocol.errors import TransportErrorType
+from protocol.errors import HandshakeErrorType
 from protocol.handshake import Handshake
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
 from protocol.ntf_handshake import NtfClientHandshake, NtfServerHandshake
@@ -57,7 +57,7 @@ class Twins(Generic[Command, Answer]):
         )
 
     @property
-    def failures(self) -> tuple[TransportErrorType | None, TransportErrorType | None]:
+    def failures(self) -> tuple[HandshakeErrorType | None, HandshakeErrorType | None]:
         """(client's, server's)"""
         return failure(self.client_events), failure(self.server_events)
 
@@ -71,7 +71,7 @@ def deliver(connection: Connection[Any, Any], data: bytes, chunk: int = 0) -> li
     return events
 
 
-def failure(events: Sequence[Any]) -> TransportErrorType | None:
+def failure(events: Sequence[Any]) -> HandshakeErrorType | None:
     return next((event.error for event in events if isinstance(event, Failed)), None)
 
 

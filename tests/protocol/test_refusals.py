@@ -6,7 +6,7 @@ import pytest
 
 from protocol.addresses import pull_smp_server
 from protocol.blocks import pack_batches, unpad
-from protocol.commands import Credentials, check_credentials
+from protocol.commands import CredentialRule, check_credentials
 from protocol.crypto import decode_private_key
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId, Reader, short
@@ -102,5 +102,5 @@ def test_smp() -> None:
 @pytest.mark.parametrize("entity", [b"", b"e"])
 def test_refused_commands_may_come_with_anything(auth: bytes, entity: bytes) -> None:
     """They are answered by name, not by what they lack."""
-    assert check_credentials(Credentials.ANYTHING, auth, EntityId(entity)) is None
-    assert SMP_COMMANDS.credentials(SMP_COMMANDS.decode(b"PRXY", 19)) is Credentials.ANYTHING
+    assert check_credentials(CredentialRule.ANYTHING, auth, EntityId(entity)) is None
+    assert SMP_COMMANDS.credentials(SMP_COMMANDS.decode(b"PRXY", 19)) is CredentialRule.ANYTHING

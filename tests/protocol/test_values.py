@@ -17,7 +17,7 @@ from nacl import bindings as sodium
 from protocol import crypto
 from protocol.addresses import parse_ntf_server, parse_smp_queue_ntf, parse_smp_server
 from protocol.blocks import pack_batches
-from protocol.commands import Credentials, check_credentials
+from protocol.commands import CredentialRule, check_credentials
 from protocol.crypto import (
     BoxError,
     X25519PublicKey,
@@ -190,8 +190,8 @@ def test_later_flags_of_send_are_ignored() -> None:
 
 
 def test_credentials_are_part_of_the_table() -> None:
-    assert NTF_COMMANDS.credentials(Ping()) is Credentials.NOTHING
-    assert SMP_COMMANDS.credentials(Send(True, b"")) is Credentials.ENTITY_ONLY
+    assert NTF_COMMANDS.credentials(Ping()) is CredentialRule.NOTHING
+    assert SMP_COMMANDS.credentials(Send(True, b"")) is CredentialRule.ENTITY_ONLY
 
 
 def test_pushes() -> None:
@@ -242,4 +242,4 @@ def test_links(mode: QueueMode) -> None:
     ("auth", "entity", "error"), [(b"", b"", None), (b"a", b"", CMD_HAS_AUTH), (b"", b"e", CMD_HAS_AUTH)]
 )
 def test_commands_that_need_nothing(auth: bytes, entity: bytes, error: ErrorType | None) -> None:
-    assert check_credentials(Credentials.NOTHING, auth, EntityId(entity)) == error
+    assert check_credentials(CredentialRule.NOTHING, auth, EntityId(entity)) == error

@@ -13,7 +13,7 @@ from protocol.blocks import BATCH_RESERVE, pack_batches, pad, split_batch, unpad
 from protocol.connection import Block, Connection, Outgoing, Received
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.errors import TRANSPORT_ERRORS, HandshakeError
+from protocol.errors import HANDSHAKE_ERRORS, HandshakeError
 from protocol.handshake import Step
 from protocol.ntf_commands import Schk
 from protocol.ntf_handshake import NtfClientHandshake, NtfServerHandshake
@@ -267,4 +267,4 @@ def test_smp_service_answer(vector: Any) -> None:
     with pytest.raises(HandshakeError) as refused:
         client.receive(answer)
     assert b"E" + refused.value.error.text == answer
-    assert refused.value.error in TRANSPORT_ERRORS.values()
+    assert refused.value.error in HANDSHAKE_ERRORS.values()

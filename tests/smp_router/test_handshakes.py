@@ -17,7 +17,7 @@ from protocol.errors import (
     TE_IDENTITY,
     TE_VERSION,
     HandshakeError,
-    TransportErrorType,
+    HandshakeErrorType,
 )
 from protocol.smp_handshake import (
     RouterHello,
@@ -212,7 +212,7 @@ async def service_answer(
     ],
 )
 async def test_refusals_in_the_third_block(
-    router: Router, version: int, role: ServiceRole, in_tls: bool, error: TransportErrorType
+    router: Router, version: int, role: ServiceRole, in_tls: bool, error: HandshakeErrorType
 ) -> None:
     answer = await service_answer(router, version, router.address.key_hash, role, in_tls=in_tls)
     assert answer == b"E" + error.text
