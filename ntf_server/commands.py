@@ -45,6 +45,7 @@ from protocol.statuses import SubState, TokenInput, move_token
 from store.interface import NtfStore, StoreError
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, SubscriptionRecord, TokenRecord
+from transport.cancellation import raise_if_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class Commands:
                 return Err(error.error)
             raise
         except Exception as error:
+            raise_if_cancelled()
             # Its text may hold what the client sent: only the kind is logged.
             logger.error("%s failed: %s", type(request.message).__name__, type(error).__name__)
             return Err(INTERNAL)

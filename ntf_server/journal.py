@@ -188,7 +188,8 @@ class Journal:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), self._settings.flush_seconds)
+            async with asyncio.timeout(self._settings.flush_seconds):
+                await self._wake.wait()
         self._wake.clear()
 
     def _take(self) -> list[JournalItem]:

@@ -31,6 +31,7 @@ from smp_client.subscriptions import event_status
 from store.interface import NtfStore, StoreError
 from store.journal_schema import JournalEvent
 from store.records import Moved, ServerKey, StatusChange
+from transport.cancellation import raise_if_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,7 @@ async def run_for_ever(watch: RouterWatch, pause: float) -> None:
         try:
             return await watch.run()
         except Exception as error:
+            raise_if_cancelled()
             # The error's text may hold what the router sent, so only its kind and place are logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("%s: the subscriber failed with %s\n%s", watch.host, type(error).__name__, place)

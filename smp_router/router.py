@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -98,8 +98,7 @@ class Router:
         """Close everything; `state` stays valid for another router. May be called again."""
         if self._rounds is not None:
             self._rounds.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._rounds
+            await asyncio.wait([self._rounds])
             self._rounds = None
         if self._server is not None:
             self._drop_sessions()

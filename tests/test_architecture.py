@@ -76,3 +76,44 @@ def test_all_packages_are_looked_at() -> None:
     found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert found - {"tests", "bench"} <= set(ALLOWED)
     assert len(modules("protocol")) > 15
+
+
+WIDE = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup", "CancelledError"}
+NO_TASK_GROUPS = {"store/sqlite_engine.py"}
+"May not import the helper, has nothing that raises groups, and its tasks end by a message."
+
+
+def caught(kind: ast.expr | None) -> set[str]:
+    """The last parts of the names in an `except` clause or a call of `suppress`."""
+    if kind is None:
+        return {"BaseException"}
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in kinds}
+
+
+def waits(nodes: list[ast.stmt]) -> bool:
+    found = (node for statement in nodes for node in ast.walk(statement))
+    return any(isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor) for node in found)
+
+
+def goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler may go on although its task was cancelled."""
+    calls = [getattr(node.func, "id", "") for node in ast.walk(handler) if isinstance(node, ast.Call)]
+    return "raise_if_cancelled" not in calls and not isinstance(handler.body[-1], ast.Raise)
+
+
+@pytest.mark.parametrize("path", modules(*ALLOWED), ids=name)
+def test_cancellation_always_wins(path: Path) -> None:
+    """See `transport/cancellation.py`."""
+    if name(path) in NO_TASK_GROUPS:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        where = f"{name(path)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Try | ast.TryStar) and waits(node.body):
+            for handler in node.handlers:
+                wide = isinstance(node, ast.TryStar) or caught(handler.type) & WIDE
+                assert not (wide and goes_on(handler)), where
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            assert not caught(ast.Tuple(node.args)) & WIDE, where
+        if isinstance(node, ast.Call):  # in Python 3.11 it loses a cancellation that comes with the result
+            assert ast.unparse(node.func) != "asyncio.wait_for", where

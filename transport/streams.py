@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from OpenSSL import SSL
 
+from transport.cancellation import raise_if_cancelled
 from transport.engine import MAX_PLAINTEXT, TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
@@ -531,6 +532,7 @@ class Server:
             stream.abort()
         except Exception as error:
             stream.abort()
+            raise_if_cancelled()
             # The error's text may hold what the peer sent, so only its kind and place are logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("a connection's handler failed with %s\n%s", type(error).__name__, place)

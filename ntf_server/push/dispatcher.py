@@ -42,6 +42,7 @@ from protocol.push_messages import PUSH_PADDING, seal_push
 from protocol.statuses import INVALID_FOR_REASON, TokenInput, TokenStatus, move_token
 from store.interface import NtfStore, StoreError
 from store.records import LastNotification, SentEntry, TokenKey, TokenPush, TokenRecord
+from transport.cancellation import raise_if_cancelled
 
 T = TypeVar("T")
 
@@ -404,6 +405,7 @@ class Dispatcher:
         except TimeoutError:
             self._on_retry_later(attempt, RetryLater("no end in time", provider_wide=True))
         except Exception as error:
+            raise_if_cancelled()
             # A fault of one push must not end all others; only its class is told, as its text may be secret.
             log.error("a push failed with %s", type(error).__name__)
             self._on_retry_later(attempt, RetryLater("internal error", provider_wide=False))
