@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.encoding import Reader, Writer
+from protocol.errors import DecodeError
+
 NTF_BATCHING = 2
 "Batches, implied session id, X25519 authenticators."
 NTF_INVALID_REASON = 3
 
 SMP_SESSION_KEYS = 7
 "Router sends certificate chain and session key; the session id is implied."
+SMP_PROXY = 8
+"Senders' commands may come through a proxy; blocks have room for its encryption."
 SMP_SENDER_SECURES = 9
 SMP_DELD = 10
 SMP_BLOCK_ENCRYPTION = 11
@@ -36,6 +41,18 @@ class VersionRange:
         """The highest version in both, if any."""
         highest = min(self.max, other.max)
         return highest if highest >= max(self.min, other.min) else None
+
+
+def pull_version_range(r: Reader) -> VersionRange:
+    lowest, highest = r.pull_word16(), r.pull_word16()
+    if lowest > highest:
+        raise DecodeError
+    return VersionRange(lowest, highest)
+
+
+def push_version_range(w: Writer, versions: VersionRange) -> None:
+    w.push_word16(versions.min)
+    w.push_word16(versions.max)
 
 
 NTF_VERSIONS = VersionRange(1, 3)

@@ -1,0 +1,56 @@
+"""X448, the curve of the ratchet. Pairs hold both keys: computing the public one costs as much as a DH."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric import x448
+
+from protocol.encoding import Reader, Writer
+from protocol.errors import DecodeError
+
+X448_SIZE = 56
+_SPKI = bytes.fromhex("3042300506032b656f033900")
+
+
+@dataclass(frozen=True, slots=True)
+class X448PublicKey:
+    raw: bytes
+
+    @property
+    def der(self) -> bytes:
+        return _SPKI + self.raw
+
+
+@dataclass(frozen=True, slots=True)
+class X448Pair:
+    private: bytes = field(repr=False)
+    public: X448PublicKey
+
+    def exchange(self, peer: X448PublicKey) -> bytes:
+        """The shared secret; a peer key that would make it all zeros is refused."""
+        private = x448.X448PrivateKey.from_private_bytes(self.private)
+        try:
+            return private.exchange(x448.X448PublicKey.from_public_bytes(peer.raw))
+        except ValueError:
+            raise DecodeError from None
+
+
+def x448_pair(private: bytes) -> X448Pair:
+    """The pair of 56 random bytes."""
+    public = x448.X448PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return X448Pair(private, X448PublicKey(public))
+
+
+def decode_x448(der: bytes) -> X448PublicKey:
+    if not der.startswith(_SPKI) or len(der) != len(_SPKI) + X448_SIZE:
+        raise DecodeError
+    return X448PublicKey(der[len(_SPKI) :])
+
+
+def pull_x448(r: Reader) -> X448PublicKey:
+    return decode_x448(r.pull_short())
+
+
+def push_x448(w: Writer, key: X448PublicKey) -> None:
+    w.push_short(key.der)
