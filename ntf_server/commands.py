@@ -41,7 +41,7 @@ from protocol.ntf_commands import (
     Tvfy,
 )
 from protocol.session_params import SessionParams
-from protocol.statuses import SubState, TokenInput, move_token
+from protocol.statuses import TokenInput, move_token
 from store.interface import NtfStore, StoreError
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, SubscriptionRecord, TokenRecord
@@ -233,8 +233,8 @@ class Commands:
             if result.created:
                 SUBSCRIPTIONS_CREATED.inc()
                 self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, entities[index], new)
-            if result.status.state is SubState.NEW:
-                self._subscriber.subscribe(result.server_key, new.server, new.notifier_id)
+            if result.handed_over:
+                self._subscriber.subscribe(result.server_key, new.server, result.queue)
         return responses
 
     def _new_subscription(self, token: TokenRecord, command: Snew) -> NewSubscription:

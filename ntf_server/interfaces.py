@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protocol.addresses import SmpServer
-from protocol.encoding import EntityId
-from store.records import LiveQueue, ServerKey, TokenKey
+from store.records import LiveQueue, QueueRow, ServerKey, TokenKey
 
 
 class Subscriber(Protocol):
     """Keeps the store's subscribable queues subscribed at their routers. Calls return at once."""
 
-    def subscribe(self, server_key: ServerKey, server: SmpServer, notifier_id: EntityId) -> None:
-        """The queue was stored as NEW (or revived): hand it to its router's task."""
+    def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
+        """The queue was stored (or revived) as PENDING: it goes to its router's task, which needs no more
+        than this to subscribe it."""
 
     def forget(self, queues: Sequence[LiveQueue]) -> None:
         """The rows are gone: ignore what still arrives for them."""

@@ -27,10 +27,10 @@ from smp_client.backoff import Backoff
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, HandshakeFailed, WrongIdentity
 from smp_client.session import Service, SmpSession
-from smp_client.subscriptions import event_status
+from smp_client.subscriptions import queue_event
 from store.interface import NtfStore, StoreError
 from store.journal_schema import JournalEvent
-from store.records import Moved, ServerKey, StatusChange
+from store.records import Moved, QueueEvent, QueueRow, ServerKey
 from transport.cancellation import raise_if_cancelled
 
 logger = logging.getLogger(__name__)
@@ -113,9 +113,9 @@ class RouterWatch:
         self._session = None
         await self._agent.run()
 
-    def subscribe(self, notifier_id: EntityId) -> None:
+    def subscribe(self, queue: QueueRow) -> None:
         """A stored queue is to be subscribed."""
-        self.state.waiting.add(notifier_id)
+        self.state.waiting.add(queue.notifier_id)
         self.state.wake.set()
 
     def forget(self, notifier_ids: Collection[EntityId]) -> None:
@@ -194,23 +194,23 @@ class RouterWatch:
 
     async def events(self, events: list[Received[SmpMessage]]) -> None:
         await self._notifications.receive(events)
-        changes: list[StatusChange] = []
-        for event in events:
-            status = event_status(event.message)
-            if status is not None:
-                if self._work is None or not self._work.absorbs(event.entity_id, status):
-                    changes.append(StatusChange(event.entity_id, status))
-            elif isinstance(event.message, Ends):
+        changes: list[QueueEvent] = []
+        for received in events:
+            event = queue_event(received.message)
+            if event is not None:
+                if self._work is None or not self._work.absorbs(received.entity_id, event):
+                    changes.append(QueueEvent(received.entity_id, event))
+            elif isinstance(received.message, Ends):
                 self._take_leave()
         if changes:
-            moves = await patiently(lambda: self._set_statuses(changes), self.host)
+            moves = await patiently(lambda: self._move_queues(changes), self.host)
             self.state.record_moves(self._journal, moves)
             self.state.individual_queues = max(0, self.state.individual_queues - len(changes))
             self.state.shrunk = True
             self.state.wake.set()
 
-    async def _set_statuses(self, changes: list[StatusChange]) -> list[Moved]:
-        return await self._store.set_statuses(self.state.key, changes, now=int(self._clock.now()))
+    async def _move_queues(self, changes: list[QueueEvent]) -> list[Moved]:
+        return await self._store.move_queues(self.state.key, changes, now=int(self._clock.now()))
 
     def _take_leave(self) -> None:
         """Another instance has the service now: no fight, but a look from time to time."""

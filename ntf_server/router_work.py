@@ -18,7 +18,7 @@ from protocol.crypto import decode_private_key
 from protocol.encoding import EntityId
 from protocol.errors import DecodeError
 from protocol.smp_messages import Nsub, QueueSet, SmpCommand, Soks
-from protocol.statuses import SubState, SubStatus
+from protocol.statuses import SubEvent, SubInput, SubState, bulk_move
 from smp_client.errors import RequestTimeout
 from smp_client.requests import Request
 from smp_client.session import SmpSession
@@ -33,7 +33,7 @@ from smp_client.subscriptions import (
 )
 from store.interface import NtfStore
 from store.journal_schema import JournalEvent
-from store.records import Moved, QueueRow, ServerKey, StatusChange, SubKey
+from store.records import Moved, QueueEvent, QueueRow, ServerKey, SubKey
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ DRIFTED_QUEUES = counter(
 )
 HEALED = counter("smp_service_healed_queues", "Queues that routers had lost and that were bound again")
 
-PENDING = SubStatus(SubState.PENDING)
-BAD_KEY = SubStatus.error("the notifier key cannot be used")
+HANDED_OVER = SubEvent(SubInput.HANDED_OVER)
+BAD_KEY = SubEvent.failed("the notifier key cannot be used")
 FROM_START = SubKey(0)
 
 
@@ -77,14 +77,15 @@ class RouterState:
 
     def record_moves(self, journal: EventSink, moves: Sequence[Moved]) -> None:
         """Note in the journal which subscriptions changed; being on the way (PENDING) is not worth a note."""
-        for subscription_id, before, after in moves:
-            if after is not SubState.PENDING:
+        for move in moves:
+            if move.after is not SubState.PENDING:
                 journal.record(
                     JournalEvent.SUB_STATUS_CHANGED,
                     server=self.host,
-                    subscription=subscription_id,
-                    status_from=before.value,
-                    status_to=after.value,
+                    subscription=move.subscription_id,
+                    token=move.token_id,
+                    status_from=move.before.value,
+                    status_to=move.after.value,
                 )
 
 
@@ -144,9 +145,9 @@ class SessionWork:
         self._ending = reason
         self._state.wake.set()
 
-    def absorbs(self, notifier_id: EntityId, status: SubStatus) -> bool:
+    def absorbs(self, notifier_id: EntityId, event: SubEvent) -> bool:
         """Whether an event is dealt with together with the batch on its way."""
-        return self._flight is not None and self._flight.absorbs(notifier_id, status)
+        return self._flight is not None and self._flight.absorbs(notifier_id, event)
 
     # The service as a whole
 
@@ -241,7 +242,7 @@ class SessionWork:
         if not notifier_ids:
             return False
         rows = await self._store.queues_by_id(state.key, notifier_ids)
-        await self._set_statuses([(row.notifier_id, PENDING) for row in rows])
+        await self._move_queues([(row.notifier_id, HANDED_OVER) for row in rows])
         await self._subscribe(rows)
         return True
 
@@ -259,14 +260,14 @@ class SessionWork:
         self._check_ending()
         notifier_ids: list[EntityId] = []
         requests: list[Request[SmpCommand]] = []
-        unusable: list[tuple[EntityId, SubStatus]] = []
+        unusable: list[tuple[EntityId, SubEvent]] = []
         for row in rows:
             try:
                 requests.append(Request(row.notifier_id, Nsub(), decode_private_key(row.notifier_key)))
                 notifier_ids.append(row.notifier_id)
             except DecodeError:
                 unusable.append((row.notifier_id, BAD_KEY))
-        await self._set_statuses(unusable)
+        await self._move_queues(unusable)
         if not requests:
             return
         batch = self._session.new_batch(len(requests))
@@ -276,7 +277,7 @@ class SessionWork:
             await self._store_outcomes(sort_outcomes(notifier_ids, answers, self._service_id))
         finally:
             self._flight = None
-        await self._set_statuses(flight.overtaken)
+        await self._move_queues(flight.overtaken)
         if all(isinstance(answer, RequestTimeout) for answer in answers):
             raise EndSession("the router does not answer NSUB")
 
@@ -291,7 +292,7 @@ class SessionWork:
         restart = outcomes.service_failed and await self._login.refused()
         if restart:  # these are not lost: the next session subscribes them
             changed = [change for change in changed if change[1] is not SERVICE_REFUSED]
-        await self._set_statuses(changed)
+        await self._move_queues(changed)
         if restart:
             raise EndSession("the router refuses the service for a queue", self._config.first_delay)
 
@@ -301,15 +302,15 @@ class SessionWork:
             self._state.record_moves(self._journal, moves)
             SUBSCRIBED.inc(len(notifier_ids))
 
-    async def _set_statuses(self, changes: Sequence[tuple[EntityId, SubStatus]]) -> None:
+    async def _move_queues(self, changes: Sequence[tuple[EntityId, SubEvent]]) -> None:
         if not changes:
             return
-        counts = Counter(status.state for _, status in changes if status is not PENDING)
-        for kind, count in counts.items():
-            REFUSED.labels(kind).inc(count)
+        counts = Counter(event.input for _, event in changes if event is not HANDED_OVER)
+        for refused, count in counts.items():
+            REFUSED.labels(bulk_move(refused).target).inc(count)
             self._state.shrunk = True
-        moves = await self._store.set_statuses(
-            self._state.key, [StatusChange(*change) for change in changes], now=int(self._clock.now())
+        moves = await self._store.move_queues(
+            self._state.key, [QueueEvent(*change) for change in changes], now=int(self._clock.now())
         )
         self._state.record_moves(self._journal, moves)
 

@@ -15,7 +15,7 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from smp_client.dialer import Dialer
 from store.interface import NtfStore
-from store.records import LiveQueue, ServerKey
+from store.records import LiveQueue, QueueRow, ServerKey
 
 SESSIONS = gauge("smp_sessions_count", "SMP sessions count")
 
@@ -81,10 +81,10 @@ class RouterSubscriber:
         finally:
             self._tasks = None
 
-    def subscribe(self, server_key: ServerKey, server: SmpServer, notifier_id: EntityId) -> None:
+    def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """Hand a stored queue to its router's task; before `run` it is found in the store."""
         watch = self._watch(server_key, server)
-        watch.subscribe(notifier_id)
+        watch.subscribe(queue)
 
     def forget(self, queues: Sequence[LiveQueue]) -> None:
         """The rows are gone; a router without any is disconnected."""

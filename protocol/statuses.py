@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from protocol.encoding import Reader
 from protocol.errors import DecodeError
@@ -136,10 +137,6 @@ class SubStatus:
         return f"ERR {self.detail}" if self.state is SubState.ERR else self.state.value
 
     @classmethod
-    def error(cls, detail: str) -> SubStatus:
-        return cls(SubState.ERR, detail.encode("ascii", "replace")[:MAX_ERROR_DETAIL].decode())
-
-    @classmethod
     def parse(cls, text: str) -> SubStatus:
         word, _, detail = text.partition(" ")
         try:
@@ -169,6 +166,18 @@ class SubInput(Enum):
     FAILED = "another error of the router"
     CREATED_AGAIN = "SNEW repeated"
     RETRIED = "the slow back-off elapsed"
+    SERVICE_CLEARED = "the service that the queue was associated with is gone"
+
+
+class SubEvent(NamedTuple):
+    """What happened to a subscription, and for FAILED the words that SCHK tells."""
+
+    input: SubInput
+    detail: str = ""
+
+    @classmethod
+    def failed(cls, detail: str) -> SubEvent:
+        return cls(SubInput.FAILED, detail.encode("ascii", "replace")[:MAX_ERROR_DETAIL].decode())
 
 
 _EVENT_TARGETS = {
@@ -190,6 +199,7 @@ def _sub_moves() -> dict[tuple[SubState, SubInput], SubState]:
         moves[state, SubInput.CREATED_AGAIN] = state if alive else SubState.NEW
         if alive:
             moves[state, SubInput.HANDED_OVER] = SubState.PENDING
+            moves[state, SubInput.SERVICE_CLEARED] = SubState.INACTIVE
         if state in RETRIED_SLOWLY:
             moves[state, SubInput.RETRIED] = SubState.PENDING
     return moves
@@ -203,3 +213,18 @@ def move_sub(state: SubState, event: SubInput) -> SubState:
         return SUB_MOVES[state, event]
     except KeyError:
         raise IllegalMove(f"subscription {state}: {event.value}") from None
+
+
+class BulkMove(NamedTuple):
+    """One input for many subscriptions at once: those in `sources` move to `target`, others stay."""
+
+    sources: frozenset[SubState]
+    target: SubState
+
+
+def bulk_move(event: SubInput, among: Collection[SubState] = frozenset(SubState)) -> BulkMove:
+    """For inputs that lead to one state only, wherever they change anything."""
+    moves = {state: SUB_MOVES.get((state, event), state) for state in among}
+    sources = frozenset(state for state, target in moves.items() if target is not state)
+    (target,) = {moves[state] for state in sources}
+    return BulkMove(sources, target)

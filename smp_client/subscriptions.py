@@ -10,14 +10,14 @@ from protocol.encoding import EntityId
 from protocol.errors import AUTH, SERVICE
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.smp_messages import Deld, End, Err, Ok, QueueSet, SmpMessage, Sok
-from protocol.statuses import SubState, SubStatus
+from protocol.statuses import SubEvent, SubInput
 from smp_client.errors import BadAnswer, CannotSend, ClientError
 from smp_client.requests import Batch
 
-ENDED = SubStatus(SubState.END)
-DELETED = SubStatus(SubState.DELETED)
-REFUSED = SubStatus(SubState.AUTH)
-SERVICE_REFUSED = SubStatus(SubState.SERVICE)
+ENDED = SubEvent(SubInput.ENDED)
+DELETED = SubEvent(SubInput.QUEUE_DELETED)
+REFUSED = SubEvent(SubInput.REFUSED)
+SERVICE_REFUSED = SubEvent(SubInput.SERVICE_REFUSED)
 
 
 class WaitingQueues:
@@ -86,23 +86,23 @@ class Flight:
     def __init__(self, notifier_ids: Sequence[EntityId], batch: Batch[SmpMessage]) -> None:
         self._index = {notifier_id: index for index, notifier_id in enumerate(notifier_ids)}
         self._batch = batch
-        self.overtaken: list[tuple[EntityId, SubStatus]] = []
+        self.overtaken: list[tuple[EntityId, SubEvent]] = []
 
-    def absorbs(self, notifier_id: EntityId, status: SubStatus) -> bool:
+    def absorbs(self, notifier_id: EntityId, event: SubEvent) -> bool:
         """Whether the event needs no further care now."""
         index = self._index.get(notifier_id)
         if index is None:
             return False
         if self._batch.answers[index] is not None:
-            self.overtaken.append((notifier_id, status))
+            self.overtaken.append((notifier_id, event))
         return True
 
 
-def event_status(event: SmpMessage) -> SubStatus | None:
-    """The status that an event gives to its queue, if it does."""
-    if isinstance(event, End):
+def queue_event(message: SmpMessage) -> SubEvent | None:
+    """What a message of the router means for the state of its queue, if anything."""
+    if isinstance(message, End):
         return ENDED
-    return DELETED if isinstance(event, Deld) else None
+    return DELETED if isinstance(message, Deld) else None
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Outcomes:
 
     associated: list[EntityId] = field(default_factory=list)
     individual: list[EntityId] = field(default_factory=list)
-    changed: list[tuple[EntityId, SubStatus]] = field(default_factory=list)
+    changed: list[tuple[EntityId, SubEvent]] = field(default_factory=list)
     unanswered: list[EntityId] = field(default_factory=list)
     "Time-outs and lost connections change nothing: these are tried again."
     service_failed: bool = False
@@ -136,19 +136,19 @@ def sort_outcomes(
         elif isinstance(answer, ClientError) and not isinstance(answer, BadAnswer | CannotSend):
             outcomes.unanswered.append(notifier_id)
         else:
-            status = error_status(answer)
-            outcomes.service_failed |= status is SERVICE_REFUSED
-            outcomes.changed.append((notifier_id, status))
+            event = refusal(answer)
+            outcomes.service_failed |= event is SERVICE_REFUSED
+            outcomes.changed.append((notifier_id, event))
     return outcomes
 
 
-def error_status(answer: SmpMessage | ClientError) -> SubStatus:
-    """The status of a queue that could not be subscribed."""
+def refusal(answer: SmpMessage | ClientError) -> SubEvent:
+    """Why a queue could not be subscribed."""
     if isinstance(answer, Err):
         if answer.error == AUTH:
             return REFUSED
-        return SERVICE_REFUSED if answer.error == SERVICE else SubStatus.error(str(answer.error))
-    return SubStatus.error(str(answer) if isinstance(answer, ClientError) else "unexpected answer")
+        return SERVICE_REFUSED if answer.error == SERVICE else SubEvent.failed(str(answer.error))
+    return SubEvent.failed(str(answer) if isinstance(answer, ClientError) else "unexpected answer")
 
 
 class Balance(Enum):

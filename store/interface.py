@@ -20,12 +20,12 @@ from store.records import (
     NewSubscription,
     NewToken,
     Notification,
+    QueueEvent,
     QueueRow,
     SentEntry,
     ServerKey,
     ServerRecord,
     ServiceCredentials,
-    StatusChange,
     Stored,
     SubKey,
     SubscriptionRecord,
@@ -149,10 +149,9 @@ class NtfStore(Protocol):
     ) -> list[Moved]:
         """SOK: ACTIVE, associated exactly if `service_id` is given (and still the router's)."""
 
-    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> list[Moved]:
-        """Other outcomes (not NEW, not ACTIVE). END, DELETED, AUTH, SERVICE and ERR end an association too.
-        END, SERVICE and ERR get a retry time: 10 minutes doubling to 24 hours; SOK resets it. Changes that
-        `SUB_MOVES` does not list, and unknown ids, are ignored."""
+    async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
+        """What else happened to queues of a router, in order; SOK goes through `set_subscribed`.
+        `store.policy` tells what it leads to. Unknown ids are ignored."""
 
     async def set_disconnected(self, key: ServerKey) -> int:
         """ACTIVE queues of the router become INACTIVE; returns how many."""

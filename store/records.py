@@ -8,7 +8,7 @@ from typing import NamedTuple, NewType
 from protocol.addresses import SmpServer
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import SubState, SubStatus, TokenStatus
+from protocol.statuses import SubEvent, SubState, SubStatus, TokenStatus
 
 TokenKey = NewType("TokenKey", int)
 "The store's own short name of a token; never leaves the server."
@@ -49,17 +49,6 @@ class NewSubscription:
     "DER private key, as it came in SNEW."
 
 
-class CreatedSubscription(NamedTuple):
-    """`created` is False for a repeated SNEW: the id is the one given first.
-    `status` is the row's after the call: a repeat revives END, DELETED, AUTH, SERVICE and ERR to NEW."""
-
-    subscription_id: EntityId
-    sub_key: SubKey
-    server_key: ServerKey
-    created: bool
-    status: SubStatus
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRecord:
     """A subscription with what is needed to authorise a command on it."""
@@ -82,6 +71,20 @@ class QueueRow(NamedTuple):
     notifier_id: EntityId
     notifier_key: bytes
     associated: bool
+
+
+class CreatedSubscription(NamedTuple):
+    """Answer to SNEW. `created` is False for a repeated one: the id is the one given first.
+
+    `handed_over`: the row is new, or was dead and is revived, and is PENDING now: the caller gives `queue` to
+    its router's subscriber. A row that was alive is in its care already. Do not print: holds a key.
+    """
+
+    subscription_id: EntityId
+    server_key: ServerKey
+    queue: QueueRow
+    created: bool
+    handed_over: bool
 
 
 class LiveQueue(NamedTuple):
@@ -153,17 +156,18 @@ class SentEntry(NamedTuple):
     seq: int
 
 
-class StatusChange(NamedTuple):
-    """New status of a queue; `retry_at` (seconds) for END, SERVICE and ERR is the store's business."""
+class QueueEvent(NamedTuple):
+    """What happened to a queue. Do not print."""
 
     notifier_id: EntityId
-    status: SubStatus
+    event: SubEvent
 
 
 class Moved(NamedTuple):
     """A subscription whose state really changed. Do not print."""
 
     subscription_id: EntityId
+    token_id: EntityId
     before: SubState
     after: SubState
 

@@ -22,12 +22,12 @@ from store.records import (
     NewSubscription,
     NewToken,
     Notification,
+    QueueEvent,
     QueueRow,
     SentEntry,
     ServerKey,
     ServerRecord,
     ServiceCredentials,
-    StatusChange,
     Stored,
     SubKey,
     SubscriptionRecord,
@@ -254,8 +254,8 @@ class SqliteStore:
             lambda tx: sqlite_routers.set_subscribed(tx, key, notifier_ids, service_id), durable=False
         )
 
-    async def set_statuses(self, key: ServerKey, changes: Sequence[StatusChange], *, now: int) -> list[Moved]:
-        return await self._write(lambda tx: sqlite_routers.set_statuses(tx, key, changes, now), durable=False)
+    async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
+        return await self._write(lambda tx: sqlite_routers.move_queues(tx, key, events, now), durable=False)
 
     async def set_disconnected(self, key: ServerKey) -> int:
         change = sqlite_routers.set_disconnected

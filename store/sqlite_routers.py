@@ -7,33 +7,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from protocol.encoding import EntityId, Reader, Writer
-from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubInput, SubState
+from protocol.statuses import SUBSCRIBABLE, BulkMove, SubInput, SubState, bulk_move
+from store.policy import Standing, standing_after
 from store.records import (
     Moved,
+    QueueEvent,
     QueueRow,
     ServerKey,
     ServerRecord,
     ServiceCredentials,
-    StatusChange,
     SubKey,
 )
 from store.sqlite_engine import NoSuchRow
 from store.sqlite_subscriptions import smp_server
 from store.sqlite_transaction import Transaction, select_in, update_in
 
-FIRST_RETRY = 10 * 60
-LONGEST_RETRY = 24 * 60 * 60
-
-_INPUTS = {
-    SubState.PENDING: SubInput.HANDED_OVER,
-    SubState.INACTIVE: SubInput.DISCONNECTED,
-    SubState.END: SubInput.ENDED,
-    SubState.DELETED: SubInput.QUEUE_DELETED,
-    SubState.AUTH: SubInput.REFUSED,
-    SubState.SERVICE: SubInput.SERVICE_REFUSED,
-    SubState.ERR: SubInput.FAILED,
-}
-"What `set_statuses` may be told; NEW and ACTIVE come about otherwise."
+_SOK = bulk_move(SubInput.SUBSCRIBED)
+_SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
+_DROP = bulk_move(SubInput.DISCONNECTED)
+_RETRY = bulk_move(SubInput.RETRIED)
+_CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
 
 
 def _listed(states: frozenset[SubState]) -> str:
@@ -79,34 +72,32 @@ SELECT {_QUEUE_COLUMNS} FROM subscriptions WHERE server_key = ? AND notifier_id 
 """
 _DUE = f"""
 SELECT {_QUEUE_COLUMNS} FROM subscriptions
-WHERE server_key = ? AND retry_at IS NOT NULL AND retry_at <= ? ORDER BY retry_at LIMIT ?
+WHERE server_key = ? AND retry_at IS NOT NULL AND retry_at <= ? AND state IN ({_listed(_RETRY.sources)})
+ORDER BY retry_at LIMIT ?
 """
-_RETRIED = "UPDATE subscriptions SET state = 'PENDING', detail = '', retry_at = NULL WHERE sub_key IN ({})"
+_RETRIED = "UPDATE subscriptions SET state = ?, detail = '', retry_at = NULL WHERE sub_key IN ({})"
 _SUBSCRIBED_ROWS = """
-SELECT sub_key, notifier_id, subscription_id, state, associated FROM subscriptions
-WHERE server_key = ? AND notifier_id IN ({})
+SELECT s.sub_key, s.notifier_id, s.subscription_id, t.token_id, s.state, s.associated
+FROM subscriptions s CROSS JOIN tokens t USING (token_key)
+WHERE s.server_key = ? AND s.notifier_id IN ({})
 """
 _SUBSCRIBED = """
-UPDATE subscriptions SET state = 'ACTIVE', detail = '', associated = ?, retry_count = 0, retry_at = NULL
+UPDATE subscriptions SET state = ?, detail = '', associated = ?, retry_count = 0, retry_at = NULL
 WHERE sub_key IN ({})
 """
 _CHANGED_ROWS = """
-SELECT sub_key, notifier_id, subscription_id, state, detail, associated, retry_count, retry_at
-FROM subscriptions
-WHERE server_key = ? AND notifier_id IN ({})
+SELECT s.sub_key, s.notifier_id, s.subscription_id, t.token_id,
+    s.state, s.detail, s.associated, s.retry_count, s.retry_at
+FROM subscriptions s CROSS JOIN tokens t USING (token_key)
+WHERE s.server_key = ? AND s.notifier_id IN ({})
 """
 _CHANGE = """
 UPDATE subscriptions SET state = ?, detail = ?, associated = ?, retry_count = ?, retry_at = ?
 WHERE sub_key = ?
 """
-_DISCONNECTED = """
-UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'INACTIVE'
-WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ? AND state = 'ACTIVE'
-"""
-_SERVICE_SUBSCRIBED = """
-UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = 'ACTIVE'
-WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ?
-    AND state IN ('NEW', 'PENDING', 'INACTIVE')
+_MOVE_PAGE = """
+UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = ?
+WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ? AND state IN ({})
 """
 _PAGE_END = """
 SELECT max(sub_key) FROM (
@@ -171,7 +162,7 @@ def queues_by_id(db: sqlite3.Connection, key: ServerKey, notifier_ids: Sequence[
 
 def due_retries(tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
     due = [_queue(row) for row in tx.db.execute(_DUE, (key, now, limit))]
-    update_in(tx.db, _RETRIED, [row.key for row in due])
+    update_in(tx.db, _RETRIED, [row.key for row in due], _RETRY.target)
     return due
 
 
@@ -190,15 +181,15 @@ def set_subscribed(
     flipped: list[EntityId] = []
     moved: list[Moved] = []
     rows = _rows_once(tx, _SUBSCRIBED_ROWS, key, notifier_ids)
-    for sub_key, notifier_id, subscription_id, state, was_associated in rows:
-        if state != SubState.ACTIVE or was_associated != associated:
+    for sub_key, notifier_id, subscription_id, token_id, state, was_associated in rows:
+        if state in _SOK.sources or was_associated != associated:
             changed.append(sub_key)
-        if state != SubState.ACTIVE:
-            moved.append(Moved(subscription_id, SubState(state), SubState.ACTIVE))
+        if state in _SOK.sources:
+            moved.append(Moved(subscription_id, token_id, SubState(state), _SOK.target))
         if was_associated != associated:
             flipped.append(notifier_id)
     tx.active_subscriptions += len(moved)
-    update_in(tx.db, _SUBSCRIBED, changed, associated)
+    update_in(tx.db, _SUBSCRIBED, changed, _SOK.target, associated)
     if associated:
         tx.add_associated(key, flipped)
     else:
@@ -218,71 +209,39 @@ def _rows_once(
     return list({row[0]: row for row in select_in(tx.db, sql, notifier_ids, key)}.values())
 
 
-class _Row:
-    """A subscription while a list of changes is applied to it."""
+class _Row(NamedTuple):
+    sub_key: SubKey
+    notifier_id: EntityId
+    subscription_id: EntityId
+    token_id: EntityId
+    standing: Standing
 
-    __slots__ = (
-        "associated",
-        "detail",
-        "retry_at",
-        "retry_count",
-        "state",
-        "sub_key",
-        "subscription_id",
-        "was",
+
+def _row(columns: Sequence[Any]) -> _Row:
+    state, detail, associated, retry_count, retry_at = columns[4:]
+    standing = Standing(SubState(state), detail, bool(associated), retry_count, retry_at)
+    return _Row(columns[0], columns[1], columns[2], columns[3], standing)
+
+
+def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], now: int) -> list[Moved]:
+    found = _rows_once(tx, _CHANGED_ROWS, key, [event.notifier_id for event in events])
+    rows = {row.notifier_id: row for row in map(_row, found)}
+    standings = {notifier_id: row.standing for notifier_id, row in rows.items()}
+    for notifier_id, event in events:
+        if notifier_id in standings:
+            standings[notifier_id] = standing_after(standings[notifier_id], event, now)
+    changed = [(row, standings[row.notifier_id]) for row in rows.values()]
+    changed = [(row, after) for row, after in changed if after != row.standing]
+    tx.db.executemany(_CHANGE, [(*after, row.sub_key) for row, after in changed])
+    moved = [
+        Moved(row.subscription_id, row.token_id, row.standing.state, after.state) for row, after in changed
+    ]
+    tx.active_subscriptions += sum(
+        (move.after is SubState.ACTIVE) - (move.before is SubState.ACTIVE) for move in moved
     )
-
-    def __init__(
-        self,
-        sub_key: SubKey,
-        subscription_id: EntityId,
-        state: str,
-        detail: str,
-        associated: int,
-        retry_count: int,
-        retry_at: int | None,
-    ) -> None:
-        self.sub_key = sub_key
-        self.subscription_id = subscription_id
-        self.state = SubState(state)
-        self.detail = detail
-        self.associated = bool(associated)
-        self.retry_count = retry_count
-        self.retry_at = retry_at
-        self.was = self.columns()
-        "What is in the database; equal columns need no update."
-
-    def columns(self) -> tuple[SubState, str, bool, int, int | None]:
-        return (self.state, self.detail, self.associated, self.retry_count, self.retry_at)
-
-    def apply(self, change: StatusChange, now: int) -> None:
-        state = change.status.state
-        if SUB_MOVES.get((self.state, _INPUTS[state])) is not state:
-            return
-        self.state, self.detail = state, change.status.detail
-        if state in SUBSCRIBABLE:
-            self.retry_at = None
-            return
-        self.associated = False
-        if state not in RETRIED_SLOWLY:
-            self.retry_at, self.retry_count = None, 0
-        elif self.retry_at is None:
-            # A second failure while one is waited for is the same outage: it does not double the delay.
-            self.retry_at = now + min(FIRST_RETRY << min(self.retry_count, 10), LONGEST_RETRY)
-            self.retry_count += 1
-
-
-def set_statuses(tx: Transaction, key: ServerKey, changes: Sequence[StatusChange], now: int) -> list[Moved]:
-    found = _rows_once(tx, _CHANGED_ROWS, key, [change.notifier_id for change in changes])
-    rows = {EntityId(row[1]): _Row(row[0], *row[2:]) for row in found}
-    for change in changes:
-        if (row := rows.get(change.notifier_id)) is not None:
-            row.apply(change, now)
-    changed = [(notifier_id, row) for notifier_id, row in rows.items() if row.columns() != row.was]
-    tx.db.executemany(_CHANGE, [(*row.columns(), row.sub_key) for _, row in changed])
-    tx.active_subscriptions -= sum(row.was[0] is SubState.ACTIVE for _, row in changed)
-    tx.remove_associated(key, [notifier_id for notifier_id, row in changed if row.was[2] > row.associated])
-    moved = [Moved(row.subscription_id, row.was[0], row.state) for _, row in changed]
+    tx.remove_associated(
+        key, [row.notifier_id for row, after in changed if row.standing.associated and not after.associated]
+    )
     return [move for move in moved if move.before is not move.after]
 
 
@@ -294,22 +253,24 @@ class Page(NamedTuple):
 
 
 def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = _change_page(tx, _DISCONNECTED, key, associated, after)
+    page = _move_page(tx, _DROP, key, associated, after)
     tx.active_subscriptions -= page.changed
     return page
 
 
 def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = _change_page(tx, _SERVICE_SUBSCRIBED, key, associated, after)
+    page = _move_page(tx, _SOKS, key, associated, after)
     tx.active_subscriptions += page.changed
     return page
 
 
-def _change_page(tx: Transaction, sql: str, key: ServerKey, associated: bool, after: SubKey) -> Page:
+def _move_page(tx: Transaction, move: BulkMove, key: ServerKey, associated: bool, after: SubKey) -> Page:
     (last,) = tx.db.execute(_PAGE_END, (key, associated, after, STATE_PAGE)).fetchone()
     if last is None:
         return Page(0, None)
-    return Page(tx.db.execute(sql, (key, associated, after, last)).rowcount, SubKey(last))
+    sql = _MOVE_PAGE.format(_listed(move.sources))
+    changed = tx.db.execute(sql, (move.target, key, associated, after, last)).rowcount
+    return Page(changed, SubKey(last))
 
 
 def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
@@ -341,13 +302,13 @@ def clear_service(tx: Transaction, key: ServerKey) -> None:
 def _clear_associations(tx: Transaction, key: ServerKey) -> None:
     (active,) = tx.db.execute(
         "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server"
-        " WHERE server_key = ? AND associated = 1 AND state = 'ACTIVE'",
-        (key,),
+        " WHERE server_key = ? AND associated = 1 AND state = ?",
+        (key, SubState.ACTIVE),
     ).fetchone()
     tx.db.execute(
-        "UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = 'INACTIVE'"
+        "UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = ?"
         " WHERE server_key = ? AND associated = 1",
-        (key,),
+        (_CLEAR.target, key),
     )
     tx.active_subscriptions -= active
     tx.clear_associated(key)

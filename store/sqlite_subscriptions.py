@@ -9,11 +9,12 @@ from typing import Any
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
-from protocol.statuses import SUB_MOVES, SubInput, SubState, SubStatus
+from protocol.statuses import SubInput, SubState, SubStatus, move_sub
 from store.records import (
     CreatedSubscription,
     LiveQueue,
     NewSubscription,
+    QueueRow,
     ServerKey,
     SubKey,
     SubscriptionRecord,
@@ -27,7 +28,7 @@ SELECT column1, s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.sta
 FROM (VALUES {}) LEFT JOIN subscriptions s ON s.subscription_id = column1 LEFT JOIN tokens t USING (token_key)
 """
 _EXISTING = """
-SELECT notifier_id, sub_key, subscription_id, token_key, notifier_key, state, detail
+SELECT notifier_id, sub_key, subscription_id, token_key, notifier_key, state, associated
 FROM subscriptions WHERE server_key = ? AND notifier_id IN ({})
 """
 _INSERT = """
@@ -42,7 +43,8 @@ UPDATE subscriptions SET state = ?, detail = '', retry_count = 0, retry_at = NUL
 """
 _SERVER_KEY = "SELECT server_key FROM smp_servers WHERE hosts = ? AND port = ? AND key_hash = ?"
 
-NEW = SubStatus(SubState.NEW)
+_BORN = move_sub(SubState.NEW, SubInput.HANDED_OVER)
+"Whoever creates a row hands it over to its router's subscriber at once."
 _BARE = {state: SubStatus(state) for state in SubState}
 
 
@@ -90,21 +92,15 @@ def _record(row: Sequence[Any]) -> SubscriptionRecord:
 class _Existing:
     """What a repeated SNEW must agree with."""
 
-    __slots__ = ("notifier_key", "status", "sub_key", "subscription_id", "token_key")
+    __slots__ = ("queue", "state", "subscription_id", "token_key")
 
     def __init__(
-        self,
-        sub_key: SubKey,
-        subscription_id: EntityId,
-        token_key: TokenKey,
-        notifier_key: bytes,
-        status: SubStatus,
+        self, subscription_id: EntityId, token_key: TokenKey, queue: QueueRow, state: SubState
     ) -> None:
-        self.sub_key = sub_key
         self.subscription_id = subscription_id
         self.token_key = token_key
-        self.notifier_key = notifier_key
-        self.status = status
+        self.queue = queue
+        self.state = state
 
 
 def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
@@ -129,10 +125,9 @@ def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubs
         else:
             sub_key = SubKey(last_key + len(rows) + 1)
             rows.append(_new_row(sub_key, server_key, new))
-            of_server[new.notifier_id] = _Existing(
-                sub_key, new.subscription_id, new.token_key, new.notifier_key, NEW
-            )
-            results.append(CreatedSubscription(new.subscription_id, sub_key, server_key, True, NEW))
+            queue = QueueRow(sub_key, new.notifier_id, new.notifier_key, False)
+            of_server[new.notifier_id] = _Existing(new.subscription_id, new.token_key, queue, _BORN)
+            results.append(CreatedSubscription(new.subscription_id, server_key, queue, True, True))
     insert_rows(tx.db, _INSERT, rows)
     tx.subscriptions += len(rows)
     return results
@@ -146,7 +141,7 @@ def _new_row(sub_key: SubKey, server_key: ServerKey, new: NewSubscription) -> tu
         server_key,
         new.notifier_id,
         new.notifier_key,
-        SubState.NEW.value,
+        _BORN,
     )
 
 
@@ -171,19 +166,22 @@ def _existing(
     tx: Transaction, server_key: ServerKey, news: Sequence[NewSubscription]
 ) -> dict[EntityId, _Existing]:
     rows = select_in(tx.db, _EXISTING, [new.notifier_id for new in news], server_key)
-    return {row[0]: _Existing(row[1], row[2], row[3], row[4], status(row[5], row[6])) for row in rows}
+    return {
+        row[0]: _Existing(row[2], row[3], QueueRow(row[1], row[0], row[4], bool(row[6])), SubState(row[5]))
+        for row in rows
+    }
 
 
 def _repeat(
     tx: Transaction, server_key: ServerKey, row: _Existing, new: NewSubscription
 ) -> CreatedSubscription | None:
-    if row.token_key != new.token_key or row.notifier_key != new.notifier_key:
+    if row.token_key != new.token_key or row.queue.notifier_key != new.notifier_key:
         return None
-    state = SUB_MOVES[row.status.state, SubInput.CREATED_AGAIN]
-    if state is not row.status.state:
-        tx.db.execute(_REVIVE, (state, row.sub_key))
-        row.status = SubStatus(state)
-    return CreatedSubscription(row.subscription_id, row.sub_key, server_key, False, row.status)
+    handed_over = move_sub(row.state, SubInput.CREATED_AGAIN) is SubState.NEW
+    if handed_over:
+        row.state = _BORN
+        tx.db.execute(_REVIVE, (row.state, row.queue.key))
+    return CreatedSubscription(row.subscription_id, server_key, row.queue, False, handed_over)
 
 
 def delete(tx: Transaction, key: SubKey) -> LiveQueue | None:

@@ -15,11 +15,13 @@ from protocol.statuses import (
     SUBSCRIBABLE,
     IllegalMove,
     InvalidReason,
+    SubEvent,
     SubInput,
     SubState,
     SubStatus,
     TokenInput,
     TokenStatus,
+    bulk_move,
     move_sub,
     move_token,
     pull_sub_status,
@@ -75,6 +77,8 @@ def sub_after(state: SubState, event: SubInput) -> SubState | None:
             return state if state in SUBSCRIBABLE else SubState.NEW
         case SubInput.HANDED_OVER:
             return SubState.PENDING if state in SUBSCRIBABLE else None
+        case SubInput.SERVICE_CLEARED:
+            return SubState.INACTIVE if state in SUBSCRIBABLE else None
     return SubState.PENDING if state in RETRIED_SLOWLY else None
 
 
@@ -123,6 +127,15 @@ def test_unknown_sub_status(text: bytes) -> None:
 
 def test_error_details() -> None:
     assert SubStatus.parse("ERR ") == SubStatus(SubState.ERR)
-    long = SubStatus.error("ü" + "x" * 500)
-    assert long.text == "ERR ?" + "x" * (MAX_ERROR_DETAIL - 1)
-    assert SubStatus.parse(long.text) == long
+    event = SubEvent.failed("ü" + "x" * 500)
+    status = SubStatus(move_sub(SubState.ACTIVE, event.input), event.detail)
+    assert status.text == "ERR ?" + "x" * (MAX_ERROR_DETAIL - 1)
+    assert SubStatus.parse(status.text) == status
+
+
+def test_bulk_moves_are_the_table_for_many() -> None:
+    assert bulk_move(SubInput.DISCONNECTED) == (frozenset({SubState.ACTIVE}), SubState.INACTIVE)
+    assert bulk_move(SubInput.RETRIED) == (RETRIED_SLOWLY, SubState.PENDING)
+    assert bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE) == (SUBSCRIBABLE - {SubState.ACTIVE}, SubState.ACTIVE)
+    with pytest.raises(ValueError, match="unpack"):
+        bulk_move(SubInput.SUBSCRIBED, ())

@@ -12,7 +12,7 @@ from protocol.encoding import EntityId
 from protocol.errors import AUTH, INTERNAL, SERVICE
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import Deld, End, Err, Nmsg, Ok, Pong, QueueSet, SmpMessage, Sok
-from protocol.statuses import SubState, SubStatus
+from protocol.statuses import SubEvent, SubInput
 from smp_client.backoff import Backoff
 from smp_client.errors import BadAnswer, CannotSend, ClientError, RequestTimeout, SessionClosed
 from smp_client.requests import Batch
@@ -25,7 +25,7 @@ from smp_client.subscriptions import (
     Flight,
     ServiceBalance,
     WaitingQueues,
-    event_status,
+    queue_event,
     sort_outcomes,
 )
 
@@ -95,10 +95,10 @@ def test_outcomes() -> None:
     assert outcomes.unanswered == [b"slow", b"lost"]
     assert dict(outcomes.changed) == {
         b"auth": REFUSED,
-        b"error": SubStatus.error("INTERNAL"),
-        b"nonsense": SubStatus.error("unexpected answer"),
-        b"garbage": SubStatus.error("unreadable"),
-        b"impossible": SubStatus.error("no key"),
+        b"error": SubEvent.failed("INTERNAL"),
+        b"nonsense": SubEvent.failed("unexpected answer"),
+        b"garbage": SubEvent.failed("unreadable"),
+        b"impossible": SubEvent.failed("no key"),
     }
     assert not outcomes.service_failed
 
@@ -112,10 +112,10 @@ def test_a_refused_service_or_another_one_is_a_failure_of_the_service() -> None:
     assert sort_outcomes([A], [Sok(SERVICE_ID)], None).service_failed, "a service although there is none"
 
 
-def test_event_status() -> None:
-    assert event_status(End()) is ENDED
-    assert event_status(Deld()) is DELETED
-    assert event_status(Nmsg(b"", b"")) is None
+def test_queue_event() -> None:
+    assert queue_event(End()) is ENDED
+    assert queue_event(Deld()) is DELETED
+    assert queue_event(Nmsg(b"", b"")) is None
 
 
 async def test_events_that_overtake_a_batch() -> None:
@@ -169,8 +169,7 @@ def test_a_settled_surplus_is_equal_from_then_on(ours: set[bytes], more: set[byt
 
 def test_statuses_of_errors_stay_readable() -> None:
     outcomes = sort_outcomes([A], [Err(INTERNAL)], None)
-    assert outcomes.changed[0][1].state is SubState.ERR
-    assert outcomes.changed[0][1].text == "ERR INTERNAL"
+    assert outcomes.changed == [(A, SubEvent(SubInput.FAILED, "INTERNAL"))]
 
 
 def test_backoff_grows_to_its_limit_and_starts_again() -> None:

@@ -8,14 +8,14 @@ from itertools import count
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import SubState, SubStatus
+from protocol.statuses import SubEvent, SubInput
 from store.interface import NtfStore
 from store.records import (
     CreatedSubscription,
     NewSubscription,
     NewToken,
     Notification,
-    StatusChange,
+    QueueEvent,
     SubscriptionRecord,
     TokenKey,
     TokenRecord,
@@ -87,9 +87,8 @@ def nmsg(notifier_id: EntityId) -> Notification:
     return Notification(notifier_id, unique(24), unique(32))
 
 
-def change(notifier_id: EntityId, state: SubState) -> StatusChange:
-    status = SubStatus.error("QUOTA") if state is SubState.ERR else SubStatus(state)
-    return StatusChange(notifier_id, status)
+def happened(notifier_id: EntityId, what: SubInput) -> QueueEvent:
+    return QueueEvent(notifier_id, SubEvent(what, "QUOTA" if what is SubInput.FAILED else ""))
 
 
 async def find_token(store: NtfStore, token_id: EntityId) -> TokenRecord | None:

@@ -57,7 +57,7 @@ async def work(store: SqliteStore) -> None:
         tell("notification", new.subscription_id.hex(), nonce.hex())
         if round_number % 3 == 0:
             tell("deleting", new.subscription_id.hex())
-            await store.delete_subscription(created.sub_key)
+            await store.delete_subscription(created.queue.key)
             tell("deleted", new.subscription_id.hex())
 
 

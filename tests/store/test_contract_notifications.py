@@ -27,7 +27,7 @@ async def make_queues(
 ) -> tuple[ServerKey, list[NewSubscription], list[SubKey]]:
     news = [new_subscription(token.key) for _ in range(count)]
     created = [await subscribe(store, new) for new in news]
-    return created[0].server_key, news, [one.sub_key for one in created]
+    return created[0].server_key, news, [one.queue.key for one in created]
 
 
 async def entries_of(store: NtfStore, token: TokenRecord) -> list[LastNotification]:

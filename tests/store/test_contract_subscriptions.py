@@ -24,10 +24,10 @@ from tests.store.builders import (
     OTHER_SERVICE_ID,
     SERVICE_ID,
     active_token,
-    change,
     create_one,
     entity,
     find_subscription,
+    happened,
     new_subscription,
     router,
     subscribe,
@@ -35,6 +35,16 @@ from tests.store.builders import (
 )
 
 FIRST = SubKey(0)
+STATES = [state for state in SubState if state is not SubState.NEW]
+"A stored row is handed over at once: it is never seen as NEW."
+INPUTS = {
+    SubState.INACTIVE: SubInput.DISCONNECTED,
+    SubState.END: SubInput.ENDED,
+    SubState.DELETED: SubInput.QUEUE_DELETED,
+    SubState.AUTH: SubInput.REFUSED,
+    SubState.SERVICE: SubInput.SERVICE_REFUSED,
+    SubState.ERR: SubInput.FAILED,
+}
 CREDENTIALS = ServiceCredentials(chain=(b"leaf" * 100, b"root"), private_key=b"key")
 
 
@@ -53,11 +63,10 @@ async def state_of(store: NtfStore, new: NewSubscription) -> SubState:
 
 
 async def put_in_state(store: NtfStore, key: ServerKey, new: NewSubscription, state: SubState) -> None:
-    if state is SubState.NEW:
-        return
-    await store.set_subscribed(key, [new.notifier_id], service_id=None)
-    if state is not SubState.ACTIVE:
-        await store.set_statuses(key, [change(new.notifier_id, state)], now=NOW)
+    if state is not SubState.PENDING:
+        await store.set_subscribed(key, [new.notifier_id], service_id=None)
+    if state in INPUTS:
+        await store.move_queues(key, [happened(new.notifier_id, INPUTS[state])], now=NOW)
     assert await state_of(store, new) is state
 
 
@@ -69,10 +78,13 @@ async def test_a_subscription_is_found_with_its_token(store: NtfStore) -> None:
     assert created.subscription_id == new.subscription_id
     found = await find_subscription(store, new.subscription_id)
     assert found is not None
-    assert (found.key, found.server_key) == (created.sub_key, created.server_key)
+    assert (found.key, found.server_key) == (created.queue.key, created.server_key)
     assert (found.token_id, found.verify_key) == (token.token_id, token.verify_key)
-    assert (found.notifier_id, found.status.state) == (new.notifier_id, SubState.NEW)
+    assert (found.notifier_id, found.status.state) == (new.notifier_id, SubState.PENDING)
     assert not found.associated
+    assert created.handed_over
+    assert created.queue == QueueRow(found.key, new.notifier_id, new.notifier_key, False)
+    assert await store.queues(created.server_key, after=FIRST, limit=9) == [created.queue]
     assert await find_subscription(store, entity()) is None
 
 
@@ -83,7 +95,7 @@ async def test_a_repeated_creation_gives_the_first_id(store: NtfStore) -> None:
     first, second = await asyncio.gather(create_one(store, new), create_one(store, again))
     third = await create_one(store, again)
     assert first is not None
-    assert second == third == first._replace(created=False)
+    assert second == third == first._replace(created=False, handed_over=False)
     assert (await store.counts()).subscriptions == 1
 
 
@@ -108,13 +120,13 @@ async def test_a_subscription_of_a_gone_token_is_refused_and_hurts_no_other(stor
 
 
 async def test_a_repeated_creation_revives_the_dead(store: NtfStore) -> None:
-    key, news = await make_queues(store, len(SubState))
-    for new, state in zip(news, SubState, strict=True):
+    key, news = await make_queues(store, len(STATES))
+    for new, state in zip(news, STATES, strict=True):
         await put_in_state(store, key, new, state)
-    for new, state in zip(news, SubState, strict=True):
-        expected = SUB_MOVES[state, SubInput.CREATED_AGAIN]
-        assert (await subscribe(store, new)).status.state is expected
-        assert await state_of(store, new) is expected
+    for new, state in zip(news, STATES, strict=True):
+        dead = SUB_MOVES[state, SubInput.CREATED_AGAIN] is SubState.NEW
+        assert (await subscribe(store, new)).handed_over is dead
+        assert await state_of(store, new) is (SubState.PENDING if dead else state)
     assert await store.next_retry(key) is None
 
 
@@ -129,8 +141,8 @@ async def test_deleting_a_subscription(store: NtfStore) -> None:
 
 
 async def test_pages_hold_every_subscribable_queue_once_in_order(store: NtfStore) -> None:
-    key, news = await make_queues(store, 9)
-    for new, state in zip(news, SubState, strict=True):
+    key, news = await make_queues(store, len(STATES))
+    for new, state in zip(news, STATES, strict=True):
         await put_in_state(store, key, new, state)
     await store.set_service_id(key, SERVICE_ID)
     await store.set_subscribed(key, [news[2].notifier_id], service_id=SERVICE_ID)
@@ -144,7 +156,7 @@ async def test_pages_hold_every_subscribable_queue_once_in_order(store: NtfStore
         return rows
 
     rows = await pages(None)
-    alive = [new for new, state in zip(news, SubState, strict=True) if state in SUBSCRIBABLE]
+    alive = [new for new, state in zip(news, STATES, strict=True) if state in SUBSCRIBABLE]
     assert [row.notifier_id for row in rows] == [new.notifier_id for new in alive]
     assert [row.notifier_key for row in rows] == [new.notifier_key for new in alive]
     assert rows == sorted(rows)
@@ -166,9 +178,9 @@ async def test_queues_by_id(store: NtfStore) -> None:
 async def test_servers_are_those_with_something_to_subscribe(store: NtfStore) -> None:
     key, (new,) = await make_queues(store, 1)
     assert [record.key for record in await store.servers()] == [key]
-    await store.set_statuses(key, [change(new.notifier_id, SubState.END)], now=NOW)
+    await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.END])], now=NOW)
     assert [record.key for record in await store.servers()] == [key]
-    await store.set_statuses(key, [change(new.notifier_id, SubState.AUTH)], now=NOW)
+    await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.AUTH])], now=NOW)
     assert await store.servers() == []
     record = await store.server(key)
     assert record.server == new.server
@@ -183,25 +195,14 @@ async def test_an_address_with_several_hosts_comes_back(store: NtfStore) -> None
     assert (await store.server(created.server_key)).server == server
 
 
-INPUTS = {
-    SubState.PENDING: SubInput.HANDED_OVER,
-    SubState.INACTIVE: SubInput.DISCONNECTED,
-    SubState.END: SubInput.ENDED,
-    SubState.DELETED: SubInput.QUEUE_DELETED,
-    SubState.AUTH: SubInput.REFUSED,
-    SubState.SERVICE: SubInput.SERVICE_REFUSED,
-    SubState.ERR: SubInput.FAILED,
-}
-
-
-@pytest.mark.parametrize("target", INPUTS)
-async def test_statuses_move_as_the_table_says(store: NtfStore, target: SubState) -> None:
-    key, news = await make_queues(store, len(SubState))
-    for new, state in zip(news, SubState, strict=True):
+@pytest.mark.parametrize("what", [SubInput.HANDED_OVER, *INPUTS.values()])
+async def test_statuses_move_as_the_table_says(store: NtfStore, what: SubInput) -> None:
+    key, news = await make_queues(store, len(STATES))
+    for new, state in zip(news, STATES, strict=True):
         await put_in_state(store, key, new, state)
-    changes = [change(new.notifier_id, target) for new in [*news, new_subscription(TokenKey(1))]]
-    await store.set_statuses(key, changes, now=NOW)
-    expected = [SUB_MOVES.get((state, INPUTS[target]), state) for state in SubState]
+    events = [happened(new.notifier_id, what) for new in [*news, new_subscription(TokenKey(1))]]
+    await store.move_queues(key, events, now=NOW)
+    expected = [SUB_MOVES.get((state, what), state) for state in STATES]
     assert [await state_of(store, new) for new in news] == expected
     due = await store.due_retries(key, NOW + 600, 100)
     retried = [state for state in expected if state in RETRIED_SLOWLY]
@@ -211,10 +212,10 @@ async def test_statuses_move_as_the_table_says(store: NtfStore, target: SubState
 
 async def test_the_routers_words_are_kept(store: NtfStore) -> None:
     key, (new,) = await make_queues(store, 1)
-    await store.set_statuses(key, [change(new.notifier_id, SubState.ERR)], now=NOW)
+    await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.ERR])], now=NOW)
     found = await find_subscription(store, new.subscription_id)
     assert found is not None
-    assert found.status == SubStatus.error("QUOTA")
+    assert found.status == SubStatus(SubState.ERR, "QUOTA")
     await store.set_subscribed(key, [new.notifier_id], service_id=None)
     found = await find_subscription(store, new.subscription_id)
     assert found is not None
@@ -234,8 +235,8 @@ async def test_slow_retries_double_up_to_a_day(store: NtfStore) -> None:
     key, (new,) = await make_queues(store, 1)
     now, delays = NOW, []
     for _ in range(10):
-        await store.set_statuses(key, [change(new.notifier_id, SubState.END)], now=now)
-        await store.set_statuses(key, [change(new.notifier_id, SubState.END)], now=now + 1)
+        await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.END])], now=now)
+        await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.END])], now=now + 1)
         due = await store.next_retry(key)
         assert due is not None
         delays.append(due - now)
@@ -247,24 +248,24 @@ async def test_slow_retries_double_up_to_a_day(store: NtfStore) -> None:
     minutes = [delay // 60 for delay in delays]
     assert minutes == [10, 20, 40, 80, 160, 320, 640, 1280, 1440, 1440]
     await store.set_subscribed(key, [new.notifier_id], service_id=None)
-    await store.set_statuses(key, [change(new.notifier_id, SubState.SERVICE)], now=now)
+    await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.SERVICE])], now=now)
     assert await store.next_retry(key) == now + 600
 
 
 async def test_due_retries_are_limited_and_of_one_router(store: NtfStore) -> None:
     key, news = await make_queues(store, 5)
-    await store.set_statuses(key, [change(new.notifier_id, SubState.ERR) for new in news], now=NOW)
+    await store.move_queues(key, [happened(new.notifier_id, INPUTS[SubState.ERR]) for new in news], now=NOW)
     assert await store.due_retries(ServerKey(key + 1), NOW + 600, 10) == []
     assert len(await store.due_retries(key, NOW + 600, 3)) == 3
     assert len(await store.due_retries(key, NOW + 600, 3)) == 2
 
 
 async def test_a_disconnection_touches_active_queues_only(store: NtfStore) -> None:
-    key, news = await make_queues(store, 9)
-    for new, state in zip(news, SubState, strict=True):
+    key, news = await make_queues(store, len(STATES))
+    for new, state in zip(news, STATES, strict=True):
         await put_in_state(store, key, new, state)
     assert await store.set_disconnected(key) == 1
-    for new, state in zip(news, SubState, strict=True):
+    for new, state in zip(news, STATES, strict=True):
         assert await state_of(store, new) is SUB_MOVES[state, SubInput.DISCONNECTED]
     assert await store.set_disconnected(key) == 0
 
@@ -281,7 +282,7 @@ async def test_association_is_exactly_what_the_answer_said(store: NtfStore) -> N
     await store.set_subscribed(key, [ids[0]], service_id=None)
     record = await store.server(key)
     assert (record.associated_count, record.associated_hash) == (1, ids_hash(ids[1:2]))
-    await store.set_statuses(key, [change(ids[1], SubState.END)], now=NOW)
+    await store.move_queues(key, [happened(ids[1], INPUTS[SubState.END])], now=NOW)
     record = await store.server(key)
     assert (record.associated_count, record.associated_hash) == (0, NO_IDS)
 
@@ -293,7 +294,7 @@ async def test_a_service_subscription_makes_its_queues_active(store: NtfStore) -
     await store.set_disconnected(key)
     assert await store.set_service_subscribed(key) == 2
     states = [await state_of(store, new) for new in news]
-    assert states == [SubState.ACTIVE, SubState.ACTIVE, SubState.NEW]
+    assert states == [SubState.ACTIVE, SubState.ACTIVE, SubState.PENDING]
 
 
 async def test_another_service_id_clears_the_associations(store: NtfStore) -> None:
@@ -343,14 +344,17 @@ async def test_moves_tell_what_really_changed(store: NtfStore) -> None:
     both = [first.notifier_id, second.notifier_id]
     moved = await store.set_subscribed(key, both, service_id=None)
     assert {(m.subscription_id, m.before, m.after) for m in moved} == {
-        (new.subscription_id, SubState.NEW, SubState.ACTIVE) for new in (first, second)
+        (new.subscription_id, SubState.PENDING, SubState.ACTIVE) for new in (first, second)
     }
+    found = await find_subscription(store, first.subscription_id)
+    assert found is not None
+    assert {m.token_id for m in moved} == {found.token_id}
     assert await store.set_subscribed(key, both, service_id=None) == []
-    ended = await store.set_statuses(key, [change(first.notifier_id, SubState.END)], now=NOW)
+    ended = await store.move_queues(key, [happened(first.notifier_id, INPUTS[SubState.END])], now=NOW)
     assert [(m.subscription_id, m.before, m.after) for m in ended] == [
         (first.subscription_id, SubState.ACTIVE, SubState.END)
     ]
-    again = await store.set_statuses(key, [change(first.notifier_id, SubState.END)], now=NOW)
+    again = await store.move_queues(key, [happened(first.notifier_id, INPUTS[SubState.END])], now=NOW)
     assert again == []
 
 

@@ -163,7 +163,7 @@ async def test_a_key_is_not_used_again(store: NtfStore) -> None:
     await store.delete_token(token.key)
     other = await active_token(store)
     assert other.key != token.key
-    assert (await subscribe(store, new_subscription(other.key))).sub_key != sub.sub_key
+    assert (await subscribe(store, new_subscription(other.key))).queue.key != sub.queue.key
 
 
 async def test_crons_come_when_due_longest_first(store: NtfStore) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import ids_hash
-from protocol.statuses import SubState, TokenStatus
+from protocol.statuses import SubInput, TokenStatus
 from store.records import Counts, NewSubscription, NewToken, SentEntry, ServerKey, SubKey, TokenKey
 from store.sqlite import SqliteStore
 from tests.store.builders import (
@@ -24,10 +24,10 @@ from tests.store.builders import (
     OTHER_SERVICE_ID,
     SERVICE_ID,
     TODAY,
-    change,
     create_one,
     device,
     find_subscription,
+    happened,
     new_subscription,
     new_token,
     nmsg,
@@ -142,12 +142,12 @@ class Sums(RuleBasedStateMachine):
     @rule(
         server=st.sampled_from(ROUTERS),
         news=st.lists(queues, min_size=1, max_size=4),
-        state=st.sampled_from([state for state in SubState if state not in (SubState.NEW, SubState.ACTIVE)]),
+        what=st.sampled_from([what for what in SubInput if what is not SubInput.SERVICE_CLEARED]),
     )
-    def set_statuses(self, server: SmpServer, news: list[NewSubscription], state: SubState) -> None:
+    def move_queues(self, server: SmpServer, news: list[NewSubscription], what: SubInput) -> None:
         if key := self.server_keys.get(server):
-            changes = [change(notifier_id, state) for notifier_id in self.chosen(server, news)]
-            self.run(self.store.set_statuses(key, changes, now=NOW))
+            events = [happened(notifier_id, what) for notifier_id in self.chosen(server, news)]
+            self.run(self.store.move_queues(key, events, now=NOW))
 
     @rule(server=st.sampled_from(ROUTERS), service_id=st.sampled_from([SERVICE_ID, OTHER_SERVICE_ID]))
     def set_service_id(self, server: SmpServer, service_id: EntityId) -> None:
@@ -199,7 +199,7 @@ class Sums(RuleBasedStateMachine):
                     self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
                     self.store.activate_token(record.key, TODAY),
                     self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
-                    self.store.set_statuses(key, [change(ids[0], SubState.DELETED)], now=NOW),
+                    self.store.move_queues(key, [happened(ids[0], SubInput.QUEUE_DELETED)], now=NOW),
                     self.store.clear_service(key) if clear else self.store.set_disconnected(key),
                     self.store.delete_token(record.key),
                 ):

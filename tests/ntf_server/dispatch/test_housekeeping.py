@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from ntf_server.clock import SECONDS_PER_DAY, day
 from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
 from protocol.addresses import SmpServer
-from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store.records import LiveQueue, ServerKey
+from store.records import LiveQueue, QueueRow, ServerKey
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import Device, World
 
@@ -20,7 +19,7 @@ class Forgotten:
     def __init__(self) -> None:
         self.queues: list[LiveQueue] = []
 
-    def subscribe(self, server_key: ServerKey, server: SmpServer, notifier_id: EntityId) -> None: ...
+    def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None: ...
 
     def forget(self, queues: Sequence[LiveQueue]) -> None:
         self.queues += queues

@@ -145,8 +145,8 @@ class Daemon:
         assert created[0] is not None
         key = created[0].server_key
         if hand_over:
-            for queue in queues:
-                self.subscriber.subscribe(key, server, queue.notifier_id)
+            for row in filter(None, created):
+                self.subscriber.subscribe(key, server, row.queue)
         return key
 
     async def see_drop(self, router: Router) -> None:

@@ -1,0 +1,44 @@
+"""What becomes of a row, decided without a database: every implementation of the store asks here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubEvent, SubInput, SubState
+
+FIRST_RETRY = 10 * 60
+LONGEST_RETRY = 24 * 60 * 60
+
+
+class Standing(NamedTuple):
+    """How a subscription stands with its router."""
+
+    state: SubState
+    detail: str
+    associated: bool
+    retry_count: int
+    retry_at: int | None
+    "Set exactly while the state is one that is tried again slowly."
+
+
+def standing_after(before: Standing, event: SubEvent, now: int) -> Standing:
+    """END, DELETED, AUTH, SERVICE and ERR end an association; those tried again slowly get their time.
+
+    An event that the table does not list changes nothing.
+    """
+    state = SUB_MOVES.get((before.state, event.input), before.state)
+    if state is before.state and event.input is not SubInput.FAILED:
+        return before
+    if state in SUBSCRIBABLE:
+        return before._replace(state=state, detail="", retry_at=None)
+    if state not in RETRIED_SLOWLY:
+        return Standing(state, event.detail, False, 0, None)
+    if before.retry_at is not None:
+        # A second failure while one is waited for is the same outage: it does not double the delay.
+        return before._replace(state=state, detail=event.detail, associated=False)
+    return Standing(state, event.detail, False, before.retry_count + 1, now + retry_delay(before.retry_count))
+
+
+def retry_delay(failures: int) -> int:
+    """Seconds until a queue is tried again that failed so often before."""
+    return min(FIRST_RETRY << min(failures, 10), LONGEST_RETRY)
