@@ -28,7 +28,7 @@ from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.provider import Message
+from ntf_server.push.provider import MessageList
 from protocol.device_token import ApnsToken, Provider
 
 PADDED_SIZE = 3072
@@ -89,7 +89,7 @@ async def push_many(provider: ApnsProvider, count: int, workers: int) -> None:
         for number in numbers:
             random = os.urandom(NONCE_SIZE + 16)
             nonce, push_id = random[:NONCE_SIZE], uuid.UUID(bytes=random[NONCE_SIZE:], version=4)
-            message = Message(nonce, crypto_box_afternm(text, nonce, SECRET))
+            message = MessageList(nonce, crypto_box_afternm(text, nonce, SECRET))
             token = ApnsToken(Provider.APNS_TEST, b"%064x" % number)
             await provider.deliver(token, message, push_id)
 
@@ -116,6 +116,7 @@ async def measure(
         test_host=fake.host,
         test_port=fake.port,
         test_ca_file=fake.ca_file,
+        response_timeout=10.0,
     )
     provider = ApnsProvider(config, make_apns_client(config, http), wall_clock)
     try:

@@ -136,6 +136,7 @@ async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncItera
         test_host=fake.host,
         test_port=fake.port,
         test_ca_file=fake.ca_file,
+        response_timeout=10.0,
         **options,
     )
     timed = Timed(ApnsProvider(config, make_apns_client(config, http), wall_clock))

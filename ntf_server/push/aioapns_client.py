@@ -33,11 +33,11 @@ from ntf_server.push.apns_client import ApnsRequest
 from ntf_server.push.http2 import (
     CONNECT_TIMEOUT,
     MAX_BODY,
-    MIN_LANE_AGE,
+    MIN_CONNECTION_AGE,
+    NoAnswer,
     Origin,
     OriginLimits,
     Response,
-    TransportError,
     closed_error,
 )
 
@@ -198,7 +198,7 @@ class ApnsConnection(APNsTLSClientProtocol):
         """Fail what was sent, give back what was not."""
         if self.inactivity_timer:
             self.inactivity_timer.cancel()
-        self._fail_open(TransportError("the connection was lost", whole_origin=True))
+        self._fail_open(NoAnswer("the connection was lost", whole_origin=True))
         self.retire()
         self.ready.set()
 
@@ -246,21 +246,21 @@ class ApnsConnection(APNsTLSClientProtocol):
             return
         exchange.answer += data
         if len(exchange.answer) > MAX_BODY:
-            exchange.fail(TransportError("the answer is too long", whole_origin=False))
+            exchange.fail(NoAnswer("the answer is too long", whole_origin=False))
 
     def _on_answer(self, exchange: _Exchange) -> None:
         self.heard = time.monotonic()
         if not exchange.done.done():
             response = Response(exchange.status, bytes(exchange.answer), exchange.retry_after)
             exchange.done.set_result(response)
-        if exchange.status >= 500 and self.heard - self.created > MIN_LANE_AGE:
+        if exchange.status >= 500 and self.heard - self.created > MIN_CONNECTION_AGE:
             self.retire()
 
     def _on_reset(self, exchange: _Exchange, code: int | None) -> None:
         if code == ErrorCodes.REFUSED_STREAM:
             exchange.fail(NotProcessedError())
         elif exchange.status == 0:
-            exchange.fail(TransportError(f"the stream was reset with code {code}", whole_origin=False))
+            exchange.fail(NoAnswer(f"the stream was reset with code {code}", whole_origin=False))
         else:
             self._on_answer(exchange)
 
@@ -327,7 +327,7 @@ class ApnsConnection(APNsTLSClientProtocol):
             return
 
     def _drop(self, reason: str) -> None:
-        self._fail_open(TransportError(reason, whole_origin=True))
+        self._fail_open(NoAnswer(reason, whole_origin=True))
         self.retire()
         if self.transport is not None:
             self.transport.abort()
@@ -342,7 +342,7 @@ class _Attempt:
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        self.error: TransportError | None = None
+        self.error: NoAnswer | None = None
 
 
 class ApnsPool(APNsBaseConnectionPool):
@@ -366,10 +366,10 @@ class ApnsPool(APNsBaseConnectionPool):
                 await connection.ready.wait()
         except ssl.SSLCertVerificationError as error:
             reason = f"certificate refused: {error.verify_message}"
-            raise TransportError(reason, whole_origin=True) from None
+            raise NoAnswer(reason, whole_origin=True) from None
         except (OSError, TimeoutError) as error:
             reason = f"cannot connect: {type(error).__name__}"
-            raise TransportError(reason, whole_origin=True) from None
+            raise NoAnswer(reason, whole_origin=True) from None
         return connection
 
     def discard_connection(self, connection: Any) -> None:
@@ -390,7 +390,7 @@ class ApnsPool(APNsBaseConnectionPool):
             attempt = self._attempt
             await attempt.ended.wait()
             if attempt.error is not None:
-                raise TransportError(attempt.error.reason, whole_origin=True)
+                raise NoAnswer(attempt.error.reason, whole_origin=True)
 
     async def _connect(self) -> ApnsConnection:
         """Connect on behalf of all who wait for a connection now."""
@@ -399,7 +399,7 @@ class ApnsPool(APNsBaseConnectionPool):
             connection = await self.create_connection()
             self._live.append(connection)
             return connection
-        except TransportError as error:
+        except NoAnswer as error:
             attempt.error = error
             raise
         finally:
@@ -414,7 +414,7 @@ class ApnsPool(APNsBaseConnectionPool):
                 return await connection.send_notification(request)
             except NotProcessedError:
                 continue
-        raise TransportError("the service refused the stream again and again", whole_origin=True)
+        raise NoAnswer("the service refused the stream again and again", whole_origin=True)
 
     def close(self) -> None:
         """Close all connections; requests under way fail."""
@@ -457,9 +457,9 @@ class AioapnsClient:
         for pool in self._pools.values():
             pool.close()
 
-    def _silence(self, exchange: _Exchange) -> TransportError:
+    def _silence(self, exchange: _Exchange) -> NoAnswer:
         connection = exchange.connection
         whole_origin = connection is None or connection.heard < exchange.started
         if whole_origin and connection is not None:
             connection.retire()  # a retry must not meet the same dead connection
-        return TransportError("no answer in time", whole_origin=whole_origin)
+        return NoAnswer("no answer in time", whole_origin=whole_origin)

@@ -29,7 +29,7 @@ class ApnsClient(Protocol):
     """Sends requests over HTTP/2."""
 
     async def send(self, request: ApnsRequest, timeout: float) -> Response:
-        """The answer, whatever its status; TransportError if there is none within `timeout` seconds."""
+        """The answer, whatever its status; NoAnswer if there is none within `timeout` seconds."""
 
     async def close(self) -> None:
         """Close connections; requests under way fail."""

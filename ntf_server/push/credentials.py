@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 WallClock: TypeAlias = Callable[[], float]
 "Seconds since 1970."
@@ -35,6 +40,40 @@ def load_p256_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise KeyFileError(f"the key in {path} is not a P-256 private key")
     return key
+
+
+class Reloading(Generic[T]):
+    """What was made of a file. After a refusal the file is read again: a key that was put right counts from
+    the next request on, without a restart."""
+
+    def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
+        self._path = path
+        self._load = load
+        self._value = load(path)
+        self._text = path.read_bytes()
+        self._doubted = False
+
+    def current(self) -> T:
+        if self._doubted:
+            self._doubted = False
+            self._read_again()
+        return self._value
+
+    def refused(self) -> None:
+        """Somebody did not like it."""
+        self._doubted = True
+
+    def _read_again(self) -> None:
+        try:
+            text = self._path.read_bytes()
+            if text == self._text:
+                return
+            self._value = self._load(self._path)
+        except (OSError, KeyFileError) as error:
+            log.error("%s cannot be used, the former key is used on: %s", self._path, error)
+            return
+        self._text = text
+        log.info("%s has changed and was read again", self._path)
 
 
 class ApnsJwt:

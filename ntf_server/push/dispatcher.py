@@ -24,12 +24,15 @@ from ntf_server.push.composing import Composed, compose
 from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
-    Message,
+    DeviceGone,
+    MessageList,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
     PushNotification,
     PushProvider,
-    Refused,
+    PushRefused,
     RetryLater,
-    TokenInvalid,
     Verification,
 )
 from ntf_server.push.push_events import PushEvents
@@ -372,7 +375,7 @@ class Dispatcher:
         nonce = self._nonce()
         boxed = seal_push(token.dh_secret, nonce, composed.text, self._padding(token))
         push_id = _message_push_id(token, composed.entries)
-        return _Attempt(taken, token, push_id, Message(nonce, boxed), composed, now)
+        return _Attempt(taken, token, push_id, MessageList(nonce, boxed), composed, now)
 
     def _urgent_attempt(self, taken: Taken, token: TokenRecord, now: float) -> _Attempt:
         notification: PushNotification = CheckMessages()
@@ -393,22 +396,22 @@ class Dispatcher:
         try:
             provider = self._providers.get(token.provider)
             if provider is None:
-                raise Refused(f"provider {token.provider.tag} is not set up")
+                raise ProviderRefusesUs(f"provider {token.provider.tag} is not set up")
             async with asyncio.timeout(self._config.deadline):
                 await provider.deliver(token, attempt.notification, attempt.push_id)
-        except TokenInvalid as error:
+        except DeviceGone as error:
             await self._on_token_invalid(attempt, error)
-        except RetryLater as error:
+        except (RetryLater, ProviderDown, ProviderRefusesUs) as error:
             self._on_retry_later(attempt, error)
-        except Refused as error:
+        except PushRefused as error:
             self._on_refused(attempt, error.reason)
         except TimeoutError:
-            self._on_retry_later(attempt, RetryLater("no end in time", provider_wide=True))
+            self._on_retry_later(attempt, ProviderDown("no end in time"))
         except Exception as error:
             raise_if_cancelled()
             # A fault of one push must not end all others; only its class is told, as its text may be secret.
             log.error("a push failed with %s", type(error).__name__)
-            self._on_retry_later(attempt, RetryLater("internal error", provider_wide=False))
+            self._on_retry_later(attempt, RetryLater("internal error"))
         else:
             await self._on_accepted(attempt)
 
@@ -443,17 +446,17 @@ class Dispatcher:
             log.error("a token was not confirmed: %s", error)
             return False
 
-    async def _on_token_invalid(self, attempt: _Attempt, error: TokenInvalid) -> None:
+    async def _on_token_invalid(self, attempt: _Attempt, error: DeviceGone) -> None:
         self._answered(attempt, self._clock.monotonic())
         token = attempt.token
         try:
             current = await self._store.tokens_by_key([token.key])
             # The device token may have been replaced while the push was under way.
             if current and current[0].device_token == token.device_token:
-                status = INVALID_FOR_REASON[error.reason]
+                status = INVALID_FOR_REASON[error.invalid]
                 today = day(self._clock.now())
                 if await self._store.set_token_status(token.key, status, updated_on=today):
-                    self._events.token_invalid(token, error.reason)
+                    self._events.token_invalid(token, error.invalid)
         except StoreError as store_error:
             log.error("a token was not marked as invalid: %s", store_error)
         self._finish(attempt, ())
@@ -464,15 +467,24 @@ class Dispatcher:
         self._give_up(attempt, attempt.unsent, "refused")
         self._finish(attempt, attempt.unsent)
 
-    def _on_retry_later(self, attempt: _Attempt, error: RetryLater) -> None:
+    def _on_retry_later(
+        self, attempt: _Attempt, error: RetryLater | ProviderDown | ProviderRefusesUs
+    ) -> None:
         now = self._clock.monotonic()
         entries = attempt.composed.entries if attempt.composed else ()
-        self._events.retried(attempt.token, entries, "provider" if error.provider_wide else "token")
-        if not error.provider_wide:
+        whole = not isinstance(error, RetryLater)
+        self._events.retried(attempt.token, entries, "provider" if whole else "token")
+        policy = self._retries
+        if not whole:
             self._answered(attempt, now)
         elif not self._is_worth_a_retry(attempt, error, now):
             return
-        policy = self._retries
+        else:
+            # Not the device's fault: however often and long, nothing is given up.
+            level = 1 if attempt.taken.attempts is None else attempt.taken.attempts.level + 1
+            again = Attempts(attempt.push_id, 0, level)
+            self._finish(attempt, (), (again, now + policy.delay(level, error.after, self._chance)))
+            return
         attempts = attempts_after_failure(attempt.taken.attempts, attempt.push_id)
         lost = attempt.unsent
         if attempts.count < policy.max_attempts:
@@ -486,14 +498,15 @@ class Dispatcher:
             self._give_up(attempt, lost, "expired")
         self._finish(attempt, lost, (attempts, now + policy.delay(attempts.level, error.after, self._chance)))
 
-    def _is_worth_a_retry(self, attempt: _Attempt, error: RetryLater, now: float) -> bool:
+    def _is_worth_a_retry(self, attempt: _Attempt, error: PushError, now: float) -> bool:
         """False: the whole provider is down, and the push comes back with all others."""
         provider = attempt.token.device_token.provider
         before = self._scheduler.breaker_state(provider)
         if self._scheduler.unreachable(attempt.job, now, error.after):
             return True
         if before is BreakerState.CLOSED:
-            log.warning("provider %s is down: %s", provider.tag, error.reason)
+            how = "refuses us" if isinstance(error, ProviderRefusesUs) else "is down"
+            log.error("provider %s %s: %s", provider.tag, how, error.reason)
         self._wake.set()
         self._room.set()
         return False

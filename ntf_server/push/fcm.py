@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,16 +16,21 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from ntf_server.push.credentials import KeyFileError, WallClock
-from ntf_server.push.http2 import CurlHttp2, Origin, Response, TransportError
+from ntf_server.push.credentials import KeyFileError, Reloading, WallClock
+from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.payloads import fcm_data
 from ntf_server.push.provider import (
-    DEFAULT_RESPONSE_TIMEOUT,
     CheckMessages,
+    DeviceGone,
+    Meaning,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
     PushNotification,
-    Refused,
+    PushRefused,
     RetryLater,
-    TokenInvalid,
+    Verification,
+    error_for,
 )
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason
@@ -36,6 +42,27 @@ GRANT_LIFETIME: Final = 3600
 RENEW_BEFORE: Final = 5 * 60.0
 DATA_LIMIT: Final = 4096
 AUTHORIZATION_ERRORS: Final = frozenset({401, 403})
+ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
+    (400, "INVALID_ARGUMENT"): Meaning.LATER,
+    (400, "INVALID_ARGUMENT token"): Meaning.BAD_DEVICE,
+    (401, "THIRD_PARTY_AUTH_ERROR"): Meaning.US,
+    (401, "UNAUTHENTICATED"): Meaning.US,
+    (403, "PERMISSION_DENIED"): Meaning.US,
+    (403, "SENDER_ID_MISMATCH"): Meaning.US,
+    (404, "UNREGISTERED"): Meaning.UNREGISTERED_DEVICE,
+    (404, "NOT_FOUND"): Meaning.LATER,  # without UNREGISTERED: perhaps the project
+    (429, "QUOTA_EXCEEDED"): Meaning.LATER,
+    (500, "INTERNAL"): Meaning.DOWN,
+    (503, "UNAVAILABLE"): Meaning.DOWN,
+}
+"Every answer that Google documents, by status and FCM's own error code, or else the API's status word."
+BY_STATUS: Final[Mapping[int, Meaning]] = {401: Meaning.US, 403: Meaning.US, 413: Meaning.PUSH}
+"Answers with another code, or none; what is not here either is LATER, and DOWN from 500 on."
+ADVICE: Final = (
+    "check [FCM] service_account_file, its project and rights, and this machine's clock; a file that was put"
+    " right is read again by itself"
+)
+TOKEN_FIELD: Final = "message.token"
 JSON_TYPE: Final = "content-type: application/json"
 FORM_TYPE: Final = "content-type: application/x-www-form-urlencoded"
 
@@ -46,14 +73,12 @@ class FcmConfig:
 
     service_account_file: Path
     "JSON file of the Google service account."
-    project: str | None = None
-    "None: the service account's."
     endpoint: str = GOOGLE_ENDPOINT
     token_uri: str | None = None
     "Where access tokens are asked for; None: where the service account says."
     ca_file: str | None = None
     "Trusted certificates instead of the system's."
-    response_timeout: float = DEFAULT_RESPONSE_TIMEOUT
+    response_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +110,7 @@ class AccessToken:
 
     def __init__(self, account: ServiceAccount, config: FcmConfig, http: CurlHttp2, clock: WallClock) -> None:
         self._account = account
+        self.project = urllib.parse.quote(account.project, safe="")
         self._uri = config.token_uri or account.token_uri
         self._origin, self._path = split_url(self._uri, config.ca_file)
         self._http = http
@@ -111,14 +137,15 @@ class AccessToken:
         response = await self._http.post(self._origin, self._path, [FORM_TYPE], form.encode(), self._timeout)
         if response.status >= 500 or response.status == 429:
             reason = f"Google's token service answered {response.status}"
-            raise RetryLater(reason, after=response.retry_after, provider_wide=True)
+            raise ProviderDown(reason, after=response.retry_after)
         try:
             if response.status != 200:
                 raise ValueError
             answer = json.loads(response.body)
             token, lifetime = str(answer["access_token"]), float(answer["expires_in"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise Refused(f"Google's token service answered {response.status} without a token") from None
+            reason = f"Google's token service answered {response.status} without a token: {ADVICE}"
+            raise ProviderRefusesUs(reason) from None
         self._header = f"Bearer {token}"
         self._renew_at = now + lifetime - RENEW_BEFORE
 
@@ -138,15 +165,16 @@ class FcmProvider:
     http: CurlHttp2
     clock: WallClock
     _origin: Origin = field(init=False)
-    _path: str = field(init=False)
-    _access: AccessToken = field(init=False, repr=False)
+    _base: str = field(init=False)
+    _access: Reloading[AccessToken] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        account = load_service_account(self.config.service_account_file)
-        project = urllib.parse.quote(self.config.project or account.project, safe="")
         self._origin, path = split_url(self.config.endpoint, self.config.ca_file)
-        self._path = f"{path.rstrip('/')}/v1/projects/{project}/messages:send"
-        self._access = AccessToken(account, self.config, self.http, self.clock)
+        self._base = path.rstrip("/")
+        self._access = Reloading(
+            self.config.service_account_file,
+            lambda path: AccessToken(load_service_account(path), self.config, self.http, self.clock),
+        )
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider. FCM has no place for the push id."""
@@ -154,57 +182,60 @@ class FcmProvider:
         try:
             async with asyncio.timeout(self.config.response_timeout):
                 response = await self._send(body)
+                if response.status != 200:
+                    raise push_error(response, notification)
         except TimeoutError:
-            raise RetryLater("no answer in time", provider_wide=True) from None
-        except TransportError as error:
-            raise RetryLater(error.reason, provider_wide=error.whole_origin) from None
-        if response.status != 200:
-            raise push_error(response)
+            raise ProviderDown("no answer in time") from None
+        except NoAnswer as error:
+            raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
+        except ProviderRefusesUs:
+            self._access.refused()
+            raise
 
     async def close(self) -> None:
         """See PushProvider; the HTTP client is closed by who made it."""
 
     async def _send(self, body: bytes) -> Response:
-        authorization = await self._access.header()
-        response = await self._post(authorization, body)
+        access = self._access.current()
+        path = f"{self._base}/v1/projects/{access.project}/messages:send"
+        authorization = await access.header()
+        response = await self._post(path, authorization, body)
         if response.status in AUTHORIZATION_ERRORS:
-            authorization = await self._access.header(refused=authorization)
-            response = await self._post(authorization, body)
+            authorization = await access.header(refused=authorization)
+            response = await self._post(path, authorization, body)
         return response
 
-    async def _post(self, authorization: str, body: bytes) -> Response:
+    async def _post(self, path: str, authorization: str, body: bytes) -> Response:
         headers = [f"authorization: {authorization}", JSON_TYPE]
-        timeout = self.config.response_timeout
-        return await self.http.post(self._origin, self._path, headers, body, timeout)
+        return await self.http.post(self._origin, path, headers, body, self.config.response_timeout)
 
 
 def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
-    """The request's JSON; TokenInvalid or Refused if the push cannot be put into one."""
+    """The request's JSON; DeviceGone or PushRefused if the push cannot be put into one."""
     if not isinstance(token, FcmToken):
-        raise Refused(f"FCM is not for tokens of provider {token.provider.tag}")
+        raise PushRefused(f"FCM is not for tokens of provider {token.provider.tag}")
     if not token.token.isascii() or not token.token.decode().isprintable() or not token.token:
-        raise TokenInvalid(InvalidReason.BAD)
+        raise DeviceGone(InvalidReason.BAD)
     data = fcm_data(notification)
     if sum(len(key) + len(value) for key, value in data.items()) > DATA_LIMIT:
-        raise Refused(f"the notification does not fit FCM's {DATA_LIMIT} bytes")
+        raise PushRefused(f"the notification does not fit FCM's {DATA_LIMIT} bytes")
     priority = "normal" if isinstance(notification, CheckMessages) else "high"
     message = {"token": token.token.decode(), "data": data, "android": {"priority": priority}}
     return json.dumps({"message": message}, separators=(",", ":")).encode()
 
 
-def push_error(response: Response) -> TokenInvalid | RetryLater | Refused:
-    """What an answer other than 200 means for the push."""
-    error = _error(response)
-    if response.status == 404:
-        return TokenInvalid(InvalidReason.UNREGISTERED)
-    if response.status == 400 and _is_about_token(error):
-        return TokenInvalid(InvalidReason.BAD)
-    text = f"FCM answered {response.status}"
-    if response.status == 429:
-        return RetryLater(text, after=response.retry_after, provider_wide=False)
-    if response.status >= 500:
-        return RetryLater(text, after=response.retry_after, provider_wide=True)
-    return Refused(text)
+def push_error(response: Response, notification: PushNotification) -> PushError:
+    """What an answer other than 200 means for the push. An unknown one drops nothing at once."""
+    status, code = answer = (response.status, _code(_error(response)))
+    meaning = ANSWERS.get(answer)
+    if meaning is None:
+        meaning = BY_STATUS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
+    if code == "SENDER_ID_MISMATCH" and isinstance(notification, Verification):
+        meaning = Meaning.LATER  # of a device that was never pushed to: whoever sent the token chose it so
+    text = f"FCM answered {status} {code}".rstrip()
+    if meaning is Meaning.US:
+        text = f"{text}: {ADVICE}"
+    return error_for(meaning, text, response.retry_after)
 
 
 def split_url(url: str, ca_file: str | None) -> tuple[Origin, str]:
@@ -223,15 +254,26 @@ def _error(response: Response) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _is_about_token(error: Mapping[str, Any]) -> bool:
+def _code(error: Mapping[str, Any]) -> str:
+    """FCM's code in the details, or the API's status word; marked if it is about the device token."""
+    details = error.get("details")
+    parts = [part for part in (details if isinstance(details, list) else []) if isinstance(part, dict)]
+    codes = [part["errorCode"] for part in parts if isinstance(part.get("errorCode"), str)]
+    code = codes[0] if codes else error.get("status")
+    if not isinstance(code, str) or not re.fullmatch(r"[A-Z_]{1,40}", code):
+        return ""
+    about_token = code == "INVALID_ARGUMENT" and _is_about_token(error, parts)
+    return f"{code} token" if about_token else code
+
+
+def _is_about_token(error: Mapping[str, Any], details: Sequence[Mapping[str, Any]]) -> bool:
     """Google names the field, or says it in words that are part of its documentation."""
     if "registration token" in str(error.get("message", "")):
         return True
-    details = error.get("details")
     violations = [
         violation
-        for detail in (details if isinstance(details, list) else [])
-        if isinstance(detail, dict) and isinstance(detail.get("fieldViolations"), list)
+        for detail in details
+        if isinstance(detail.get("fieldViolations"), list)
         for violation in detail["fieldViolations"]
     ]
-    return any(isinstance(v, dict) and v.get("field") == "message.token" for v in violations)
+    return any(isinstance(v, dict) and v.get("field") == TOKEN_FIELD for v in violations)

@@ -26,10 +26,10 @@ import pycurl
 logger = logging.getLogger(__name__)
 
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
-MAX_LANES: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
-LANE_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
-SWEEP_INTERVAL: Final = 60.0  # how often idle lanes are looked for
-MIN_LANE_AGE: Final = 1.0  # seconds; a service that answers 5xx to some requests gets no more connections
+MAX_ORIGINS: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
+ORIGIN_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
+SWEEP_INTERVAL: Final = 60.0  # how often idle connections are looked for
+MIN_CONNECTION_AGE: Final = 1.0  # seconds; a service that answers 5xx now and then gets no more connections
 CONNECT_TIMEOUT: Final = 5.0
 USER_AGENT: Final = "ntf-server"
 CERTIFICATE_ERRORS: Final = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE})
@@ -57,7 +57,7 @@ class Response:
     retry_after: float | None = None
 
 
-class TransportError(Exception):
+class NoAnswer(Exception):
     """No answer came. `whole_origin`: other requests to the same origin must expect the same."""
 
     def __init__(self, reason: str, *, whole_origin: bool) -> None:
@@ -66,16 +66,16 @@ class TransportError(Exception):
         self.whole_origin = whole_origin
 
 
-class ConnectionCutError(TransportError):
+class ConnectionCut(NoAnswer):
     """A connection that was kept open turned out to be closed when the request was written."""
 
 
-def closed_error() -> TransportError:
+def closed_error() -> NoAnswer:
     """What requests get that are under way when their client is closed."""
-    return TransportError("the client was closed", whole_origin=True)
+    return NoAnswer("the client was closed", whole_origin=True)
 
 
-Outcome: TypeAlias = Response | TransportError
+Outcome: TypeAlias = Response | NoAnswer
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class _Job:
     done: asyncio.Future[Response]
     started: float = 0.0
     resent: bool = False
-    lane: _Lane | None = None
+    connections: _Connections | None = None
     easy: Any = None
 
 
@@ -103,7 +103,7 @@ class OriginLimits:
         self._waiters: dict[Origin, deque[asyncio.Future[None]]] = {}
 
     async def acquire(self, origin: Origin, deadline: float) -> None:
-        """Take one of the origin's places; TransportError if none is free before the deadline."""
+        """Take one of the origin's places; NoAnswer if none is free before the deadline."""
         used = self._used.get(origin, 0)
         if used < self._limit:
             self._used[origin] = used + 1
@@ -118,7 +118,7 @@ class OriginLimits:
             if place.done() and not place.cancelled():
                 self.release(origin)  # it was given the place in the moment it stopped waiting
             if isinstance(error, TimeoutError):
-                raise TransportError("no free stream in time", whole_origin=True) from None
+                raise NoAnswer("no free stream in time", whole_origin=True) from None
             raise
 
     def release(self, origin: Origin) -> None:
@@ -154,7 +154,7 @@ class CurlHttp2:
     async def post(
         self, origin: Origin, path: str, headers: Sequence[str], body: bytes, timeout: float
     ) -> Response:
-        """Answer of the peer, whatever its status; TransportError if there is none within `timeout`."""
+        """Answer of the peer, whatever its status; NoAnswer if there is none within `timeout`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         await self._limits.acquire(origin, deadline)
@@ -181,10 +181,10 @@ class CurlHttp2:
             await self._thread.stop()
 
 
-class _Lane:
+class _Connections:
     """The connections to one origin, from the first request until one of them fell silent or all are idle.
 
-    A lane that is retired finishes what it has and takes nothing new: that is how a fresh connection is
+    One that is retired finishes what it has and takes nothing new: that is how a fresh connection is
     enforced, as libcurl offers no way to close a single one.
     """
 
@@ -239,7 +239,7 @@ class _Lane:
             easy.timeout_ms = timeout_ms
             easy.setopt(pycurl.TIMEOUT_MS, timeout_ms)
         easy.job = job
-        job.lane, job.easy, job.started = self, easy, now
+        job.connections, job.easy, job.started = self, easy, now
         self.last_used = self.deadline = now
         self.multi.add_handle(easy)
         self.active.add(job)
@@ -283,12 +283,12 @@ class _Lane:
                 outcomes.append((self._release(easy), error))
         return outcomes
 
-    def _error(self, job: _Job, code: int, text: str) -> TransportError:
+    def _error(self, job: _Job, code: int, text: str) -> NoAnswer:
         if code == pycurl.E_OPERATION_TIMEDOUT:
-            return TransportError("no answer in time", whole_origin=self.last_answer < job.started)
+            return NoAnswer("no answer in time", whole_origin=self.last_answer < job.started)
         if code in CERTIFICATE_ERRORS:
-            return TransportError(f"certificate refused: {text}", whole_origin=True)
-        kind = ConnectionCutError if code == pycurl.E_SEND_ERROR else TransportError
+            return NoAnswer(f"certificate refused: {text}", whole_origin=True)
+        kind = ConnectionCut if code == pycurl.E_SEND_ERROR else NoAnswer
         return kind(f"curl error {code}: {text}", whole_origin=code not in STREAM_ERRORS)
 
     def _release(self, easy: Any) -> _Job:
@@ -302,9 +302,9 @@ class _Lane:
 
     def is_spoilt_by(self, outcome: Outcome, now: float) -> bool:
         """Whether the next request should meet a fresh connection."""
-        if isinstance(outcome, TransportError):
+        if isinstance(outcome, NoAnswer):
             return outcome.whole_origin
-        return outcome.status >= 500 and now - self.created > MIN_LANE_AGE
+        return outcome.status >= 500 and now - self.created > MIN_CONNECTION_AGE
 
     def abandon(self, job: _Job) -> None:
         """Reset the stream of a request that nobody waits for any more."""
@@ -312,7 +312,7 @@ class _Lane:
             self._release(job.easy)
 
     def close(self) -> None:
-        """Close the connections; the lane has no request left or all of them are given up."""
+        """Close the connections; there is no request left or all of them are given up."""
         for job in list(self.active):
             self.abandon(job)
         for easy in self._spare:
@@ -330,8 +330,8 @@ class _CurlThread:
         self._awake = False
         self._stopping = False
         self.ended = False
-        self._lanes: dict[Origin, _Lane] = {}
-        self._retired: list[_Lane] = []
+        self._origins: dict[Origin, _Connections] = {}
+        self._retired: list[_Connections] = []
         self._outcomes: list[tuple[_Job, Outcome]] = []
         self._next_sweep = 0.0
         self._selector = selectors.DefaultSelector()
@@ -385,11 +385,11 @@ class _CurlThread:
                 key.data.on_ready(key.fd, mask)
         now = time.monotonic()
         self._take_commands(now)
-        for lane in (*self._lanes.values(), *self._retired):
-            if lane.active:
-                lane.on_time()
-                self._collect(lane, now)
-                lane.read_timer(now)
+        for connections in (*self._origins.values(), *self._retired):
+            if connections.active:
+                connections.on_time()
+                self._collect(connections, now)
+                connections.read_timer(now)
         if self._outcomes:
             self._hand_over()
         if now >= self._next_sweep or self._retired:
@@ -397,9 +397,11 @@ class _CurlThread:
 
     def _wait_time(self) -> float:
         if self._commands:
-            return 0.0  # queued while the lanes were served; their bell has been heard already
-        lanes = (lane for lane in (*self._lanes.values(), *self._retired) if lane.active)
-        deadlines = [lane.deadline for lane in lanes if lane.deadline is not None]
+            return 0.0  # queued while the connections were served; their bell has been heard already
+        origins = (
+            connections for connections in (*self._origins.values(), *self._retired) if connections.active
+        )
+        deadlines = [connections.deadline for connections in origins if connections.deadline is not None]
         now = time.monotonic()
         return max(0.0, min(deadlines, default=now + SWEEP_INTERVAL) - now)
 
@@ -413,31 +415,34 @@ class _CurlThread:
         while self._commands:
             job, wanted = self._commands.popleft()
             if not wanted:
-                if job.lane is not None:
-                    job.lane.abandon(job)
+                if job.connections is not None:
+                    job.connections.abandon(job)
             elif not job.done.cancelled():
                 self._start(job, now)
 
     def _start(self, job: _Job, now: float) -> None:
-        lane = self._lanes.get(job.origin)
-        if lane is None:
-            if len(self._lanes) >= MAX_LANES:
-                self._close_oldest_idle_lane()
-            lane = _Lane(job.origin, self._selector, self._max_connections)
-            self._lanes[job.origin] = lane
+        connections = self._origins.get(job.origin)
+        if connections is None:
+            if len(self._origins) >= MAX_ORIGINS:
+                self._close_oldest_idle()
+            connections = _Connections(job.origin, self._selector, self._max_connections)
+            self._origins[job.origin] = connections
         try:
-            lane.start(job, now)
+            connections.start(job, now)
         except (pycurl.error, ValueError, TypeError) as error:
             reason = f"the request cannot be sent: {type(error).__name__}"
-            self._outcomes.append((job, TransportError(reason, whole_origin=False)))
+            self._outcomes.append((job, NoAnswer(reason, whole_origin=False)))
 
-    def _collect(self, lane: _Lane, now: float) -> None:
+    def _collect(self, connections: _Connections, now: float) -> None:
         cut: list[_Job] = []
-        for job, outcome in lane.collect(now):
-            if lane.is_spoilt_by(outcome, now) and self._lanes.get(lane.origin) is lane:
-                del self._lanes[lane.origin]
-                self._retired.append(lane)
-            if isinstance(outcome, ConnectionCutError) and not job.resent:
+        for job, outcome in connections.collect(now):
+            if (
+                connections.is_spoilt_by(outcome, now)
+                and self._origins.get(connections.origin) is connections
+            ):
+                del self._origins[connections.origin]
+                self._retired.append(connections)
+            if isinstance(outcome, ConnectionCut) and not job.resent:
                 cut.append(job)
             else:
                 self._outcomes.append((job, outcome))
@@ -454,27 +459,29 @@ class _CurlThread:
 
     def _sweep(self, now: float) -> None:
         self._next_sweep = now + SWEEP_INTERVAL
-        for lane in [x for x in self._retired if not x.active]:
-            self._retired.remove(lane)
-            lane.close()
-        for lane in [x for x in self._lanes.values() if not x.active and now - x.last_used > LANE_IDLE]:
-            del self._lanes[lane.origin]
-            lane.close()
+        for connections in [x for x in self._retired if not x.active]:
+            self._retired.remove(connections)
+            connections.close()
+        for connections in [
+            x for x in self._origins.values() if not x.active and now - x.last_used > ORIGIN_IDLE
+        ]:
+            del self._origins[connections.origin]
+            connections.close()
 
-    def _close_oldest_idle_lane(self) -> None:
-        idle = [lane for lane in self._lanes.values() if not lane.active]
+    def _close_oldest_idle(self) -> None:
+        idle = [connections for connections in self._origins.values() if not connections.active]
         if idle:
-            lane = min(idle, key=lambda lane: lane.last_used)
-            del self._lanes[lane.origin]
-            lane.close()
+            connections = min(idle, key=lambda connections: connections.last_used)
+            del self._origins[connections.origin]
+            connections.close()
 
     def _shut_down(self) -> None:
-        lanes = (*self._lanes.values(), *self._retired)
-        jobs = [job for lane in lanes for job in lane.active]
+        origins = (*self._origins.values(), *self._retired)
+        jobs = [job for connections in origins for job in connections.active]
         jobs += [job for job, wanted in self._commands if wanted]
         self._outcomes += [(job, closed_error()) for job in jobs]
-        for lane in lanes:
-            lane.close()
+        for connections in origins:
+            connections.close()
         self._hand_over()
         self._selector.close()
         self._bell.close()

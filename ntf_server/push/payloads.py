@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping
 from typing import Final, assert_never
 
-from ntf_server.push.provider import CheckMessages, Message, PushNotification, Verification
+from ntf_server.push.provider import CheckMessages, MessageList, PushNotification, Verification
 from protocol.device_token import Provider
 
 ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
@@ -33,7 +33,7 @@ def padded_size(provider: Provider, configured: int) -> int:
 
 def is_background(notification: PushNotification) -> bool:
     """Whether the device handles it without showing anything; only messages are shown."""
-    return not isinstance(notification, Message)
+    return not isinstance(notification, MessageList)
 
 
 def notification_data(notification: PushNotification) -> bytes:
@@ -41,7 +41,7 @@ def notification_data(notification: PushNotification) -> bytes:
     match notification:
         case Verification(nonce, boxed):
             return _boxed_data(b"verification", nonce, boxed)
-        case Message(nonce, boxed):
+        case MessageList(nonce, boxed):
             return _boxed_data(b"message", nonce, boxed)
         case CheckMessages():
             return b'{"checkMessages":true}'
@@ -60,7 +60,7 @@ def fcm_data(notification: PushNotification) -> dict[str, str]:
     match notification:
         case Verification(nonce, boxed):
             return {"nonce": _text(nonce), "verification": _text(boxed)}
-        case Message(nonce, boxed):
+        case MessageList(nonce, boxed):
             return {"nonce": _text(nonce), "message": _text(boxed)}
         case CheckMessages():
             return {"checkMessages": "true"}

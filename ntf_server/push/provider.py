@@ -1,21 +1,19 @@
-"""What the dispatcher needs of a push provider: one call, three ways to fail.
+"""What the dispatcher needs of a push provider: one call, and five ways to fail that say what to do next.
 
-A provider sends one notification to one device token and says what happened. Retries, back-off,
-coalescing and token statuses belong to its caller.
+A provider sends one notification to one device token and says what happened. Retries, back-off, coalescing,
+breakers and token statuses belong to its caller.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from enum import Enum
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from protocol.device_token import DeviceToken
-    from protocol.statuses import InvalidReason
-
-DEFAULT_RESPONSE_TIMEOUT = 10.0
-"Seconds from handing a push to the provider until its answer must be there."
+from protocol.device_token import DeviceToken, Provider, WebPushToken
+from protocol.statuses import InvalidReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A list of last notifications, boxed for the device."""
+class MessageList:
+    """The token's last notifications, boxed for the device."""
 
     nonce: bytes
     boxed: bytes = field(repr=False)
@@ -39,56 +37,108 @@ class CheckMessages:
     """Wakes the device so that it looks for messages by itself; holds nothing secret."""
 
 
-PushNotification: TypeAlias = Verification | Message | CheckMessages
+PushNotification: TypeAlias = Verification | MessageList | CheckMessages
+
+
+class Destination(NamedTuple):
+    """What fails, slows down and recovers as one: a provider, or one host of Web Push. Do not print: a host
+    may be one person's own."""
+
+    provider: Provider
+    host: bytes = b""
+
+
+_WHOLE: Final = {provider: Destination(provider) for provider in Provider}
+
+
+def destination_of(token: DeviceToken) -> Destination:
+    """Where a device's pushes go. Ports of one host count as one, so that nobody has 65,535 of them."""
+    if isinstance(token, WebPushToken):
+        return Destination(token.provider, token.host.lower())
+    return _WHOLE[token.provider]
 
 
 class PushError(Exception):
-    """A push was not accepted; the subclass says what to do next."""
+    """A push was not accepted; the subclass says what to do next. `reason` is for logs and has no secret."""
 
-
-class TokenInvalid(PushError):
-    """The provider does not know this device token (any more): stop and mark it INVALID."""
-
-    def __init__(self, reason: InvalidReason) -> None:
-        super().__init__(reason.name)
-        self.reason = reason
-
-
-class RetryLater(PushError):
-    """Not accepted now; the same push may be accepted later.
-
-    `after` is the provider's own wish in seconds, if it said one. `provider_wide` tells an outage
-    (every token of the provider would fail) from a limit of this token alone. `reason` is for logs and
-    names no secret.
-    """
-
-    def __init__(self, reason: str, *, after: float | None = None, provider_wide: bool) -> None:
+    def __init__(self, reason: str, *, after: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.after = after
-        self.provider_wide = provider_wide
+        "Seconds that the provider asked us to wait."
 
 
-class Refused(PushError):
-    """This push will never be accepted as it is: a fault of configuration or of ours, to be told loudly."""
+class DeviceGone(PushError):
+    """The provider does not know this device token (any more): stop and mark it INVALID."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, invalid: InvalidReason) -> None:
+        super().__init__(invalid.name)
+        self.invalid = invalid
+
+
+class PushRefused(PushError):
+    """This one push will never be accepted as it is."""
+
+
+class RetryLater(PushError):
+    """Not accepted now, and only this device is concerned; the same push may be accepted later."""
+
+
+class ProviderDown(PushError):
+    """No device of this destination can be pushed to now: an outage."""
+
+
+class ProviderRefusesUs(PushError):
+    """The destination takes no push of ours, whatever the device: a key, a clock or a setting is wrong.
+    `reason` says what to do."""
+
+
+class Meaning(Enum):
+    """What an answer of a push service is about. The tables of the providers end here."""
+
+    BAD_DEVICE = "the device token is none"
+    OTHER_TOPIC = "the device belongs to another app"
+    EXPIRED_DEVICE = "the device token has expired"
+    UNREGISTERED_DEVICE = "the device or the app on it is gone"
+    PUSH = "this push can never be accepted"
+    US = "the service refuses this server"
+    LATER = "this device cannot be pushed to now"
+    DOWN = "the service does not work now"
+
+
+_DEVICE_GONE: Final = {
+    Meaning.BAD_DEVICE: InvalidReason.BAD,
+    Meaning.OTHER_TOPIC: InvalidReason.TOPIC,
+    Meaning.EXPIRED_DEVICE: InvalidReason.EXPIRED,
+    Meaning.UNREGISTERED_DEVICE: InvalidReason.UNREGISTERED,
+}
+_ERRORS: Final[Mapping[Meaning, Callable[..., PushError]]] = {
+    Meaning.PUSH: PushRefused,
+    Meaning.US: ProviderRefusesUs,
+    Meaning.LATER: RetryLater,
+    Meaning.DOWN: ProviderDown,
+}
+
+
+def error_for(meaning: Meaning, reason: str, after: float | None = None) -> PushError:
+    """The error that tells the dispatcher."""
+    if meaning in _DEVICE_GONE:
+        return DeviceGone(_DEVICE_GONE[meaning])
+    return _ERRORS[meaning](reason, after=after)
 
 
 class PushProvider(Protocol):
     """Sends notifications to the device tokens of one push service."""
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
-        """Return once accepted; raise TokenInvalid, RetryLater or Refused.
+        """Return once accepted; raise a PushError.
 
         Ends within the provider's response time limit. Cancelling it harms no other delivery.
         `push_id` stays the same over the retries of one push.
         """
 
     async def close(self) -> None:
-        """Close connections and stop; deliveries under way fail with RetryLater. May be called twice."""
+        """Close connections and stop; deliveries under way fail with ProviderDown. May be called twice."""
 
 
 class NullProvider:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from ntf_server.config import Config, ConfigError
 from ntf_server.push.credentials import make_vapid_key
-from ntf_server.push.provider import NullProvider, PushNotification, PushProvider, Refused
+from ntf_server.push.provider import NullProvider, ProviderRefusesUs, PushNotification, PushProvider
 from protocol.device_token import DeviceToken, Provider
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class NotConfigured:
     """Stands in for Apple when there is no key: clients may register, pushes fail loudly."""
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
-        raise Refused("APNs has no key: set [APNS] key_file, key_id and team_id")
+        raise ProviderRefusesUs("APNs has no key: set [APNS] key_file, key_id and team_id")
 
     async def close(self) -> None:
         """Nothing to close."""

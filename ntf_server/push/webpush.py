@@ -6,20 +6,26 @@ import asyncio
 import ipaddress
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ntf_server.push.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
-from ntf_server.push.credentials import Vapid, WallClock, load_p256_key
-from ntf_server.push.http2 import CurlHttp2, Origin, Response, TransportError
+from ntf_server.push.credentials import Reloading, Vapid, WallClock, load_p256_key
+from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.payloads import notification_data
 from ntf_server.push.provider import (
-    DEFAULT_RESPONSE_TIMEOUT,
+    DeviceGone,
+    Meaning,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
     PushNotification,
-    Refused,
+    PushRefused,
     RetryLater,
-    TokenInvalid,
+    Verification,
+    error_for,
 )
 from ntf_server.push.web_push_encryption import encrypt
 from protocol.device_token import DeviceToken, WebPushToken
@@ -28,7 +34,16 @@ from protocol.statuses import InvalidReason
 DEFAULT_PORT: Final = 443
 DEFAULT_TTL: Final = 30 * 24 * 3600
 DELIVERED: Final = frozenset({200, 201, 202})
-GONE: Final = frozenset({404, 410})
+ANSWERS: Final[Mapping[int, Meaning]] = {
+    404: Meaning.UNREGISTERED_DEVICE,
+    410: Meaning.UNREGISTERED_DEVICE,
+    413: Meaning.PUSH,
+    401: Meaning.US,
+    403: Meaning.US,
+    429: Meaning.LATER,
+}
+"RFC 8030 and 8292; what is not here is LATER, and DOWN from 500 on."
+ADVICE: Final = "check [WEBPUSH] vapid_key_file and subject, and this machine's clock"
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 NUMERIC: Final = re.compile(
     r"[0-9a-f.]*:[0-9a-f:.]*|(.*\.)?([0-9]+|0x[0-9a-f]*)"
@@ -50,7 +65,7 @@ class WebPushConfig:
     "Push to loopback and private addresses too. Only for tests: clients choose the addresses."
     ca_file: str | None = None
     "Trusted certificates instead of the system's."
-    response_timeout: float = DEFAULT_RESPONSE_TIMEOUT
+    response_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +91,36 @@ class WebPushProvider:
     http: CurlHttp2
     clock: WallClock
     guard: AddressGuard = field(init=False)
-    _vapid: Vapid = field(init=False, repr=False)
+    _signer: Reloading[Vapid] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.guard = AddressGuard(allow_private=self.config.allow_private)
-        key = load_p256_key(self.config.vapid_key_file)
-        self._vapid = Vapid(key, self.config.subject, self.clock)
+        self._signer = Reloading(
+            self.config.vapid_key_file,
+            lambda path: Vapid(load_p256_key(path), self.config.subject, self.clock),
+        )
 
     @property
     def public_key(self) -> str:
         """The VAPID key that clients subscribe with."""
-        return self._vapid.public_key
+        return self._signer.current().public_key
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider. Web Push has no place for the push id."""
         if not isinstance(token, WebPushToken):
-            raise Refused(f"Web Push is not for tokens of provider {token.provider.tag}")
+            raise PushRefused(f"Web Push is not for tokens of provider {token.provider.tag}")
         endpoint = parse_endpoint(token)
         try:
             body = encrypt(notification_data(notification), p256dh=token.p256dh, auth=token.auth)
         except ValueError:
-            raise TokenInvalid(InvalidReason.BAD) from None
+            raise DeviceGone(InvalidReason.BAD) from None
         response = await self._send(endpoint, body)
-        if response.status not in DELIVERED:
-            raise push_error(response)
+        if response.status in DELIVERED:
+            return
+        error = push_error(response, notification)
+        if isinstance(error, ProviderRefusesUs):
+            self._signer.refused()
+        raise error
 
     async def close(self) -> None:
         """See PushProvider; the HTTP client is closed by who made it."""
@@ -109,13 +130,12 @@ class WebPushProvider:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.response_timeout
         headers = [
-            f"authorization: {self._vapid.header(endpoint.audience)}",
+            f"authorization: {self._signer.current().header(endpoint.audience)}",
             f"ttl: {self.config.ttl}",
             "urgency: high",
             "content-encoding: aes128gcm",
             "content-type: application/octet-stream",
         ]
-        # An endpoint's outage says nothing about the endpoints of others: never provider_wide.
         try:
             address = await self.guard.address(endpoint.host, self.config.response_timeout)
             host = address if ":" in endpoint.host else endpoint.host
@@ -123,37 +143,44 @@ class WebPushProvider:
             left = max(deadline - loop.time(), 0.001)
             return await self.http.post(origin, endpoint.path, headers, body, left)
         except ForbiddenAddressError:
-            raise Refused("the Web Push endpoint has no public address") from None
+            # A name may resolve to something else later; an address stays what it is.
+            if NUMERIC.fullmatch(endpoint.host):
+                raise DeviceGone(InvalidReason.BAD) from None
+            raise ProviderDown("the Web Push endpoint has no public address") from None
         except UnresolvedError as error:
-            raise RetryLater(str(error), provider_wide=False) from None
-        except TransportError as error:
+            raise ProviderDown(str(error)) from None
+        except NoAnswer as error:
             self.guard.forget(endpoint.host)
             # What follows the colon may name the host, which is the device's secret.
-            raise RetryLater(error.reason.partition(":")[0], provider_wide=False) from None
+            reason = error.reason.partition(":")[0]
+            raise (ProviderDown if error.whole_origin else RetryLater)(reason) from None
 
 
 def parse_endpoint(token: WebPushToken) -> Endpoint:
-    """The endpoint of a token; TokenInvalid BAD if it is none."""
+    """The endpoint of a token; DeviceGone BAD if it is none."""
     try:
         host, port, path = token.host.decode("ascii"), token.port.decode("ascii"), token.path.decode("ascii")
     except UnicodeDecodeError:
-        raise TokenInvalid(InvalidReason.BAD) from None
+        raise DeviceGone(InvalidReason.BAD) from None
     host = host.lower()
     if not _is_host(host) or not PATH.fullmatch(path):
-        raise TokenInvalid(InvalidReason.BAD)
+        raise DeviceGone(InvalidReason.BAD)
     if port and not (port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise TokenInvalid(InvalidReason.BAD)
+        raise DeviceGone(InvalidReason.BAD)
     return Endpoint(host, int(port or DEFAULT_PORT), path)
 
 
-def push_error(response: Response) -> TokenInvalid | RetryLater | Refused:
-    """What an answer means that is not a success."""
-    if response.status in GONE:
-        return TokenInvalid(InvalidReason.UNREGISTERED)
-    text = f"the Web Push service answered {response.status}"
-    if response.status == 429 or response.status >= 500:
-        return RetryLater(text, after=response.retry_after, provider_wide=False)
-    return Refused(text)
+def push_error(response: Response, notification: PushNotification) -> PushError:
+    """What an answer means that is not a success. An unknown one drops nothing at once."""
+    status = response.status
+    meaning = ANSWERS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
+    if meaning is Meaning.US and isinstance(notification, Verification):
+        # Anyone can name an endpoint that was made for another server's key: it tells nothing about ours.
+        meaning = Meaning.LATER
+    text = f"the Web Push service answered {status}"
+    if meaning is Meaning.US:
+        text = f"{text}: {ADVICE}"
+    return error_for(meaning, text, response.retry_after)
 
 
 def _is_host(host: str) -> bool:

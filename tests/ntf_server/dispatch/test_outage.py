@@ -64,6 +64,33 @@ async def test_ten_minutes_without_the_provider(slow_world: World, clock: Simula
     assert world.fake.requests - requests <= DEVICES + 10
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(403, "InvalidProviderToken"), (403, "ExpiredProviderToken"), (400, "TopicDisallowed"), (403, "New")],
+)
+async def test_a_provider_that_refuses_us_loses_nothing(
+    slow_world: World, clock: SimulatedClock, caplog: pytest.LogCaptureFixture, status: int, reason: str
+) -> None:
+    """Not even what is old: whatever the reason, the devices have not caused it."""
+    world = slow_world
+    devices = await asyncio.gather(*(world.add_device(queues=2) for _ in range(20)))
+    world.fake.add_fault(Fault(status=status, reason=reason))
+    for _ in range(10):
+        for device in devices:
+            await world.receive(*device.queues)
+        clock.advance(1000)
+        await asyncio.sleep(0.02)
+    await until(lambda: "refuses us" in caplog.text)
+    assert f"{status} {reason}: check [APNS] key_file" in caplog.text
+    assert caplog.text.count("refuses us") == 1
+    assert world.fake.requests < 200
+    world.fake.clear_faults()
+    await deliver_all(world, clock)
+    assert world.journal.of(JournalEvent.PUSH_FAILED) == []
+    for device in devices:
+        assert world.all_messages(device) == {q.notifier_id: world.sent[q.notifier_id] for q in device.queues}
+
+
 async def test_verifications_wait_for_the_end_of_an_outage(
     slow_world: World, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
 ) -> None:

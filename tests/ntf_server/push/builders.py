@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.provider import Message, PushError
+from ntf_server.push.provider import MessageList, PushError
 from protocol.device_token import ApnsToken, Provider
 
-MESSAGE = Message(bytes(range(24)), bytes(3088))
+MESSAGE = MessageList(bytes(range(24)), bytes(3088))
 DEADLINE = 20.0
 
 

@@ -16,9 +16,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push import aioapns_client, http2
-from ntf_server.push.apns import ApnsProvider
-from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.provider import CheckMessages, PushError, Refused, RetryLater, TokenInvalid, Verification
+from ntf_server.push.apns import ANSWERS, ApnsProvider, push_error
+from ntf_server.push.http2 import CurlHttp2, Response
+from ntf_server.push.provider import (
+    CheckMessages,
+    DeviceGone,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
+    PushRefused,
+    RetryLater,
+    Verification,
+)
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import InvalidReason
 from tests.ntf_server.push.builders import (
@@ -29,6 +38,7 @@ from tests.ntf_server.push.builders import (
     push,
     push_all,
     until,
+    write_key,
 )
 
 BAD_TOKEN = apns_token(7).token.decode()
@@ -83,45 +93,73 @@ async def test_invalid_tokens(
     fake.add_fault(Fault(token=BAD_TOKEN, status=status, reason=reason, split=split))
     errors = await push_all(apns, 20)
     error = errors.pop(7)
-    assert isinstance(error, TokenInvalid)
-    assert error.reason is invalid
+    assert isinstance(error, DeviceGone)
+    assert error.invalid is invalid
     assert errors == [None] * 19
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "expected", "provider_wide"),
-    [
-        (400, "TopicDisallowed", Refused, None),
-        (400, "", Refused, None),
-        (403, "InvalidProviderToken", Refused, None),
-        (404, "BadPath", Refused, None),
-        (413, "PayloadTooLarge", Refused, None),
-        (410, "", RetryLater, False),
-        (429, "TooManyRequests", RetryLater, False),
-        (429, "TooManyProviderTokenUpdates", RetryLater, True),
-        (400, "IdleTimeout", RetryLater, False),
-        (500, "InternalServerError", RetryLater, True),
-        (503, "ServiceUnavailable", RetryLater, True),
-        (503, "", RetryLater, True),
-    ],
-)
-async def test_error_answers(
-    fake: FakePushServer,
-    apns: ApnsProvider,
-    status: int,
-    reason: str,
-    expected: type[PushError],
-    provider_wide: bool | None,
-) -> None:
-    fake.add_fault(Fault(token=BAD_TOKEN, status=status, reason=reason))
-    errors = await push_all(apns, 20)
-    error = errors.pop(7)
+ANSWERED: list[tuple[int, type[PushError], str]] = [
+    (413, PushRefused, "PayloadTooLarge"),
+    (413, PushRefused, ""),
+    (400, ProviderRefusesUs, "BadTopic MissingTopic TopicDisallowed"),
+    (403, ProviderRefusesUs, "BadCertificate BadCertificateEnvironment BadEnvironmentKeyInToken"),
+    (403, ProviderRefusesUs, "BadEnvironmentKeyIdInToken ExpiredProviderToken Forbidden"),
+    (403, ProviderRefusesUs, "InvalidProviderToken MissingProviderToken UnrelatedKeyIdInToken"),
+    (403, ProviderRefusesUs, "SomethingNew"),
+    (403, ProviderRefusesUs, ""),
+    (400, RetryLater, "BadCollapseId BadExpirationDate BadMessageId BadPriority DuplicateHeaders"),
+    (400, RetryLater, "IdleTimeout InvalidPushType MissingDeviceToken PayloadEmpty"),
+    (400, RetryLater, "SomethingNew"),
+    (400, RetryLater, ""),
+    (404, RetryLater, "BadPath"),
+    (405, RetryLater, "MethodNotAllowed"),
+    (410, RetryLater, ""),
+    (418, RetryLater, ""),
+    (429, RetryLater, "TooManyRequests"),
+    (429, RetryLater, ""),
+    (429, ProviderDown, "TooManyProviderTokenUpdates"),
+    (500, ProviderDown, "InternalServerError"),
+    (503, ProviderDown, "ServiceUnavailable Shutdown"),
+    (503, ProviderDown, ""),
+]
+CASES = [(status, reason, error) for status, error, reasons in ANSWERED for reason in reasons.split() or [""]]
+
+
+def test_every_documented_answer_is_tested() -> None:
+    about_devices = {
+        answer for answer, meaning in ANSWERS.items() if meaning.name.endswith(("DEVICE", "TOPIC"))
+    }
+    assert {(status, reason) for status, reason, _ in CASES} >= ANSWERS.keys() - about_devices
+
+
+@pytest.mark.parametrize(("status", "reason", "expected"), CASES)
+def test_meaning_of_answers(status: int, reason: str, expected: type[PushError]) -> None:
+    error = push_error(Response(status, json.dumps({"reason": reason}).encode() if reason else b"", 5.0))
     assert type(error) is expected
-    assert str(status) in str(error)
-    assert reason in str(error)
-    if isinstance(error, RetryLater):
-        assert error.provider_wide is provider_wide
+    assert f"{status} {reason}".rstrip() in str(error)
+    assert error.after == 5.0
+
+
+async def test_an_error_answer_concerns_its_push_only(fake: FakePushServer, apns: ApnsProvider) -> None:
+    fake.add_fault(Fault(token=BAD_TOKEN, status=403, reason="InvalidProviderToken"))
+    errors = await push_all(apns, 20)
+    assert isinstance(errors.pop(7), ProviderRefusesUs)
     assert errors == [None] * 19
+
+
+async def test_a_key_put_right_is_used_without_a_restart(
+    fake: FakePushServer, http: CurlHttp2, tmp_path: Path, apns_key: ec.EllipticCurvePrivateKey
+) -> None:
+    wrong = ec.generate_private_key(ec.SECP256R1())
+    path = write_key(tmp_path / "wrong.p8", wrong)
+    apns = make_provider(fake, http, path, fake.config.clock, "curl")
+    for text in (None, "no key at all"):
+        assert isinstance(await push(apns, 1), ProviderRefusesUs)
+        if text is not None:
+            path.write_text(text)
+    write_key(path, apns_key)
+    assert await push(apns, 1) is None
+    await apns.close()
 
 
 async def test_retry_after_is_told(fake: FakePushServer, apns: ApnsProvider) -> None:
@@ -158,7 +196,7 @@ async def test_expired_jwt_is_renewed_once(
     values = [sent.headers["authorization"] for sent in fake.pushes]
     assert values[0] == values[1] != values[2]
     fake.add_fault(Fault(status=403, reason="ExpiredProviderToken"))
-    assert isinstance(await push(apns, 2), Refused)
+    assert isinstance(await push(apns, 2), ProviderRefusesUs)
 
 
 async def test_expiration_header(fake: FakePushServer, http: CurlHttp2, key_file: Path) -> None:
@@ -175,7 +213,6 @@ async def test_reset_stream_fails_that_push_only(fake: FakePushServer, apns: Apn
     errors = await push_all(apns, 50)
     error = errors.pop(7)
     assert isinstance(error, RetryLater)
-    assert not error.provider_wide
     assert errors == [None] * 49
     assert fake.connections_made == 1
 
@@ -196,7 +233,6 @@ async def test_silence_for_one_token(fake: FakePushServer, http: CurlHttp2, key_
                 assert await push(apns, 1) is None
         error = silent.result()
         assert isinstance(error, RetryLater)
-        assert not error.provider_wide
         await apns.close()
 
 
@@ -206,8 +242,7 @@ async def test_silent_connection_is_replaced(fake: FakePushServer, http: CurlHtt
         before = fake.connections_made
         fake.add_fault(Fault(action="silence", count=20))
         for error in await push_all(apns, 20):
-            assert isinstance(error, RetryLater)
-            assert error.provider_wide
+            assert isinstance(error, ProviderDown)
         made = fake.connections_made
         assert made > before
         assert await push(apns, 1) is None
@@ -218,11 +253,11 @@ async def test_silent_connection_is_replaced(fake: FakePushServer, http: CurlHtt
 async def test_failing_service_is_met_on_a_fresh_connection(
     fake: FakePushServer, apns: ApnsProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2, "MIN_LANE_AGE", 0.0)
-    monkeypatch.setattr(aioapns_client, "MIN_LANE_AGE", 0.0)
+    monkeypatch.setattr(http2, "MIN_CONNECTION_AGE", 0.0)
+    monkeypatch.setattr(aioapns_client, "MIN_CONNECTION_AGE", 0.0)
     assert await push(apns, 1) is None
     fake.add_fault(Fault(status=503, reason="Shutdown", count=1))
-    assert isinstance(await push(apns, 2), RetryLater)
+    assert isinstance(await push(apns, 2), ProviderDown)
     assert fake.connections_made == 1
     assert await push(apns, 3) is None
     assert fake.connections_made == 2
@@ -259,8 +294,7 @@ async def test_dropped_connection(fake: FakePushServer, apns: ApnsProvider) -> N
         if error is None:
             assert accepted(fake)[apns_token(number).token.decode()] >= 1
         else:
-            assert isinstance(error, RetryLater)
-            assert error.provider_wide
+            assert isinstance(error, ProviderDown)
     fake.recorder.pushes.clear()
     assert await push_all(apns, 100) == [None] * 100
     assert_each_once(fake, 100)
@@ -270,8 +304,7 @@ async def test_no_service(fake: FakePushServer, http: CurlHttp2, key_file: Path,
     for client in ("curl", "aioapns"):
         apns = make_provider(fake, http, key_file, fake.config.clock, client, test_port=1)
         for error in await push_all(apns, 20):
-            assert isinstance(error, RetryLater)
-            assert error.provider_wide
+            assert isinstance(error, ProviderDown)
         await apns.close()
 
 
@@ -365,17 +398,17 @@ async def test_closing_ends_pushes(fake: FakePushServer, http: CurlHttp2, apns: 
     await until(lambda: fake.requests == 20)
     await apns.close()
     await http.close()
-    assert all(isinstance(error, RetryLater) for error in await pushes)
+    assert all(isinstance(error, ProviderDown) for error in await pushes)
     await apns.close()
     await http.close()
-    assert isinstance(await push(apns, 1), RetryLater)
+    assert isinstance(await push(apns, 1), ProviderDown)
 
 
 @pytest.mark.parametrize("token", [b"", b"../../x", b"abc\r\nx: y", b"a" * 201, b"\xff"])
 async def test_token_that_is_no_hex_text(fake: FakePushServer, apns: ApnsProvider, token: bytes) -> None:
-    with pytest.raises(TokenInvalid) as caught:
+    with pytest.raises(DeviceGone) as caught:
         await apns.deliver(ApnsToken(Provider.APNS_TEST, token), MESSAGE, uuid.uuid4())
-    assert caught.value.reason is InvalidReason.BAD
+    assert caught.value.invalid is InvalidReason.BAD
     assert fake.requests == 0
 
 
@@ -388,7 +421,7 @@ async def test_untrusted_certificate(
             for ca_file in (str(other.ca_file), None):
                 apns = make_provider(fake, http, key_file, fake.config.clock, client, test_ca_file=ca_file)
                 error = await push(apns, 1)
-                assert isinstance(error, RetryLater)
+                assert isinstance(error, ProviderDown)
                 assert error.reason.startswith("certificate refused")
                 await apns.close()
     assert fake.requests == 0
@@ -400,7 +433,7 @@ async def test_certificate_of_another_host(http: CurlHttp2, key_file: Path, tmp_
         for client in ("curl", "aioapns"):
             apns = make_provider(fake, http, key_file, config.clock, client)
             error = await push(apns, 1)
-            assert isinstance(error, RetryLater)
+            assert isinstance(error, ProviderDown)
             assert error.reason.startswith("certificate refused")
             await apns.close()
         assert fake.requests == 0
@@ -432,7 +465,7 @@ async def test_outage_ends_by_itself(
             assert await push(apns, 1) is None
     for apns in providers:
         for _ in range(10):
-            assert isinstance(await push(apns, 2), RetryLater)
+            assert isinstance(await push(apns, 2), ProviderDown)
     again = FakePushConfig(folder=tmp_path / "fake", clock=clock, port=port)
     async with FakePushServer(again) as second:
         for apns in providers:

@@ -18,7 +18,7 @@ from ntf_server.push.apns import ApnsProvider
 from ntf_server.push.apns_client import ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt
 from ntf_server.push.http2 import CurlHttp2, Origin
-from ntf_server.push.provider import RetryLater, TokenInvalid
+from ntf_server.push.provider import DeviceGone, ProviderDown
 from tests.ntf_server.push.builders import ManualClock, make_provider, push, until
 
 
@@ -43,7 +43,7 @@ async def test_process(
         )
         assert await push(apns, 1) is None
         await fake.control(faults=[{"status": 410, "reason": "Unregistered", "count": 1}])
-        assert isinstance(await push(apns, 2), TokenInvalid)
+        assert isinstance(await push(apns, 2), DeviceGone)
         await fake.control(goaway="close")
         assert await push(apns, 3) is None
         await fake.control(settings={"max_streams": 1}, delay=0.001)
@@ -67,7 +67,7 @@ async def test_dropped_by_command(fake: FakePushServer, apns: ApnsProvider) -> N
     await until(lambda: fake.connections == 0)
     assert await push(apns, 2) is None
     fake.add_fault(Fault(action="drop"))
-    assert isinstance(await push(apns, 3), RetryLater)
+    assert isinstance(await push(apns, 3), ProviderDown)
 
 
 REQUEST: dict[str, Any] = {

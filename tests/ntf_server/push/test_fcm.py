@@ -22,11 +22,13 @@ from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
-    Message,
+    DeviceGone,
+    MessageList,
+    ProviderDown,
+    ProviderRefusesUs,
     PushError,
-    Refused,
+    PushRefused,
     RetryLater,
-    TokenInvalid,
     Verification,
 )
 from protocol.device_token import FcmToken, Provider
@@ -34,7 +36,7 @@ from protocol.statuses import InvalidReason
 from tests.ntf_server.push.builders import ManualClock, apns_token, pem
 
 TOKEN = FcmToken(b"device:token-1")
-MESSAGE = Message(bytes(range(24)), bytes(padded_size(Provider.FCM, 3072) + 16))
+MESSAGE = MessageList(bytes(range(24)), bytes(padded_size(Provider.FCM, 3072) + 16))
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +70,7 @@ def provider(config: FcmConfig, http: CurlHttp2, clock: ManualClock) -> FcmProvi
     return FcmProvider(config, http, clock)
 
 
-async def deliver(provider: FcmProvider, notification: Message | CheckMessages = MESSAGE) -> None:
+async def deliver(provider: FcmProvider, notification: MessageList | CheckMessages = MESSAGE) -> None:
     await provider.deliver(TOKEN, notification, uuid.uuid4())
 
 
@@ -110,7 +112,7 @@ async def test_refused_access_token_is_renewed_once(fcm_fake: FakePushServer, pr
     assert [push.status for push in fcm_fake.pushes] == [200, 401, 200]
     fcm_fake.add_fault(Fault(api="fcm", status=403, reason="PERMISSION_DENIED"))
     requests = fcm_fake.requests
-    with pytest.raises(Refused):
+    with pytest.raises(ProviderRefusesUs):
         await deliver(provider)
     assert fcm_fake.requests == requests + 3
 
@@ -118,13 +120,21 @@ async def test_refused_access_token_is_renewed_once(fcm_fake: FakePushServer, pr
 @pytest.mark.parametrize(
     ("status", "reason", "expected", "detail"),
     [
-        (404, "UNREGISTERED", TokenInvalid, InvalidReason.UNREGISTERED),
-        (400, "INVALID_ARGUMENT message.token", TokenInvalid, InvalidReason.BAD),
-        (400, "INVALID_ARGUMENT message.data", Refused, None),
-        (400, "", Refused, None),
-        (429, "QUOTA_EXCEEDED", RetryLater, False),
-        (500, "INTERNAL", RetryLater, True),
-        (503, "UNAVAILABLE", RetryLater, True),
+        (404, "UNREGISTERED", DeviceGone, InvalidReason.UNREGISTERED),
+        (404, "NOT_FOUND", RetryLater, None),
+        (400, "INVALID_ARGUMENT message.token", DeviceGone, InvalidReason.BAD),
+        (400, "INVALID_ARGUMENT message.data", RetryLater, None),
+        (400, "", RetryLater, None),
+        (401, "UNAUTHENTICATED", ProviderRefusesUs, None),
+        (401, "THIRD_PARTY_AUTH_ERROR", ProviderRefusesUs, None),
+        (403, "SENDER_ID_MISMATCH", ProviderRefusesUs, None),
+        (403, "PERMISSION_DENIED", ProviderRefusesUs, None),
+        (403, "SOMETHING_NEW", ProviderRefusesUs, None),
+        (413, "", PushRefused, None),
+        (418, "", RetryLater, None),
+        (429, "QUOTA_EXCEEDED", RetryLater, None),
+        (500, "INTERNAL", ProviderDown, None),
+        (503, "UNAVAILABLE", ProviderDown, None),
     ],
 )
 async def test_answers(
@@ -138,18 +148,26 @@ async def test_answers(
     fcm_fake.add_fault(Fault(api="fcm", status=status, reason=reason, retry_after=9))
     with pytest.raises(expected) as caught:
         await deliver(provider)
-    if isinstance(caught.value, TokenInvalid):
-        assert caught.value.reason is detail
-    if isinstance(caught.value, RetryLater):
-        assert (caught.value.after, caught.value.provider_wide) == (9, detail)
+    if isinstance(caught.value, DeviceGone):
+        assert caught.value.invalid is detail
+    else:
+        assert caught.value.after == 9
+
+
+async def test_a_token_of_another_sender_tells_nothing_while_it_is_not_verified(
+    fcm_fake: FakePushServer, provider: FcmProvider
+) -> None:
+    fcm_fake.add_fault(Fault(api="fcm", status=403, reason="SENDER_ID_MISMATCH"))
+    with pytest.raises(RetryLater):
+        await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), uuid.uuid4())
 
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (Fault(api="oauth", status=400, reason="invalid_grant"), Refused),
-        (Fault(api="oauth", status=503), RetryLater),
-        (Fault(api="oauth", action="drop"), RetryLater),
+        (Fault(api="oauth", status=400, reason="invalid_grant"), ProviderRefusesUs),
+        (Fault(api="oauth", status=503), ProviderDown),
+        (Fault(api="oauth", action="drop"), ProviderDown),
         (Fault(api="fcm", action="reset"), RetryLater),
     ],
 )
@@ -168,23 +186,22 @@ async def test_silence(
 ) -> None:
     provider = FcmProvider(dataclasses.replace(config, response_timeout=0.3), http, clock)
     fcm_fake.add_fault(Fault(action="silence"))
-    with pytest.raises(RetryLater) as caught:
+    with pytest.raises(ProviderDown):
         await deliver(provider)
-    assert caught.value.provider_wide
 
 
 @pytest.mark.parametrize("token", [b"", b"\xff\xfe", b"a\nb"])
 async def test_unusable_tokens(fcm_fake: FakePushServer, provider: FcmProvider, token: bytes) -> None:
-    with pytest.raises(TokenInvalid) as caught:
+    with pytest.raises(DeviceGone) as caught:
         await provider.deliver(FcmToken(token), MESSAGE, uuid.uuid4())
-    assert caught.value.reason is InvalidReason.BAD
+    assert caught.value.invalid is InvalidReason.BAD
     assert fcm_fake.requests == 0
 
 
 async def test_what_fcm_cannot_carry(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
-    with pytest.raises(Refused):
-        await deliver(provider, Message(bytes(24), bytes(3088)))
-    with pytest.raises(Refused):
+    with pytest.raises(PushRefused):
+        await deliver(provider, MessageList(bytes(24), bytes(3088)))
+    with pytest.raises(PushRefused):
         await provider.deliver(apns_token(1), MESSAGE, uuid.uuid4())
     assert fcm_fake.requests == 0
 

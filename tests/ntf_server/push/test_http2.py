@@ -9,7 +9,7 @@ import pytest
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push import http2
-from ntf_server.push.http2 import CurlHttp2, Origin, OriginLimits, TransportError
+from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, OriginLimits
 from tests.ntf_server.push.builders import until
 
 HEADERS = ["ttl: 60", "content-encoding: aes128gcm"]
@@ -27,7 +27,7 @@ async def test_impossible_requests_fail_alone(
     http: CurlHttp2, origin: Origin, path: str, headers: list[str]
 ) -> None:
     good = asyncio.gather(*(http.post(origin, "/x", HEADERS, BODY, 10.0) for _ in range(5)))
-    with pytest.raises(TransportError) as caught:
+    with pytest.raises(NoAnswer) as caught:
         await http.post(origin, path, headers, BODY, 10.0)
     assert not caught.value.whole_origin
     assert [response.status for response in await good] == [FORBIDDEN] * 5
@@ -44,7 +44,7 @@ async def test_origins_do_not_share_connections(fake: FakePushServer, http: Curl
 async def test_idle_origins_are_closed(
     fake: FakePushServer, http: CurlHttp2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http2, "MAX_LANES", 3)
+    monkeypatch.setattr(http2, "MAX_ORIGINS", 3)
     for last in range(1, 9):  # eight origins: the whole of 127/8 is this machine
         origin = Origin("localhost", fake.port, "127.0.0.1", f"{fake.ca_file.parent}/{'./' * last}ca.pem")
         assert (await http.post(origin, "/x", HEADERS, BODY, 10.0)).status == FORBIDDEN
@@ -62,7 +62,7 @@ async def test_slow_origin_holds_up_only_its_own(fake: FakePushServer) -> None:
     for _ in range(5):
         assert (await http.post(quick, "/x", HEADERS, BODY, 10.0)).status == FORBIDDEN
     results = await asyncio.gather(*stuck, return_exceptions=True)
-    assert all(isinstance(result, TransportError) for result in results)
+    assert all(isinstance(result, NoAnswer) for result in results)
     await http.close()
 
 
@@ -79,7 +79,7 @@ async def test_places_are_given_in_order_and_never_lost() -> None:
     assert waiters[1].done()
     limits.release(origin)
     await waiters[2]
-    with pytest.raises(TransportError):
+    with pytest.raises(NoAnswer):
         await limits.acquire(origin, asyncio.get_running_loop().time())
     limits.release(origin)
     await limits.acquire(origin, deadline)

@@ -11,11 +11,11 @@ from ntf_server.push.apns import ApnsConfig
 from ntf_server.push.payloads import apns_payload, fcm_data, notification_data
 from ntf_server.push.provider import (
     CheckMessages,
-    Message,
+    DeviceGone,
+    MessageList,
     NullProvider,
     PushNotification,
     RetryLater,
-    TokenInvalid,
     Verification,
 )
 from protocol.device_token import ApnsToken, Provider
@@ -35,7 +35,7 @@ BOXED_TEXT = "----_w=="
             f'{{"nonce":"{NONCE_TEXT}","verification":"{BOXED_TEXT}"}}}}',
         ),
         (
-            Message(NONCE, BOXED),
+            MessageList(NONCE, BOXED),
             '{"aps":{"mutable-content":1,"alert":"Encrypted message or another app event",'
             '"category":"NTF_CAT_CHECK_MESSAGE"},"notificationData":'
             f'{{"nonce":"{NONCE_TEXT}","message":"{BOXED_TEXT}"}}}}',
@@ -49,19 +49,19 @@ def test_apns_texts(notification: PushNotification, text: str) -> None:
 
 
 def test_fcm_values_are_strings() -> None:
-    assert fcm_data(Message(NONCE, BOXED)) == {"nonce": NONCE_TEXT, "message": BOXED_TEXT}
+    assert fcm_data(MessageList(NONCE, BOXED)) == {"nonce": NONCE_TEXT, "message": BOXED_TEXT}
     assert fcm_data(Verification(NONCE, BOXED)) == {"nonce": NONCE_TEXT, "verification": BOXED_TEXT}
     assert fcm_data(CheckMessages()) == {"checkMessages": "true"}
 
 
 def test_standard_padding_gives_the_usual_size() -> None:
-    assert 4200 < len(apns_payload(Message(NONCE, bytes(3072 + 16)))) < 4400
+    assert 4200 < len(apns_payload(MessageList(NONCE, bytes(3072 + 16)))) < 4400
 
 
 def test_what_is_secret_is_not_shown() -> None:
-    assert "fb" not in repr(Message(NONCE, BOXED))
-    assert str(TokenInvalid(InvalidReason.BAD)) == "BAD"
-    assert str(RetryLater("outage", provider_wide=True)) == "outage"
+    assert "fb" not in repr(MessageList(NONCE, BOXED))
+    assert str(DeviceGone(InvalidReason.BAD)) == "BAD"
+    assert str(RetryLater("outage")) == "outage"
     assert ApnsConfig.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 

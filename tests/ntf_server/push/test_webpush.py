@@ -21,7 +21,17 @@ from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push.credentials import make_vapid_key
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.payloads import padded_size
-from ntf_server.push.provider import CheckMessages, Message, PushError, Refused, RetryLater, TokenInvalid
+from ntf_server.push.provider import (
+    CheckMessages,
+    DeviceGone,
+    MessageList,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
+    PushRefused,
+    RetryLater,
+    Verification,
+)
 from ntf_server.push.web_push_encryption import encrypt
 from ntf_server.push.webpush import WebPushConfig, WebPushProvider, parse_endpoint
 from protocol.device_token import FcmToken, Provider, WebPushToken
@@ -149,7 +159,7 @@ async def test_vapid_is_cached_and_renewed(
 
 def test_padded_text_fits_every_push_service(device: Device) -> None:
     size = padded_size(Provider.WEB_PUSH, 3072)
-    boxed = Message(bytes(24), bytes(size + 16)).boxed
+    boxed = MessageList(bytes(24), bytes(size + 16)).boxed
     text = json.dumps(
         {"nonce": base64.b64encode(bytes(24)).decode(), "verification": base64.b64encode(boxed).decode()}
     )
@@ -161,8 +171,9 @@ def test_padded_text_fits_every_push_service(device: Device) -> None:
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        *((200, None), (202, None), (404, TokenInvalid), (410, TokenInvalid), (413, Refused)),
-        *((403, Refused), (301, Refused), (429, RetryLater), (500, RetryLater), (503, RetryLater)),
+        *((200, None), (202, None), (404, DeviceGone), (410, DeviceGone), (413, PushRefused)),
+        *((401, ProviderRefusesUs), (403, ProviderRefusesUs), (301, RetryLater), (400, RetryLater)),
+        *((406, RetryLater), (429, RetryLater), (500, ProviderDown), (503, ProviderDown)),
     ],
 )
 async def test_answers(
@@ -179,19 +190,26 @@ async def test_answers(
         return
     with pytest.raises(expected) as caught:
         await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
-    if isinstance(caught.value, TokenInvalid):
-        assert caught.value.reason is InvalidReason.UNREGISTERED
-    if isinstance(caught.value, RetryLater):
-        assert (caught.value.after, caught.value.provider_wide) == (30, False)
+    if isinstance(caught.value, DeviceGone):
+        assert caught.value.invalid is InvalidReason.UNREGISTERED
+    else:
+        assert caught.value.after == (30 if status >= 400 else None)
     assert fake.requests == 1
+
+
+async def test_a_refused_verification_tells_nothing_about_our_key(
+    fake: FakePushServer, provider: WebPushProvider, device: Device
+) -> None:
+    fake.add_fault(Fault(status=403))
+    with pytest.raises(RetryLater):
+        await provider.deliver(device.token(fake.port), Verification(bytes(24), b"boxed"), uuid.uuid4())
 
 
 async def test_no_answer_names_no_host(
     fake: FakePushServer, provider: WebPushProvider, device: Device
 ) -> None:
-    with pytest.raises(RetryLater) as caught:
+    with pytest.raises(ProviderDown) as caught:
         await provider.deliver(device.token(1, host=b"localhost"), MESSAGE, uuid.uuid4())
-    assert not caught.value.provider_wide
     assert "localhost" not in caught.value.reason
 
 
@@ -201,7 +219,7 @@ async def test_name_is_pinned_to_the_checked_address(
     """The request reaches the address that was checked, though no real resolver knows the name."""
     provider = WebPushProvider(config, http, clock)
     provider.guard._resolve = lambda host: ["127.0.0.1"]
-    with pytest.raises(RetryLater) as caught:
+    with pytest.raises(ProviderDown) as caught:
         await provider.deliver(device.token(fake.port, host=b"push.invalid"), MESSAGE, uuid.uuid4())
     assert "certificate" in caught.value.reason  # connected, but the certificate is not for that name
     assert fake.connections_made >= 1
@@ -218,7 +236,7 @@ async def test_private_endpoints_are_refused(
     host: bytes,
 ) -> None:
     provider = WebPushProvider(dataclasses.replace(config, allow_private=False), http, clock)
-    with pytest.raises(Refused):
+    with pytest.raises(ProviderDown if host == b"localhost" else DeviceGone):
         await provider.deliver(device.token(fake.port, host=host), MESSAGE, uuid.uuid4())
     assert fake.connections_made == 0
     await provider.close()
@@ -248,9 +266,9 @@ async def test_private_endpoints_are_refused(
     ],
 )
 def test_bad_endpoints(host: bytes, port: bytes, path: bytes) -> None:
-    with pytest.raises(TokenInvalid) as caught:
+    with pytest.raises(DeviceGone) as caught:
         parse_endpoint(WebPushToken(host, port, path, bytes(16), bytes(65)))
-    assert caught.value.reason is InvalidReason.BAD
+    assert caught.value.invalid is InvalidReason.BAD
 
 
 def test_endpoints() -> None:
@@ -265,9 +283,9 @@ def test_endpoints() -> None:
 
 async def test_unusable_tokens(fake: FakePushServer, provider: WebPushProvider) -> None:
     no_point = WebPushToken(b"127.0.0.1", str(fake.port).encode(), b"/", bytes(16), b"\x04" + bytes(64))
-    with pytest.raises(TokenInvalid):
+    with pytest.raises(DeviceGone):
         await provider.deliver(no_point, MESSAGE, uuid.uuid4())
-    with pytest.raises(Refused):
+    with pytest.raises(PushRefused):
         await provider.deliver(FcmToken(b"token"), MESSAGE, uuid.uuid4())
     assert fake.requests == 0
 
