@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from struct import Struct
@@ -92,7 +92,7 @@ class Ed448PublicKey:
             self._key.verify(signature, message)
         except InvalidSignature:
             return False
-        return True
+        return not is_weak(self)  # libsodium refuses such Ed25519 keys by itself, OpenSSL does not
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,30 @@ _PRIVATE_KINDS: tuple[tuple[bytes, int, type[AuthPrivateKey]], ...] = (
 )
 
 
+# Points of small order: signatures and secrets of such a key can be made up by anyone. These are their
+# coordinates as numbers; the bit behind a coordinate is a sign, or ignored.
+_P25519, _P448 = 2**255 - 19, 2**448 - 2**224 - 1
+_ED25519_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_X25519_ORDER_8 = (
+    0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+    0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+)
+_WEAK: Mapping[type[AuthPublicKey], tuple[int, frozenset[int]]] = {
+    Ed25519PublicKey: (
+        255,
+        frozenset({0, 1, _P25519 - 1, _P25519, _P25519 + 1, _ED25519_ORDER_8, _P25519 - _ED25519_ORDER_8}),
+    ),
+    X25519PublicKey: (255, frozenset({0, 1, _P25519 - 1, _P25519, _P25519 + 1, *_X25519_ORDER_8})),
+    Ed448PublicKey: (448, frozenset({0, 1, _P448 - 1, _P448, _P448 + 1})),
+}
+
+
+def is_weak(key: AuthPublicKey) -> bool:
+    """Whether the key is a point of small order, which nobody made honestly."""
+    bits, weak = _WEAK[type(key)]
+    return int.from_bytes(key.raw, "little") & ((1 << bits) - 1) in weak
+
+
 def decode_public_key(der: bytes) -> AuthPublicKey:
     for prefix, size, kind in _PUBLIC_KINDS:
         if der.startswith(prefix) and len(der) == len(prefix) + size:
@@ -183,11 +207,18 @@ def decode_x25519_public(der: bytes) -> X25519PublicKey:
 
 
 def pull_public_key(r: Reader) -> AuthPublicKey:
-    return decode_public_key(r.pull_short())
+    """A peer's key; one of small order is refused here, so that it is never stored."""
+    key = decode_public_key(r.pull_short())
+    if is_weak(key):
+        raise DecodeError
+    return key
 
 
 def pull_x25519_public(r: Reader) -> X25519PublicKey:
-    return decode_x25519_public(r.pull_short())
+    key = decode_x25519_public(r.pull_short())
+    if is_weak(key):
+        raise DecodeError
+    return key
 
 
 def pull_private_key(r: Reader) -> AuthPrivateKey:

@@ -7,13 +7,16 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 from ntf_server.app import running
+from protocol.authorization import verify
 from protocol.connection import Outgoing
-from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
+from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, Ed448PublicKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.ntf_commands import NtfCommand, Schk, Tchk
+from protocol.session_params import ntf_params
+from protocol.transmission import RawTransmission
 from tests import builders
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
@@ -68,3 +71,27 @@ async def test_unknown_and_wrong_cannot_be_told_apart(tmp_path: Path) -> None:
     assert p_value(taken["unknown subscription"], taken["wrong signature of a subscription"]) > 1e-4
     # The measurement is fine enough to see a missing check.
     assert p_value(taken["unknown token"], taken["not checked at all"]) < 1e-9
+
+
+def test_an_unknown_entity_costs_an_ed448_key() -> None:
+    """The point of a stored key is loaded for every check; so is that of the key that stands in for none."""
+    own = Ed448PrivateKey(b"\1" * 57).public.raw
+    params = ntf_params(3, bytes(32))
+    wrong = RawTransmission(
+        Ed448PrivateKey(b"\2" * 57).sign(b"text"),
+        None,
+        builders.corr_id(),
+        builders.entity_id(),
+        b"",
+        b"text",
+    )
+    order = ["known", "unknown"] * SAMPLES
+    random.Random(2).shuffle(order)
+    taken: dict[str, list[float]] = {"known": [], "unknown": []}
+    for name in order:
+        key = Ed448PublicKey(own) if name == "known" else None
+        started = time.perf_counter()
+        assert not verify(params, key, wrong)
+        taken[name].append(time.perf_counter() - started)
+    known, unknown = median(taken["known"]), median(taken["unknown"])
+    assert abs(known - unknown) < 0.03 * known  # loading the point is about a tenth

@@ -12,9 +12,18 @@ from nacl import bindings as sodium
 
 from protocol import authorization, crypto
 from protocol.authorization import authorize, verify
-from protocol.crypto import Ed448PublicKey, Ed25519PublicKey, X25519PublicKey
-from protocol.encoding import CorrId
-from protocol.errors import TE_NO_AUTH, HandshakeError
+from protocol.crypto import (
+    AuthPublicKey,
+    Ed448PublicKey,
+    Ed25519PublicKey,
+    X25519PublicKey,
+    is_weak,
+    pull_public_key,
+    pull_x25519_public,
+    push_key,
+)
+from protocol.encoding import CorrId, Reader, Writer
+from protocol.errors import TE_NO_AUTH, DecodeError, HandshakeError
 from protocol.session_params import SessionParams, ntf_params
 from protocol.transmission import RawTransmission
 from tests.builders import corr_id, ed448, ed25519, entity_id, fixed, x25519
@@ -123,7 +132,8 @@ def test_dummies_are_valid_points() -> None:
     """An invalid one would be refused early, and so be cheaper."""
     assert sodium.crypto_core_ed25519_is_valid_point(authorization._DUMMY_ED25519.raw)
     assert x25519().exchange(authorization._DUMMY_X25519) == x25519().public.raw
-    assert len(authorization._DUMMY_ED448.raw) == 57
+    assert len(authorization._DUMMY_ED448) == 57
+    assert not is_weak(Ed448PublicKey(authorization._DUMMY_ED448))
 
 
 def test_authenticators_need_a_session_key() -> None:
@@ -135,6 +145,63 @@ def test_authenticators_need_a_session_key() -> None:
 def test_key_of_small_order() -> None:
     auth = authorize(client(), x25519(), corr_id(), TEXT)
     assert not verify(server(), X25519PublicKey(bytes(32)), request(auth))
+
+
+P25519, P448 = 2**255 - 19, 2**448 - 2**224 - 1
+EIGHTH_25519 = int.from_bytes(
+    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little"
+)
+EIGHTHS_X25519 = [
+    int.from_bytes(bytes.fromhex(text), "little")
+    for text in (
+        "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+        "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    )
+]
+WEAK_KEYS: list[AuthPublicKey] = [
+    *(
+        Ed25519PublicKey((y | sign << 255).to_bytes(32, "little"))
+        for y in (0, 1, P25519 - 1, P25519, P25519 + 1, EIGHTH_25519, P25519 - EIGHTH_25519)
+        for sign in (0, 1)
+    ),
+    *(
+        X25519PublicKey((u | ignored << 255).to_bytes(32, "little"))
+        for u in (0, 1, P25519 - 1, P25519, P25519 + 1, *EIGHTHS_X25519)
+        for ignored in (0, 1)
+    ),
+    *(
+        Ed448PublicKey(y.to_bytes(56, "little") + bytes([sign << 7]))
+        for y in (0, 1, P448 - 1, P448, P448 + 1)
+        for sign in (0, 1)
+    ),
+]
+
+
+@pytest.mark.parametrize("key", WEAK_KEYS, ids=lambda key: f"{type(key).__name__} {key.raw.hex()[:8]}")
+def test_keys_of_small_order_are_refused_when_they_arrive(key: AuthPublicKey) -> None:
+    w = Writer()
+    push_key(w, key)
+    with pytest.raises(DecodeError):
+        pull_public_key(Reader(w.value()))
+    if isinstance(key, X25519PublicKey):
+        with pytest.raises(DecodeError):
+            pull_x25519_public(Reader(w.value()))
+        with pytest.raises(DecodeError):
+            x25519().exchange(key)
+
+
+@KINDS
+def test_honest_keys_are_not_weak(kind: str) -> None:
+    assert not is_weak(KEYS[kind].public)
+
+
+def test_nobody_can_sign_for_a_key_of_small_order() -> None:
+    """With an all-zero Ed448 key, one made-up signature fits every fourth text."""
+    points = [y.to_bytes(56, "little") + bytes([sign << 7]) for y in (0, 1, P448 - 1) for sign in (0, 1)]
+    for key in (key for key in WEAK_KEYS if isinstance(key, Ed448PublicKey)):
+        for point in points:
+            for number in range(8):
+                assert not verify(server(), key, request(point + bytes(57), b"text %d" % number))
 
 
 @given(st.binary(min_size=57, max_size=57), st.binary(min_size=32, max_size=32), st.binary(max_size=120))
