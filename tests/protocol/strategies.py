@@ -14,6 +14,7 @@ from protocol.crypto import (
     Ed25519PublicKey,
     X25519PrivateKey,
     X25519PublicKey,
+    is_weak,
 )
 from protocol.device_token import ApnsToken, FcmToken, Provider, WebPushToken
 from protocol.encoding import CorrId, EntityId
@@ -28,8 +29,9 @@ entity_ids = shorts.map(EntityId)
 corr_ids = shorts.map(CorrId)
 bodies = st.binary(max_size=400)
 
-x25519_keys = raw32.map(X25519PublicKey)
-public_keys = st.one_of(x25519_keys, raw32.map(Ed25519PublicKey), raw57.map(Ed448PublicKey))
+x25519_keys = raw32.map(X25519PublicKey).filter(lambda key: not is_weak(key))
+signing_keys = st.one_of(raw32.map(Ed25519PublicKey), raw57.map(Ed448PublicKey))
+public_keys = st.one_of(x25519_keys, signing_keys.filter(lambda key: not is_weak(key)))
 private_keys = st.one_of(
     raw32.map(Ed25519PrivateKey), raw32.map(X25519PrivateKey), raw57.map(Ed448PrivateKey)
 )
