@@ -1,0 +1,41 @@
+"""Files for the forge and for git, checked against their schemas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = {
+    "vendor.github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+    "vendor.github-issue-forms": [
+        ROOT / ".github" / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")
+    ],
+    "vendor.github-issue-config": [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"],
+    "vendor.dependabot": [ROOT / ".github" / "dependabot.yml"],
+}
+
+
+def tool(name: str, *arguments: object) -> None:
+    command = [sys.executable, "-m", name, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_forge_files(schema: str) -> None:
+    if not (ROOT / ".github").exists():
+        pytest.skip("a source distribution has none")
+    tool("check_jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+
+
+def test_hooks() -> None:
+    tool("pre_commit", "validate-config", ROOT / ".pre-commit-config.yaml")
+
+
+def test_workflows_run_the_one_script() -> None:
+    for workflow in SCHEMAS["vendor.github-workflows"]:
+        assert "scripts/test" in workflow.read_text()
