@@ -28,8 +28,9 @@ from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Tchk
 from protocol.ntf_handshake import NtfClientHandshake, NtfServerHandshake
 from protocol.session_params import SessionParams
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import SmpClientHandshake, SmpServerHandshake
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, Nmsg, Nsub
+from protocol.smp_messages import Nmsg, Nsub
 from protocol.transmission import RawTransmission
 from protocol.versions import SMP_BLOCK_SIZE
 from transport.certificates import KeyAlgorithm, make_ca, make_online

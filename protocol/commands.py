@@ -28,7 +28,7 @@ class CredentialRule(Enum):
     KEY = "authorisation by the key inside, no entity"
     ENTITY = "authorisation and entity"
     ENTITY_ONLY = "an entity; authorisation if the entity has a key"
-    ANYTHING = "whatever it comes with"
+    ENTITY_BARE = "an entity and no authorisation"
 
 
 def check_credentials(rule: CredentialRule, auth: bytes, entity_id: EntityId) -> ErrorType | None:
@@ -40,8 +40,8 @@ def check_credentials(rule: CredentialRule, auth: bytes, entity_id: EntityId) ->
         return CMD_HAS_AUTH if entity_id else None
     if rule is CredentialRule.ENTITY_ONLY:
         return None if entity_id else CMD_NO_ENTITY
-    if rule is CredentialRule.ANYTHING:
-        return None
+    if rule is CredentialRule.ENTITY_BARE and not (auth and entity_id):
+        return None if entity_id else CMD_NO_ENTITY
     return CMD_HAS_AUTH if auth or entity_id else None
 
 
@@ -70,9 +70,9 @@ class Codec(Generic[M]):
         spec = self.specs.get(tag)
         if spec is None:
             raise DecodeError(CMD_UNKNOWN)
+        if bool(space) is (spec.pull is None):
+            raise DecodeError(CMD_SYNTAX)
         if spec.pull is None:
-            if space:
-                raise DecodeError(CMD_SYNTAX)
             bare: M = spec.kind()
             return bare
         r = Reader(parameters)

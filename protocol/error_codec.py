@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.encoding import Reader
-from protocol.errors import AUTH, HANDSHAKE_ERRORS, DecodeError, ErrorType
+from protocol.errors import AUTH, CMD_NO_ENTITY, HANDSHAKE_ERRORS, DecodeError, ErrorType
 from protocol.versions import SMP_BLOCKED_ERROR, SMP_CLIENT_NOTICES
 
 _PLAIN = frozenset(
@@ -18,9 +18,17 @@ MAX_PROXY_DEPTH = 4
 "PROXY PROTOCOL nests an error in an error; real ones nest once."
 
 
+_NO_QUEUE = b"CMD NO_QUEUE"
+"How old routers say CMD NO_ENTITY."
+_NETWORK = b"PROXY BROKER NETWORK"
+
+
 def decode_error(text: bytes) -> ErrorType:
+    """The error in its one present form: old names are replaced, the cause of a network error is dropped."""
+    if text == _NO_QUEUE:
+        return CMD_NO_ENTITY
     _check_error(text, MAX_PROXY_DEPTH)
-    return ErrorType(text)
+    return ErrorType(_NETWORK if text.startswith(_NETWORK) else text)
 
 
 def encode_smp_error(error: ErrorType, version: int) -> bytes:

@@ -8,10 +8,7 @@ from protocol.blocks import pad, unpad
 from protocol.crypto import BoxError, box, open_box
 from protocol.encoding import Reader, Writer, nonce
 from protocol.errors import DecodeError
-from protocol.versions import SMP_BLOCK_ENCRYPTION
-
-SMP_SENDING_PROXY = 8
-"The first version that leaves room in a block for a proxy's encryption."
+from protocol.versions import SMP_BLOCK_ENCRYPTION, SMP_PROXY
 
 MAX_MESSAGE_ENCRYPTED_BLOCKS = 16048
 MAX_MESSAGE_PROXY = 16064
@@ -28,7 +25,7 @@ def max_message_length(version: int) -> int:
     """The longest body that SEND may have in a session of this version."""
     if version >= SMP_BLOCK_ENCRYPTION:
         return MAX_MESSAGE_ENCRYPTED_BLOCKS
-    return MAX_MESSAGE_PROXY if version >= SMP_SENDING_PROXY else MAX_MESSAGE_FIRST
+    return MAX_MESSAGE_PROXY if version >= SMP_PROXY else MAX_MESSAGE_FIRST
 
 
 @dataclass(frozen=True, slots=True)

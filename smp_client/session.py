@@ -18,19 +18,9 @@ from protocol.addresses import SmpServer
 from protocol.connection import Connection, Outgoing, Received
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
-from protocol.smp_messages import (
-    SMP_COMMANDS,
-    SMP_MESSAGES,
-    New,
-    Nsub,
-    Nsubs,
-    Ping,
-    QueueSet,
-    SmpCommand,
-    SmpMessage,
-    Sub,
-)
+from protocol.smp_messages import New, Nsub, Nsubs, Ping, QueueSet, SmpCommand, SmpMessage, Sub
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, ConnectFailed

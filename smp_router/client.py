@@ -11,7 +11,8 @@ from protocol.commands import Codec
 from protocol.connection import Outgoing
 from protocol.encoding import NO_CORR, EntityId
 from protocol.session_params import SessionParams
-from protocol.smp_messages import SMP_MESSAGES, Msg, SmpMessage
+from protocol.smp_codec import SMP_MESSAGES
+from protocol.smp_messages import Msg, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.queues import Prepared
 

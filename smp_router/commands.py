@@ -31,6 +31,10 @@ from protocol.smp_messages import (
     Ids,
     Info,
     Key,
+    Ldel,
+    Lget,
+    Lkey,
+    Lset,
     Ndel,
     New,
     Nid,
@@ -41,10 +45,14 @@ from protocol.smp_messages import (
     Nsubs,
     Off,
     Ok,
+    Pfwd,
     Ping,
     Pong,
+    Prxy,
     Que,
     QueueMode,
+    Rfwd,
+    Rkey,
     Send,
     Skey,
     SmpMessage,
@@ -52,7 +60,6 @@ from protocol.smp_messages import (
     Soks,
     Sub,
     Subs,
-    Unsupported,
 )
 from smp_router import authentication
 from smp_router.authentication import Request, acting_service
@@ -254,9 +261,7 @@ def _ping(broker: Broker, client: Client, request: Received[Ping], _subject: Non
     return Pong()
 
 
-def _unsupported(
-    broker: Broker, client: Client, request: Received[Unsupported], _subject: None
-) -> SmpMessage:
+def _unsupported(broker: Broker, client: Client, request: Received[Any], _subject: None) -> SmpMessage:
     raise ProtocolError(CMD_PROHIBITED)
 
 
@@ -277,5 +282,7 @@ HANDLERS: Mapping[type[Any], Handler] = {
     Nsub: Handler(authentication.notifier, _nsub, in_services_name=True),
     Nsubs: Handler(authentication.notifier_service, _nsubs),
     Ping: Handler(authentication.nobody, _ping),
-    Unsupported: Handler(authentication.nobody, _unsupported),
+    **dict.fromkeys(
+        (Rkey, Lset, Ldel, Lkey, Lget, Prxy, Pfwd, Rfwd), Handler(authentication.nobody, _unsupported)
+    ),
 }

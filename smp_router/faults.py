@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.encoding import EntityId
 from protocol.errors import ErrorType, ProtocolError
-from protocol.smp_messages import SMP_COMMANDS
+from protocol.smp_codec import SMP_COMMANDS
 from smp_router.broker import Broker
 from transport.certificates import Credentials
 

@@ -11,7 +11,8 @@ from protocol.crypto import AuthPublicKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from protocol.push_messages import NmsgMeta, seal_nmsg_meta
-from protocol.smp_messages import SMP_MESSAGES, Nmsg, QueueMode
+from protocol.smp_codec import SMP_MESSAGES
+from protocol.smp_messages import Nmsg, QueueMode
 from protocol.versions import SMP_VERSIONS
 
 ID_SIZE = 24

@@ -12,8 +12,9 @@ from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoi
 from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
 from protocol.encoding import EntityId
 from protocol.errors import ProtocolError
+from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
-from protocol.smp_messages import SMP_COMMANDS, Err, SmpCommand, SmpMessage
+from protocol.smp_messages import Err, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
 from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage

@@ -13,8 +13,9 @@ from protocol.errors import HandshakeErrorType
 from protocol.handshake import Handshake
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
 from protocol.ntf_handshake import NtfClientHandshake, NtfServerHandshake
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake, SmpServerHandshake
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, SmpCommand, SmpMessage
+from protocol.smp_messages import SmpCommand, SmpMessage
 from protocol.versions import NTF_VERSIONS, SMP_VERSIONS, VersionRange
 from tests.builders import ed25519, fixed, server_chain, x25519
 

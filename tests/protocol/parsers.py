@@ -30,7 +30,7 @@ from protocol.push_messages import (
 )
 from protocol.session_params import SessionParams, ntf_params, smp_params
 from protocol.signed_key import certificate_key, open_signed_key
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.transmission import body, encode_transmission, parse_transmission
 from protocol.versions import SMP_BLOCK_SIZE
 from tests import twins

@@ -37,10 +37,10 @@ def smp_seen(message: Any, version: int) -> Any:
 
 
 def _mode_seen(mode: smp.QueueMode | None, version: int) -> smp.QueueMode | None:
-    """Before v15 it is one flag; before v9 nothing."""
-    if version >= 15 or (version >= 9 and mode is smp.QueueMode.MESSAGING):
+    """Before v15 it is one flag, and false is a contact's queue; before v9 nothing."""
+    if version >= 15:
         return mode
-    return None
+    return None if version < 9 else mode or smp.QueueMode.CONTACT
 
 
 def _new_seen(new: smp.New, version: int) -> smp.New:

@@ -21,6 +21,7 @@ from protocol.encoding import CorrId, EntityId
 from protocol.errors import ErrorType
 from protocol.push_messages import PnMessage
 from protocol.statuses import SubState, SubStatus, TokenStatus
+from protocol.versions import VersionRange
 
 raw32 = st.binary(min_size=32, max_size=32)
 raw57 = st.binary(min_size=57, max_size=57)
@@ -76,7 +77,7 @@ ERRORS = (
     + [f"CMD {word}" for word in ["UNKNOWN", "SYNTAX", "PROHIBITED", "NO_AUTH", "HAS_AUTH", "NO_ENTITY"]]
     + ["BLOCKED reason=spam", "BLOCKED reason=content,notice={}", "NAME NO_RESOLVER", "NAME RESOLVER x"]
     + ["PROXY BASIC_AUTH", "PROXY PROTOCOL PROXY PROTOCOL QUOTA", "PROXY BROKER NETWORK"]
-    + ["PROXY BROKER NETWORK FAILED", "PROXY BROKER NETWORK TLS \x01x", "PROXY BROKER NO_SERVICE"]
+    + ["PROXY BROKER NO_SERVICE"]
     + ["PROXY BROKER TRANSPORT HANDSHAKE BAD_AUTH", "PROXY BROKER UNEXPECTED \x02xy"]
 )
 errors = st.one_of(
@@ -110,9 +111,15 @@ ntf_responses: st.SearchStrategy[ntf.NtfResponse] = st.one_of(
     st.just(ntf.Pong()),
 )
 
+version_ranges = st.tuples(st.integers(0, 65535), st.integers(0, 65535)).map(
+    lambda pair: VersionRange(min(pair), max(pair))
+)
 queue_sets = st.builds(smp.QueueSet, st.integers(-(2**63), 2**63 - 1), st.binary(min_size=16, max_size=16))
 notifier_keys = st.builds(smp.NotifierKeys, public_keys, x25519_keys)
 notifier_ids = st.builds(smp.NotifierIds, entity_ids, x25519_keys)
+
+
+link_data = st.builds(smp.LinkData, bodies, bodies)
 
 
 @st.composite
@@ -122,7 +129,7 @@ def news(draw: st.DrawFn) -> smp.New:
     link = None
     if mode is not None and draw(st.booleans()):
         link_id = draw(entity_ids) if mode is smp.QueueMode.CONTACT else None
-        link = smp.LinkData(link_id, draw(entity_ids), draw(bodies), draw(bodies))
+        link = smp.NewLink(link_id, draw(entity_ids), draw(link_data))
     return smp.New(
         recipient_key=draw(public_keys),
         dh_key=draw(x25519_keys),
@@ -149,7 +156,13 @@ smp_commands: st.SearchStrategy[smp.SmpCommand] = st.one_of(
     st.sampled_from(
         [smp.Sub(), smp.Ndel(), smp.Get(), smp.Off(), smp.Del(), smp.Que(), smp.Nsub(), smp.Ping()]
     ),
-    st.just(smp.Unsupported()),
+    st.sampled_from([smp.Ldel(), smp.Lget()]),
+    st.builds(smp.Rkey, st.lists(public_keys, min_size=1, max_size=4).map(tuple)),
+    st.builds(smp.Lset, entity_ids, link_data),
+    st.builds(smp.Lkey, public_keys),
+    st.builds(smp.Prxy, smp_servers, st.none() | shorts),
+    st.builds(smp.Pfwd, st.integers(0, 65535), x25519_keys, bodies),
+    st.builds(smp.Rfwd, bodies),
     st.builds(smp.Subs, queue_sets),
     st.builds(smp.Nsubs, queue_sets),
     st.builds(smp.Key, public_keys),
@@ -168,6 +181,10 @@ smp_messages: st.SearchStrategy[smp.SmpMessage] = st.one_of(
     st.builds(smp.Nmsg, st.binary(min_size=24, max_size=24), shorts),
     st.sampled_from([smp.End(), smp.Deld(), smp.Alls(), smp.Ok(), smp.Pong()]),
     st.builds(smp.Info, bodies),
+    st.builds(smp.Lnk, entity_ids, link_data),
+    st.builds(smp.Pkey, shorts, version_ranges, st.lists(bodies, min_size=1, max_size=4).map(tuple), bodies),
+    st.builds(smp.Pres, bodies),
+    st.builds(smp.Rres, bodies),
     st.builds(smp.Err, errors),
 )
 ntf_versions = st.integers(1, 3)

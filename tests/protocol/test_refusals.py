@@ -6,15 +6,14 @@ import pytest
 
 from protocol.addresses import pull_smp_server
 from protocol.blocks import pack_batches, unpad
-from protocol.commands import CredentialRule, check_credentials
 from protocol.crypto import decode_private_key
 from protocol.device_token import decode_device_token
-from protocol.encoding import EntityId, Reader, short
+from protocol.encoding import Reader, short
 from protocol.errors import CMD_SYNTAX, DecodeError
 from protocol.ntf_commands import NTF_COMMANDS
 from protocol.push_messages import open_nmsg_meta, open_push
 from protocol.signed_key import open_signed_key, sign_key
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from tests.builders import ed25519, fixed, ids, new, server_chain, snew, tnew, x25519
 
 HASH = short(fixed("keyHash"))
@@ -96,11 +95,5 @@ def test_smp() -> None:
     for queues in (bytes(8) + short(bytes(15)), bytes(8), bytes(7)):
         with pytest.raises(DecodeError):
             SMP_MESSAGES.decode(b"SOKS " + queues, 19)
-
-
-@pytest.mark.parametrize("auth", [b"", b"a"])
-@pytest.mark.parametrize("entity", [b"", b"e"])
-def test_refused_commands_may_come_with_anything(auth: bytes, entity: bytes) -> None:
-    """They are answered by name, not by what they lack."""
-    assert check_credentials(CredentialRule.ANYTHING, auth, EntityId(entity)) is None
-    assert SMP_COMMANDS.credentials(SMP_COMMANDS.decode(b"PRXY", 19)) is CredentialRule.ANYTHING
+    with pytest.raises(DecodeError):
+        SMP_MESSAGES.decode(b"PKEY \0\0\x13\0\x08", 19)  # a range that ends before it begins

@@ -25,7 +25,8 @@ from protocol.errors import ErrorType, TooLarge
 from protocol.ids_hash import ids_hash, xor
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
 from protocol.push_messages import PnMessage, decode_pn_messages, encode_pn_messages
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, SmpCommand, SmpMessage
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
+from protocol.smp_messages import SmpCommand, SmpMessage
 from protocol.versions import NTF_BLOCK_SIZE, SMP_BLOCK_SIZE, VersionRange
 from tests import twins
 from tests.builders import x25519

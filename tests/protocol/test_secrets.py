@@ -20,7 +20,8 @@ from protocol.push_messages import PnMessage
 from protocol.session_params import ServiceSession, smp_params
 from protocol.smp_handshake import ServiceLogin, ServiceRole
 from protocol.transmission import RawTransmission
-from tests.builders import ed25519, queue_ntf, snew, tnew, x25519
+from protocol.versions import VersionRange
+from tests.builders import ed25519, queue_ntf, smp_server, snew, tnew, x25519
 from tests.protocol import strategies as some
 
 secrets = st.binary(min_size=8, max_size=60)
@@ -60,7 +61,8 @@ def test_commands(secret: bytes) -> None:
         hides(ntf.Trpl(device), secret)
     queue = replace(queue_ntf(), notifier_id=entity)
     ids = smp.NotifierIds(entity, x25519().public)
-    link = smp.LinkData(entity, entity, secret, secret)
+    data = smp.LinkData(secret, secret)
+    link = smp.NewLink(entity, entity, data)
     for message in (
         ntf.Tvfy(secret),
         snew(token_id=entity, queue=queue),
@@ -78,6 +80,14 @@ def test_commands(secret: bytes) -> None:
         ),
         smp.New(recipient_key=ed25519().public, dh_key=x25519().public, password=secret, link=link),
         smp.Send(True, secret),
+        smp.Lset(entity, data),
+        smp.Lnk(entity, data),
+        smp.Prxy(smp_server(), secret),
+        smp.Pfwd(19, x25519().public, secret),
+        smp.Rfwd(secret),
+        smp.Pres(secret),
+        smp.Rres(secret),
+        smp.Pkey(secret, VersionRange(8, 19), (secret,), secret),
         smp.Msg(b"id", secret),
         smp.Nmsg(secret, secret),
         PnMessage(queue, 1, secret, secret),

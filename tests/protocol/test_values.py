@@ -41,7 +41,8 @@ from protocol.errors import (
 )
 from protocol.ntf_commands import NTF_COMMANDS, Ping
 from protocol.push_messages import decode_pn_messages, open_push, seal_push
-from protocol.smp_messages import SMP_COMMANDS, LinkData, QueueMode, Send, Unsupported
+from protocol.smp_codec import SMP_COMMANDS
+from protocol.smp_messages import LinkData, NewLink, QueueMode, Send
 from tests.builders import ed448, ed25519, new, queue_ntf, smp_server, web_push_token, x25519
 
 HASH = "QEFCQ0RFRkdISUpLTE1OT1BRUlNUVVZXWFlaW1xdXl8="
@@ -177,11 +178,6 @@ def test_lists_on_the_wire_are_short_and_not_empty() -> None:
             Writer().push_nonempty(values, Writer.push_short)
 
 
-def test_refused_commands_are_known() -> None:
-    assert SMP_COMMANDS.decode(b"PRXY anything", 19) == Unsupported()
-    assert SMP_COMMANDS.decode(b"LGET", 19) == Unsupported()
-
-
 def test_later_flags_of_send_are_ignored() -> None:
     assert SMP_COMMANDS.decode(b"SEND Txyz body", 19) == Send(True, b"body")
     for bad in (b"SEND T", b"SEND X body", b"SEND "):
@@ -233,7 +229,7 @@ def test_timestamps_of_pushes(timestamp: bytes) -> None:
 @pytest.mark.parametrize("mode", QueueMode)
 def test_links(mode: QueueMode) -> None:
     link_id = EntityId(b"link") if mode is QueueMode.CONTACT else None
-    link = LinkData(link_id, EntityId(b"sender"), b"fixed", b"user")
+    link = NewLink(link_id, EntityId(b"sender"), LinkData(b"fixed", b"user"))
     command = replace(new(), mode=mode, link=link)
     assert SMP_COMMANDS.decode(SMP_COMMANDS.encode(command, 19), 19) == command
 

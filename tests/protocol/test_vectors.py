@@ -19,10 +19,12 @@ from protocol.addresses import (
     push_smp_server,
 )
 from protocol.blocks import BlockChain, session_chains
+from protocol.crypto import open_box
 from protocol.device_token import Provider
-from protocol.encoding import Reader, Writer, unb64
+from protocol.encoding import CorrId, Reader, Writer, unb64
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES
+from protocol.proxy import ForwardedAnswer, seal_forwarded_answer
 from protocol.push_messages import (
     NmsgMeta,
     PnMessage,
@@ -34,8 +36,8 @@ from protocol.push_messages import (
     seal_nmsg_meta,
     seal_push,
 )
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceRole
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES
 from protocol.versions import SMP_BLOCK_SIZE
 from tests.builders import fixed, inputs, vector_groups, vectors, x25519
 from tests.protocol import captured
@@ -50,8 +52,14 @@ def test_no_group_is_forgotten() -> None:
     sessions = {"ntf_transmission", "smp_transmission", "ntf_batch", "smp_batch", "ntf_server_handshake"}
     sessions |= {"ntf_client_handshake", "smp_server_handshake", "smp_client_handshake"}
     sessions |= {"smp_server_handshake_response"}
-    # Nonces in reverse are for proxied commands, which are refused.
     assert vector_groups() == here | sessions | {"reverse_nonce"}
+
+
+def test_nonces_of_proxied_answers_are_in_reverse() -> None:
+    (vector,) = vectors("reverse_nonce")
+    answer = ForwardedAnswer(CorrId(fixed("corrId")), b"answer")
+    boxed = seal_forwarded_answer(bytes(32), CorrId(fixed("corrId")), answer)
+    assert open_box(bytes(32), bytes.fromhex(vector["hex"]), boxed).endswith(b"answer")
 
 
 @pytest.mark.parametrize("vector", vectors("ntf_command"), ids=label)

@@ -11,8 +11,9 @@ from protocol.addresses import SmpServer
 from protocol.connection import Block, Connection, Outgoing, Received
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
-from protocol.smp_messages import SMP_COMMANDS, SMP_MESSAGES, SmpCommand, SmpMessage
+from protocol.smp_messages import SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
 from transport.streams import TlsStream, serve

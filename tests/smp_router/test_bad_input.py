@@ -11,7 +11,8 @@ from protocol.blocks import pack_batches, pad
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId, short
 from protocol.errors import BLOCK, CMD_HAS_AUTH, CMD_PROHIBITED, CMD_SYNTAX, CMD_UNKNOWN, SESSION, ErrorType
-from protocol.smp_messages import SMP_COMMANDS, Err, Ok, Ping, Pong, Send
+from protocol.smp_codec import SMP_COMMANDS
+from protocol.smp_messages import Err, Ok, Ping, Pong, Send
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.commands import HANDLERS
 from smp_router.router import Router

@@ -35,6 +35,7 @@ from protocol.smp_messages import (
     Msg,
     Ndel,
     New,
+    NewLink,
     Nkey,
     Nmsg,
     NotifierKeys,
@@ -205,7 +206,7 @@ async def test_new_with_notifier_credentials(router: Router) -> None:
 async def test_link_data_is_refused(router: Router) -> None:
     async with connected(router.address) as client:
         key = new_key()
-        link = LinkData(None, EntityId(bytes(24)), b"fixed", b"user")
+        link = NewLink(None, EntityId(bytes(24)), LinkData(b"fixed", b"user"))
         command = New(recipient_key=key.public, dh_key=new_dh().public, mode=QueueMode.MESSAGING, link=link)
         assert await client.ask(command, key=key) == Err(CMD_PROHIBITED)
 

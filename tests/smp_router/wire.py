@@ -14,19 +14,9 @@ from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoi
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import HandshakeError
+from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
-from protocol.smp_messages import (
-    SMP_COMMANDS,
-    SMP_MESSAGES,
-    Ids,
-    New,
-    Nid,
-    Nkey,
-    NotifierKeys,
-    QueueMode,
-    SmpCommand,
-    SmpMessage,
-)
+from protocol.smp_messages import Ids, New, Nid, Nkey, NotifierKeys, QueueMode, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_router.session import signing_key
 from transport import streams
