@@ -10,7 +10,7 @@ import pytest
 from protocol.blocks import pack_batches, pad
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId, short
-from protocol.errors import BLOCK, CMD_HAS_AUTH, CMD_PROHIBITED, CMD_SYNTAX, CMD_UNKNOWN, SESSION, ErrorType
+from protocol.errors import BLOCK, CMD_HAS_AUTH, CMD_NO_ENTITY, CMD_SYNTAX, CMD_UNKNOWN, SESSION, ErrorType
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_messages import Err, Ok, Ping, Pong, Send
 from protocol.versions import SMP_BLOCK_SIZE
@@ -50,9 +50,9 @@ def test_every_command_has_a_handler() -> None:
         (b"SEND X body", CMD_SYNTAX),
         (b"KEY \x03abc", CMD_SYNTAX),
         (b"NSUBS", CMD_SYNTAX),
-        (b"PRXY anything", CMD_PROHIBITED),
-        (b"LGET", CMD_PROHIBITED),
-        (b"RSLV x", CMD_PROHIBITED),
+        (b"PRXY anything", CMD_SYNTAX),
+        (b"LGET", CMD_NO_ENTITY),
+        (b"RSLV x", CMD_UNKNOWN),
     ],
 )
 async def test_bad_commands(router: Router, command: bytes, error: ErrorType) -> None:
@@ -60,13 +60,6 @@ async def test_bad_commands(router: Router, command: bytes, error: ErrorType) ->
         write_raw(client, transmission(command))
         assert await client.answer(CORR) == Err(error)
         assert await client.ask(Ping()) == Pong()
-
-
-@pytest.mark.parametrize("tag", [b"LKEY", b"PFWD", b"RFWD", b"LSET", b"LDEL", b"RKEY"])
-async def test_unsupported_commands_with_credentials(router: Router, tag: bytes) -> None:
-    async with connected(router.address, encrypt=False) as client:
-        write_raw(client, transmission(tag + b" x", bytes(24), bytes(64)))
-        assert await client.answer(CORR) == Err(CMD_PROHIBITED)
 
 
 async def test_credentials_that_do_not_belong(router: Router) -> None:
