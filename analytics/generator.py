@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from analytics.inputs import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_files import SCHEMA, write_parquet
-from store.journal_schema import PSEUDONYM_SIZE, WRITER_ID_SIZE
+from store.journal_schema import (
+    CONTRACT,
+    GIVEN_COLUMNS,
+    MESSAGE_PUSH,
+    PSEUDONYM_SIZE,
+    WRITER_ID_SIZE,
+    DeletionReason,
+)
 from store.journal_schema import JournalEvent as E
 
 Ints = NDArray[np.int64]
@@ -27,6 +34,10 @@ ANSWERS_NAME = "answers.json"
 ABSENT = -1
 EVENTS = [event.value for event in E]
 PROVIDERS = ["AP", "FC", "WP"]
+KINDS = [MESSAGE_PUSH]
+DAEMONS = ["ntf1.example.net:443"]
+LIVES = [EVENTS.index(e.value) for e in (E.SERVER_STARTED, E.SERVER_ALIVE, E.SERVER_STOPPED)]
+RESOLUTIONS = np.array([CONTRACT[event].resolution_us for event in E])
 STATUSES = ["NEW", "PENDING", "ACTIVE", "INACTIVE", "END", "AUTH", "DELETED", "SERVICE"]
 ERRORS = [
     "TIMEOUT",
@@ -37,8 +48,12 @@ ERRORS = [
     "TOPIC",
     "EXPIRED",
     "UNREGISTERED",
+    *[reason.value for reason in DeletionReason],
+    "dropped",
 ]
 RETRY_ERRORS, LOST, TOKEN_ERRORS = (0, 3), 3, (4, 8)
+REFUSED = ERRORS.index("UNAVAILABLE")
+ALIVE_EVERY, SAMPLE_EVERY = 10 * MINUTE_US, HOUR_US
 
 DETECTABLE_RATE = 80.0  # an hour with fewer expected notifications cannot be told from chance if it is empty
 QUIET = 2 * HOUR_US  # between planted incidents that touch all servers
@@ -91,19 +106,7 @@ class Answers:
 class Part:
     """Columns of some events; what is not given is absent."""
 
-    NAMES = (
-        "event",
-        "server",
-        "provider",
-        "token",
-        "subscription",
-        "status_from",
-        "status_to",
-        "latency_us",
-        "error",
-        "count",
-        "total",
-    )
+    NAMES = ("event", *[name for name in GIVEN_COLUMNS if name != "uptime_us"])  # known once writers are
 
     def __init__(self, time: Ints, event: E, **columns: Ints | int) -> None:
         self.time = time
@@ -121,7 +124,7 @@ class Generator:
         self.plan = plan
         self.rng = np.random.default_rng(plan.seed)
         self.answers = Answers()
-        self.server_names = [f"smp{i + 1}.example.net" for i in range(plan.servers)]
+        self.server_names = [f"smp{i + 1}.example.net:5223" for i in range(plan.servers)]
         self.weights = 1.0 / (1.0 + np.arange(plan.servers))
         self.weights /= self.weights.sum()
         self.tokens = max(20, plan.events // 2_000)
@@ -148,7 +151,24 @@ class Generator:
         for number, at in enumerate(restart_times):
             yield from self._restart(at, clean=number % 2 == 0)
         first = np.array([self.plan.start_us])
-        yield Part(first, E.SERVER_STARTED, count=0)
+        yield Part(first, E.SERVER_STARTED, count=0, daemon=0)
+        yield from self._signs_of_life()
+
+    def _signs_of_life(self) -> Iterator[Part]:
+        """What the daemon says of itself: that it lives, how subscriptions are, what it could not write."""
+        plan, n = self.plan, self.plan.servers
+        alive = np.arange(plan.start_us + ALIVE_EVERY, plan.end_us, ALIVE_EVERY)
+        began, gone = np.sort(self.sub_active), np.sort(self.sub_gone)
+        held = np.searchsorted(began, alive) - np.searchsorted(gone, alive)
+        yield Part(alive, E.SERVER_ALIVE, daemon=0, count=held, total=held)
+        hours = np.arange(plan.start_us + SAMPLE_EVERY, plan.end_us, SAMPLE_EVERY)
+        for server in range(n):
+            mine = self.sub_server == server
+            began, gone = np.sort(self.sub_active[mine]), np.sort(self.sub_gone[mine])
+            held = np.searchsorted(began, hours) - np.searchsorted(gone, hours)
+            active = STATUSES.index("ACTIVE")
+            yield Part(hours, E.SMP_SAMPLED, server=server, count=held, total=held, status_to=active)
+        yield Part(alive[-1:], E.EVENTS_LOST, error=ERRORS.index("dropped"), count=3)
 
     def _incident_times(self) -> tuple[list[int], list[int]]:
         """Times for what touches all servers: apart from each other, not in the first or last three days."""
@@ -185,7 +205,9 @@ class Generator:
         later = verified + HOUR_US + (rng.random(n) * (plan.end_us - verified)).astype(np.int64)
         fate = rng.random(n)
         inside = is_verified & (later < plan.end_us - HOUR_US)
-        yield part(later, inside & (fate < 0.04), E.TOKEN_DELETED)
+        yield part(later, inside & (fate < 0.03), E.TOKEN_DELETED, error=ERRORS.index("requested"))
+        superseded = inside & (fate >= 0.03) & (fate < 0.04)
+        yield part(later, superseded, E.TOKEN_DELETED, error=ERRORS.index("superseded"))
         replaced = inside & (fate >= 0.04) & (fate < 0.08)
         yield part(later, replaced, E.TOKEN_REPLACED)
         yield part(later + self._seconds(10, 1.0, n), replaced, E.TOKEN_VERIFIED)
@@ -218,7 +240,6 @@ class Generator:
             return part(when, chosen, E.SUB_STATUS_CHANGED, **codes)
 
         yield part(created, real, E.SUB_CREATED)
-        yield change(created + 1_000, real, "NEW", "PENDING")
         yield change(active, becomes_active, "PENDING", "ACTIVE")
         yield change(active, real & (fate <= 0.01), "PENDING", "AUTH")
         later = active + MINUTE_US + (rng.random(n) * (plan.end_us - active)).astype(np.int64)
@@ -228,7 +249,8 @@ class Generator:
         flaps = inside & (fate > 0.90) & (fate <= 0.96)
         yield change(later, flaps, "ACTIVE", "SERVICE")
         yield change(later + self._seconds(600, 0.5, n), flaps & (fate > 0.92), "SERVICE", "ACTIVE")
-        yield part(later, inside & (fate > 0.85) & (fate <= 0.90), E.SUB_DELETED)
+        deleted = inside & (fate > 0.85) & (fate <= 0.90)
+        yield part(later, deleted, E.SUB_DELETED, error=ERRORS.index("requested"))
         self.sub_gone = np.where(inside & (fate > 0.85), later, self.sub_gone)
 
     def _connections(self) -> Iterator[Part]:
@@ -240,15 +262,18 @@ class Generator:
         at = lonely + rng.integers(0, 6 * HOUR_US, lonely.size)
         at = at[(np.abs(at[:, None] - self.incident_times) > QUIET // 4).all(axis=1)]
         who = rng.integers(0, plan.servers, at.size)
-        yield Part(at, E.SMP_DISCONNECTED, server=who, error=LOST, count=self._held(who))
+        yield Part(at, E.SMP_DISCONNECTED, server=who, error=LOST, changed=self._held(who))
         back = at + self._seconds(5, 0.8, at.size)
         yield self._connected(back, who)
         yield self._service(back + self._seconds(0.1, 0.3, at.size), who)
         drift = rng.random(at.size) < 0.2
-        held, lost = self._held(who[drift]), rng.integers(1, 20, int(drift.sum()))
-        yield Part(back[drift] + SECOND_US, E.SMP_DRIFT, server=who[drift], count=held, total=held - lost)
+        held = self._held(who[drift])
+        lost = np.minimum(held, rng.integers(1, 20, int(drift.sum())))
+        yield Part(back[drift] + SECOND_US, E.SMP_DRIFT, server=who[drift], count=held - lost, expected=held)
         healed = back[drift] + self._seconds(20, 0.4, int(drift.sum()))
         yield Part(healed, E.SMP_HEALED, server=who[drift], count=lost, latency_us=(healed - back[drift]))
+        reset, held = at[:1] - HOUR_US // 2, self._held(who[:1])
+        yield Part(reset, E.SMP_SERVICE_RESET, server=who[:1], error=REFUSED, changed=held)
 
     def _held(self, servers: Ints) -> Ints:
         return np.bincount(self.sub_server, minlength=self.plan.servers)[servers]
@@ -260,7 +285,9 @@ class Generator:
 
     def _service(self, when: Ints, servers: Ints) -> Part:
         held = self._held(servers)
-        return Part(when, E.SMP_SERVICE_SUBSCRIBED, server=servers, count=held * 9 // 10, total=held)
+        under = held * 9 // 10
+        counts = {"count": under, "expected": under, "changed": under, "total": held}
+        return Part(when, E.SMP_SERVICE_SUBSCRIBED, server=servers, **counts)
 
     def _rates(self) -> NDArray[np.float64]:
         """Expected notifications per (server, hour): a day curve, quieter weekends."""
@@ -315,17 +342,18 @@ class Generator:
 
         def push(event: E, chosen: NDArray[np.bool_], delay: Ints, **columns: Ints | int) -> Part:
             who = token[chosen]
-            columns.setdefault("server", server)
+            columns = {"server": server, "kind": 0, **columns}
             return Part(time[chosen] + delay, event, token=who, provider=self.token_provider[who], **columns)
 
         latency = self._seconds(0.06, 0.7, int(sent.sum())) + (fate[sent] < 0.02) * SECOND_US
         entries = self.rng.choice([1, 2, 3, 6], latency.size, p=[0.9, 0.06, 0.03, 0.01])
-        yield push(E.PUSH_SENT, sent, latency, latency_us=latency, count=entries)
+        again = self.rng.integers(0, 6, latency.size)
+        yield push(E.PUSH_SENT, sent, latency, latency_us=latency, count=entries, total=entries + again)
         for event, chosen in ((E.PUSH_RETRIED, retried), (E.PUSH_FAILED, failed)):
             size = int(chosen.sum())
-            yield push(
-                event, chosen, self._seconds(0.03, 0.5, size), error=self.rng.integers(*RETRY_ERRORS, size)
-            )
+            reasons = self.rng.integers(*RETRY_ERRORS, size)
+            given_up = {"count": 1} if event is E.PUSH_FAILED else {}
+            yield push(event, chosen, self._seconds(0.03, 0.5, size), error=reasons, **given_up)
         size = int(coalesced.sum())
         yield push(E.PUSH_COALESCED, coalesced, np.zeros(size, np.int64), count=1, server=ABSENT)
         size = int(trimmed.sum())
@@ -343,7 +371,7 @@ class Generator:
         who = rng.choice(plan.servers, hit, replace=False)
         when = at + rng.integers(0, 40 * SECOND_US, hit)
         held = self._held(who)
-        yield Part(when, E.SMP_DISCONNECTED, server=who, error=LOST, count=held)
+        yield Part(when, E.SMP_DISCONNECTED, server=who, error=LOST, changed=held)
         back = when + self._seconds(15, 0.5, hit) + 5 * SECOND_US
         yield self._connected(back, who)
         yield self._service(back + self._seconds(0.1, 0.3, hit), who)
@@ -364,11 +392,12 @@ class Generator:
         single = living[~by_service]
         single_at = connected[self.sub_server[single]] + self._seconds(6, 0.9, single.size)
         if clean:
-            yield Part(np.array([stop]), E.SERVER_STOPPED)
-        yield Part(np.array([start]), E.SERVER_STARTED, count=living.size)
+            yield Part(np.array([stop]), E.SERVER_STOPPED, daemon=0)
+        yield Part(np.array([start]), E.SERVER_STARTED, count=living.size, daemon=0)
         yield self._connected(connected, servers)
         held = self._held(servers)
-        yield Part(service_at, E.SMP_SERVICE_SUBSCRIBED, server=servers, count=associated, total=held)
+        counts = {"count": associated, "expected": associated, "changed": associated, "total": held}
+        yield Part(service_at, E.SMP_SERVICE_SUBSCRIBED, server=servers, **counts)
         yield Part(
             single_at,
             E.SUB_STATUS_CHANGED,
@@ -378,7 +407,8 @@ class Generator:
             status_from=STATUSES.index("INACTIVE"),
             status_to=STATUSES.index("ACTIVE"),
         )
-        when = np.concatenate([single_at, np.repeat(service_at, associated)])
+        told_at = single_at - single_at % CONTRACT[E.SUB_STATUS_CHANGED].resolution_us
+        when = np.concatenate([told_at, np.repeat(service_at, associated)])
         needed = -(-living.size * 99 // 100)
         restored = int(np.sort(when)[needed - 1]) - start if needed else None
         facts = {"start_us": start, "restore_us": restored, "subscriptions": int(living.size), "clean": clean}
@@ -421,37 +451,48 @@ def write_journal(plan: Plan, folder: Path) -> Answers:
         "status_from": pa.array(STATUSES),
         "status_to": pa.array(STATUSES),
         "error": pa.array(ERRORS),
+        "kind": pa.array(KINDS),
+        "daemon": pa.array(DAEMONS),
     }
     starts = np.array(sorted(start for _, start in generator.downs), dtype=np.int64)
+    began = np.array([plan.start_us, *starts])
+    written = time - time % RESOLUTIONS[columns["event"]]
     bounds = segment_bounds(time, starts, plan.rows_per_segment)
     for first, last, writer, seq in bounds:
-        arrays: dict[str, pa.Array] = {
-            "time": pa.array(time[first:last]).view(SCHEMA.field("time").type),
+        part = slice(first, last)
+        lives = np.isin(columns["event"][part], LIVES)
+        known = {
+            "time": pa.array(written[part]).view(SCHEMA.field("time").type),
             "writer": pa.repeat(writers[writer], last - first),
             "seq": pa.array(np.arange(seq, seq + last - first)),
+            "epoch": pa.repeat(pa.scalar(plan.seed, pa.int64()), last - first),
+            "uptime_us": pa.array(time[part] - began[writer], mask=~lives),
         }
-        for name, values in columns.items():
-            part = values[first:last]
-            indices = pa.array(part, mask=part == ABSENT)
-            arrays[name] = (
-                vocabularies[name].take(indices) if name in vocabularies else indices.cast(pa.int64())
-            )
+        drawn = {name: drawn_column(values[part], vocabularies.get(name)) for name, values in columns.items()}
+        arrays = {**known, **drawn}
         batch = pa.record_batch([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
         write_segment(folder, batch, f"{writers[writer].as_py().hex()}-{seq:015d}")
     answers = generator.answers
-    add_down_times(answers, time, starts)
+    add_down_times(answers, written, np.searchsorted(time, starts))
     answers.events, answers.segments = len(time), len(bounds)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ANSWERS_NAME).write_text(json.dumps({"plan": asdict(plan), **asdict(answers)}, indent=2))
     return answers
 
 
-def add_down_times(answers: Answers, time: Ints, starts: Ints) -> None:
+def drawn_column(values: NDArray[np.int32], vocabulary: pa.Array | None) -> pa.Array:
+    """Numbers, or what they stand for."""
+    numbers = pa.array(values, mask=values == ABSENT)
+    return numbers.cast(pa.int64()) if vocabulary is None else vocabulary.take(numbers)
+
+
+def add_down_times(answers: Answers, time: Ints, places: Ints) -> None:
     """Put into each restart's answer how long before its start the last event of the daemon before was."""
-    for restart, start in zip(
-        sorted(answers.restarts, key=lambda r: int(r["start_us"])), starts, strict=True
+    last = np.maximum.accumulate(time)
+    for restart, place in zip(
+        sorted(answers.restarts, key=lambda r: int(r["start_us"])), places, strict=True
     ):
-        restart["down_us"] = int(start - time[np.searchsorted(time, start) - 1])
+        restart["down_us"] = int(time[place] - last[place - 1])
 
 
 def segment_bounds(time: Ints, starts: Ints, rows: int) -> list[tuple[int, int, int, int]]:

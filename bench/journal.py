@@ -8,12 +8,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.measure import at_most, best_of, print_rows
 from ntf_server.journal import FLUSH_EVENTS, Journal, JournalSettings
-from ntf_server.journal_items import JournalItem, ReceivedBlock
+from ntf_server.journal_items import JournalItem, ReceivedBlock, Row
 from ntf_server.journal_segments import SegmentWriter
-from store.journal_schema import JournalEvent
+from store.journal_schema import GIVEN_COLUMNS, MESSAGE_PUSH, JournalEvent
 
 BLOCK = 80  # notifications in a block of an SMP router
 NMSG_BUDGET_US = 40.0  # CPU per notification up to its commit
@@ -39,10 +40,14 @@ def pick(ids: Ids, number: int) -> Ids:
 def sent_pushes(ids: Ids) -> list[JournalItem]:
     """One flush of pushes."""
     name, server, tag = JournalEvent.PUSH_SENT, "smp1.example.org", "AP"
-    return [
-        (NOW + i, name, server, tag, ids[i % len(ids)][0], None, None, None, 40_000 + i, None, 1, None)
-        for i in range(FLUSH_EVENTS)
-    ]
+    given = {"server": server, "provider": tag, "kind": MESSAGE_PUSH, "count": 1, "total": 1}
+
+    def row(i: int) -> Row:
+        columns = {**given, "token": ids[i % len(ids)][0], "latency_us": 40_000 + i}
+        values: Any = [columns.get(column) for column in GIVEN_COLUMNS]
+        return (NOW + i, name, *values)
+
+    return [row(i) for i in range(FLUSH_EVENTS)]
 
 
 def writing(folder: Path, items: list[JournalItem]) -> Callable[[], None]:
@@ -84,8 +89,10 @@ def main() -> int:
                     server="smp1",
                     provider="AP",
                     token=token,
+                    kind=MESSAGE_PUSH,
                     latency_us=40_000,
                     count=1,
+                    total=1,
                 )
             journal._take()
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import platform
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,11 @@ from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
 from ntf_server.control import ControlPort, Role
+from ntf_server.daemon_life import DaemonLife
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
 from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
-from ntf_server.journal import EventSink, Journal, JournalSettings, NullJournal
+from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.limits import Rate
 from ntf_server.listener import Listener, ListenerSettings
 from ntf_server.metrics import gauge, histogram
@@ -32,7 +34,7 @@ from ntf_server.push.providers import Providers, make_providers
 from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
 from protocol.addresses import NtfServer
 from store.interface import StoreError
-from store.journal_schema import JournalEvent, load_or_create_key
+from store.journal_schema import load_or_create_key
 from store.sqlite import SqliteStore
 from transport.certificates import load_server_files
 
@@ -99,18 +101,17 @@ class App:
             stack.push_async_callback(self._providers.close)
             stack.push_async_callback(self.store.close)
             await self.store.open()
-            await stack.enter_async_context(_journalling(self._journal))
+            if isinstance(self._journal, Journal):
+                life = DaemonLife(self._journal, self.store, self._clock, self._name())
+                await stack.enter_async_context(life.recorded())
             endpoint = HttpEndpoint(self._missing)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
-            if self._config.JOURNAL.enabled:
-                self._journal.record(JournalEvent.SERVER_STARTED, count=await self.store.subscribable_count())
             stack.push_async_callback(self._control.close)
             if self._config.TRANSPORT.control_port:
                 await self._control.open(self._config.TRANSPORT.control_port)
             await self._serve(stop, ready)
-            self._journal.record(JournalEvent.SERVER_STOPPED)
 
     async def check(self) -> None:
         """Open and migrate the store, and close it: what `--maintenance` does."""
@@ -145,6 +146,10 @@ class App:
                     task.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
                 pushing.cancel()
+
+    def _name(self) -> str:
+        """Tells the daemons apart whose journals are read together."""
+        return f"{platform.node()}:{self._config.TRANSPORT.port}"
 
     def _missing(self) -> str:
         return "" if self._is_ready else "not accepting clients"
@@ -245,20 +250,6 @@ class App:
             client=client,
         )
         return Listener(settings, self._credentials, commands, self._clock, self._random)
-
-
-@asynccontextmanager
-async def _journalling(journal: EventSink) -> AsyncIterator[None]:
-    """The journal outlives everything that writes to it."""
-    if not isinstance(journal, Journal):
-        yield
-        return
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(journal.run(), name="journal")
-        try:
-            yield
-        finally:
-            journal.stop()
 
 
 @asynccontextmanager

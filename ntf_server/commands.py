@@ -274,7 +274,7 @@ class Commands:
     ) -> None:
         assert isinstance(token, TokenRecord)
         self._journal.record(
-            event, subscription=subscription_id, token=token.token_id, server=new.server.hosts[0]
+            event, subscription=subscription_id, token=token.token_id, server=new.server.host_port
         )
 
 

@@ -7,6 +7,7 @@ keyed pseudonyms, appends Arrow batches to the open segment and seals it by size
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ntf_server.journal_items import JournalItem, ReceivedBlock
+from ntf_server.journal_items import JournalItem, ReceivedBlock, Row, events_in, must_keep_contract
 from store.journal_schema import WRITER_ID_SIZE, JournalEvent
+
+log = logging.getLogger(__name__)
 
 FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
 
@@ -51,14 +54,22 @@ class EventSink(Protocol):
         provider: str | None = None,
         token: bytes | None = None,
         subscription: bytes | None = None,
+        kind: str | None = None,
         status_from: str | None = None,
         status_to: str | None = None,
         latency_us: int | None = None,
         error: str | None = None,
         count: int | None = None,
+        expected: int | None = None,
+        changed: int | None = None,
         total: int | None = None,
+        daemon: str | None = None,
+        uptime_us: int | None = None,
     ) -> None:
-        """Note one event, now. Ids are raw here and pseudonyms on disk; `error` is a class, not a text."""
+        """Note one event, now, with the columns that `store.journal_schema.CONTRACT` asks for.
+
+        Ids are raw here and pseudonyms on disk; `error` is a class, not a text.
+        """
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note one received notification per (token id, subscription id): a whole block in one call."""
@@ -77,8 +88,11 @@ class NullJournal:
 class Journal:
     """Writes events to segments. The owner runs `run()` in its task group and ends it with `stop()`.
 
-    Events recorded before `run()` starts wait in memory.
+    Events recorded before `run()` starts wait in memory. An event that breaks the contract is left out and
+    counted; in tests (`strict`) it raises where it was recorded.
     """
+
+    strict = False
 
     def __init__(self, settings: JournalSettings, clock: Clock, writer_id: bytes | None = None) -> None:
         self._settings = settings
@@ -90,6 +104,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._stopping = False
         self._refused = 0
+        self._failed = 0
         # Imported here: pyarrow takes half a second and 60 MB, for those who want a journal.
         from ntf_server.journal_segments import SegmentWriter
 
@@ -111,11 +126,11 @@ class Journal:
     @property
     def dropped(self) -> int:
         """Events lost because the disk did not keep up for too long."""
-        return self._refused + self._segments.lost
+        return self._refused + self._failed + self._segments.lost
 
     @property
     def rejected(self) -> int:
-        """Events that had a value of the wrong kind and were left out."""
+        """Events left out because they broke the contract or had a value of the wrong kind."""
         return self._segments.rejected
 
     def record(
@@ -126,33 +141,44 @@ class Journal:
         provider: str | None = None,
         token: bytes | None = None,
         subscription: bytes | None = None,
+        kind: str | None = None,
         status_from: str | None = None,
         status_to: str | None = None,
         latency_us: int | None = None,
         error: str | None = None,
         count: int | None = None,
+        expected: int | None = None,
+        changed: int | None = None,
         total: int | None = None,
+        daemon: str | None = None,
+        uptime_us: int | None = None,
     ) -> None:
         """See `EventSink.record`. Costs about a microsecond; call from the event loop's thread."""
         if self._buffered >= self._wake_at and not self._admit(1):
             return
         self._buffered += 1
-        self._items.append(
-            (
-                self._clock(),
-                event,
-                server,
-                provider,
-                token,
-                subscription,
-                status_from,
-                status_to,
-                latency_us,
-                error,
-                count,
-                total,
-            )
+        row: Row = (
+            self._clock(),
+            event,
+            server,
+            provider,
+            token,
+            subscription,
+            kind,
+            status_from,
+            status_to,
+            latency_us,
+            error,
+            count,
+            expected,
+            changed,
+            total,
+            daemon,
+            uptime_us,
         )
+        if self.strict:
+            must_keep_contract(row)
+        self._items.append(row)
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """See `EventSink.record_received`."""
@@ -199,7 +225,12 @@ class Journal:
         return items
 
     def _write(self, items: list[JournalItem]) -> None:
-        self._segments.write(items, self._clock())
+        """Whatever goes wrong with the journal costs events, never the daemon."""
+        try:
+            self._segments.write(items, self._clock())
+        except Exception as error:
+            self._failed += sum(map(events_in, items))
+            log.error("journal: %s while writing", type(error).__name__)
 
     def _finish(self, items: list[JournalItem]) -> None:
         self._write(items)

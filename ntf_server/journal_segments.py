@@ -21,13 +21,15 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ntf_server.journal_items import JournalItem, ReceivedBlock, Row
+from ntf_server.journal_items import ContractCheck, JournalItem, ReceivedBlock, Row, events_in
 from store.journal_files import ARROW_TYPES, SCHEMA, atomic_file, sync_folder, write_parquet
-from store.journal_schema import OPEN_PREFIX, JournalEvent, pseudonym
+from store.journal_schema import CONTRACT, GIVEN_COLUMNS, OPEN_PREFIX, JournalEvent, epoch_of, pseudonym
 
 log = logging.getLogger(__name__)
 
-ROW_COLUMNS = [name for name in SCHEMA.names if name not in ("writer", "seq")]
+ROW_COLUMNS = ("time", "event", *GIVEN_COLUMNS)
+RESOLUTIONS = {event: contract.resolution_us for event, contract in CONTRACT.items()}
+RECEIVED_RESOLUTION = RESOLUTIONS[JournalEvent.NTF_RECEIVED]
 TIMESTAMP = ARROW_TYPES["timestamp_us"]
 DAY_US = 86_400_000_000
 MAX_TEXT = 100  # longer texts are no host, status or class: cut, so that no peer can fill the journal
@@ -65,6 +67,8 @@ class SegmentWriter:
         self._pending_limit = pending_limit
         self._pending: list[JournalItem] = []
         self._pseudonyms = Pseudonyms(key)
+        self._epoch = epoch_of(key)
+        self._contract = ContractCheck()
         self._open: OpenSegment | None = None
         self._unsealed: list[Path] = []
         self._failing = False
@@ -127,14 +131,17 @@ class SegmentWriter:
         self.written += events.num_rows
 
     def _batch(self, items: list[JournalItem]) -> pa.Table:
+        allows = self._contract.allows
+        kept = [item for item in items if isinstance(item, ReceivedBlock) or allows(item)]
         try:
-            return self._convert(items)
+            batch = self._convert(kept)
         except ARROW_ERRORS:
-            good = [item for item in items if self._is_good(item)]
-            bad = sum(map(events_in, items)) - sum(map(events_in, good))
+            kept = [item for item in kept if self._is_good(item)]
+            batch = self._convert(kept)
+        if bad := sum(map(events_in, items)) - sum(map(events_in, kept)):
             self.rejected += bad
-            log.warning("journal: %d malformed events left out", bad)
-            return self._convert(good)
+            log.warning("journal: %d events left out that broke its contract", bad)
+        return batch
 
     def _is_good(self, item: JournalItem) -> bool:
         try:
@@ -157,7 +164,9 @@ class SegmentWriter:
         ends = list(accumulate(len(block.ids) for block in blocks))
         size = ends[-1]
         known = {
-            "time": spread([block.time for block in blocks], ends, pa.int64()).view(TIMESTAMP),
+            "time": spread(
+                [block.time - block.time % RECEIVED_RESOLUTION for block in blocks], ends, pa.int64()
+            ).view(TIMESTAMP),
             "event": pa.repeat(JournalEvent.NTF_RECEIVED.value, size),
             "server": spread(texts([block.server for block in blocks]), ends, pa.string()),
             "token": self._names([token for block in blocks for token, _ in block.ids]),
@@ -167,7 +176,9 @@ class SegmentWriter:
 
     def _convert_rows(self, rows: list[Row], seq: int) -> pa.RecordBatch:
         columns: dict[str, Sequence[Any]] = dict(zip(ROW_COLUMNS, zip(*rows, strict=True), strict=True))
-        known = {"time": pa.array(columns.pop("time"), pa.int64()).view(TIMESTAMP)}
+        times = [time - time % RESOLUTIONS[event] for time, event, *_ in rows]
+        known = {"time": pa.array(times, pa.int64()).view(TIMESTAMP)}
+        del columns["time"]
         for name in ("token", "subscription"):
             known[name] = self._names(columns.pop(name))
         for name, values in columns.items():
@@ -179,6 +190,7 @@ class SegmentWriter:
         ids = {
             "writer": pa.repeat(pa.scalar(self._writer_id, pa.binary()), size),
             "seq": pa.arange(seq, seq + size),
+            "epoch": pa.repeat(pa.scalar(self._epoch, pa.int64()), size),
         }
         columns = {**ids, **known}
         arrays = [columns[f.name] if f.name in columns else pa.nulls(size, f.type) for f in SCHEMA]
@@ -211,11 +223,6 @@ class SegmentWriter:
 def time_of(item: JournalItem) -> int:
     """When it happened, in microseconds."""
     return item.time if isinstance(item, ReceivedBlock) else item[0]
-
-
-def events_in(item: JournalItem) -> int:
-    """How many events the item stands for."""
-    return len(item.ids) if isinstance(item, ReceivedBlock) else 1
 
 
 def spread(values: Sequence[Any], ends: Sequence[int], kind: pa.DataType) -> pa.Array:

@@ -43,16 +43,16 @@ class Notifications:
         journal: EventSink,
         *,
         key: ServerKey,
-        host: str,
-        own: bool,
+        server: str,
+        own: str | None,
     ) -> None:
         self._store = store
         self._push_sink = push_sink
         self._clock = clock
         self._journal = journal
         self._key = key
-        self._host = host
-        self._own = RECEIVED_OWN.labels(host) if own else None
+        self._server = server
+        self._own = None if own is None else RECEIVED_OWN.labels(own)
 
     async def receive(self, events: Sequence[Received[SmpMessage]]) -> None:
         """Store those of a block and hand their tokens to the push side, which may take its time."""
@@ -66,7 +66,7 @@ class Notifications:
         received_at = self._clock.monotonic()
         timestamp = int(self._clock.now())
         stored = await patiently(
-            lambda: self._store.add_notifications(self._key, block, received_at=timestamp), self._host
+            lambda: self._store.add_notifications(self._key, block, received_at=timestamp), self._server
         )
         self._count(stored)
         if token_keys := [entry.token_key for entry in stored if entry is not None]:
@@ -78,10 +78,10 @@ class Notifications:
             self._own.inc(len(stored))
         ids = [(entry.token_id, entry.subscription_id) for entry in stored if entry is not None]
         if ids:
-            self._journal.record_received(self._host, ids)
+            self._journal.record_received(self._server, ids)
         if lost := len(stored) - len(ids):
             WITHOUT_TOKEN.inc(lost)
-            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._host, count=lost)
+            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._server, count=lost)
 
 
 async def patiently(write: Callable[[], Awaitable[R]], host: str) -> R:

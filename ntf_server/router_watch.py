@@ -84,7 +84,7 @@ class RouterWatch:
         self._clock = clock
         self._config = config
         self._journal = journal
-        self.state = RouterState(key, self.host, config.waiting_limit)
+        self.state = RouterState(key, server.host_port, config.waiting_limit)
         self._login = ServiceLogin(
             store,
             key,
@@ -94,7 +94,13 @@ class RouterWatch:
             reset_interval=config.service_reset_interval,
         )
         self._notifications = Notifications(
-            store, push_sink, clock, journal, key=key, host=self.host, own=self.is_own
+            store,
+            push_sink,
+            clock,
+            journal,
+            key=key,
+            server=server.host_port,
+            own=self.host if self.is_own else None,
         )
         self._agent = RouterAgent(server, self, dialer, config.agent())
         self._takeover_backoff = Backoff(
@@ -190,7 +196,9 @@ class RouterWatch:
         self._last_error = None
         took = self._clock.monotonic() - self._attempt_started
         logger.info("%s: connected, version %d", self.host, session.params.version)
-        self._journal.record(JournalEvent.SMP_CONNECTED, server=self.host, latency_us=int(took * 1_000_000))
+        self._journal.record(
+            JournalEvent.SMP_CONNECTED, server=self.state.host, latency_us=int(took * 1_000_000)
+        )
 
     async def events(self, events: list[Received[SmpMessage]]) -> None:
         await self._notifications.receive(events)
@@ -253,7 +261,7 @@ class RouterWatch:
         count = await patiently(lambda: self._store.set_disconnected(self.state.key), self.host)
         self._marked_inactive = True
         self._journal.record(
-            JournalEvent.SMP_DISCONNECTED, server=self.host, error=type(reason).__name__, count=count
+            JournalEvent.SMP_DISCONNECTED, server=self.state.host, error=type(reason).__name__, changed=count
         )
 
 

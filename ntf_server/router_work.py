@@ -167,11 +167,16 @@ class SessionWork:
                 raise EndSession("the router refuses the service subscription", self._config.first_delay)
             return None
         routers = answer.queues
-        await self._store.set_service_subscribed(state.key)
+        changed = await self._store.set_service_subscribed(state.key)
         state.service_queues = ours.count
         total = await self._store.subscription_count(state.key)
         self._journal.record(
-            JournalEvent.SMP_SERVICE_SUBSCRIBED, server=state.host, count=routers.count, total=total
+            JournalEvent.SMP_SERVICE_SUBSCRIBED,
+            server=state.host,
+            count=routers.count,
+            expected=ours.count,
+            total=total,
+            changed=changed,
         )
         return ServiceCheck(state.balance.compare(ours, routers), ours, routers)
 
@@ -196,7 +201,7 @@ class SessionWork:
         DRIFTS.inc()
         DRIFTED_QUEUES.inc(abs(routers - ours))
         logger.warning("%s has %d queues of this service instead of %d", host, routers, ours)
-        self._journal.record(JournalEvent.SMP_DRIFT, server=host, count=ours, total=routers)
+        self._journal.record(JournalEvent.SMP_DRIFT, server=host, count=routers, expected=ours)
 
     def _report_healed(self, check: ServiceCheck, gained: int, started: float) -> None:
         host, healed = self._state.host, max(0, gained)

@@ -8,6 +8,7 @@ counts its events from 0. Whatever copies a segment may get, an event counts onc
 
 import hashlib
 import os
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +24,9 @@ OPEN_PREFIX = ".open-"
 
 ColumnType = Literal["timestamp_us", "string", "binary", "int64"]
 
+SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -35,59 +39,192 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("time", "timestamp_us", True, "when it happened, UTC, microseconds"),
+    Column("time", "timestamp_us", True, "when it happened, UTC; no finer than the event's resolution"),
     Column("event", "string", True, "one of JournalEvent"),
     Column("writer", "binary", True, "16 random bytes of the process that wrote the event"),
     Column("seq", "int64", True, "number of the event within its writer, from 0"),
-    Column("server", "string", False, "host of the SMP server"),
+    Column("epoch", "int64", True, "fingerprint of the key that made the pseudonyms"),
+    Column("server", "string", False, "SMP server as host:port"),
     Column("provider", "string", False, "push provider tag"),
     Column("token", "binary", False, "pseudonym of the token, 16 bytes"),
     Column("subscription", "binary", False, "pseudonym of the subscription, 16 bytes"),
+    Column("kind", "string", False, "what a push was for: message, or a kind of another source"),
     Column("status_from", "string", False, "status before a change"),
-    Column("status_to", "string", False, "status after a change"),
+    Column("status_to", "string", False, "status after a change, or the one that is counted"),
     Column("latency_us", "int64", False, "how long it took, microseconds"),
     Column("error", "string", False, "class of the error or reason, never its text"),
     Column("count", "int64", False, "how many it was about; absent means one"),
-    Column("total", "int64", False, "the whole that count is a part of, or the other side's count"),
+    Column("expected", "int64", False, "how many there should have been"),
+    Column("changed", "int64", False, "subscriptions whose status changed with it"),
+    Column("total", "int64", False, "the whole that count is a part of"),
+    Column("daemon", "string", False, "name of the daemon: stays the same over its restarts"),
+    Column("uptime_us", "int64", False, "how long the process had run, by a clock that nobody sets"),
 )
+WRITERS_COLUMNS = ("time", "event", "writer", "seq", "epoch")
+"Filled in for every event, by the journal itself."
+GIVEN_COLUMNS = tuple(column.name for column in COLUMNS if column.name not in WRITERS_COLUMNS)
+"Filled in by whoever records an event, as its contract says."
 
 
 class JournalEvent(StrEnum):
-    """Event names. The comment tells which columns an event fills, beside time, writer and seq."""
+    """Event names. `CONTRACT` says which columns they have."""
 
-    TOKEN_REGISTERED = "token_registered"  # token, provider
-    TOKEN_CONFIRMED = "token_confirmed"  # token, provider: the provider took the verification push
-    TOKEN_VERIFIED = "token_verified"  # token, provider: became ACTIVE
-    TOKEN_REPLACED = "token_replaced"  # token, provider: TRPL, new device token in the same record
-    TOKEN_DELETED = "token_deleted"  # token, provider
-    TOKEN_INVALID = "token_invalid"  # token, provider, error: BAD, TOPIC, EXPIRED or UNREGISTERED
+    TOKEN_REGISTERED = "token_registered"
+    TOKEN_CONFIRMED = "token_confirmed"
+    TOKEN_VERIFIED = "token_verified"
+    TOKEN_REPLACED = "token_replaced"
+    TOKEN_DELETED = "token_deleted"
+    TOKEN_INVALID = "token_invalid"
 
-    SUB_CREATED = "sub_created"  # subscription, token, server
-    SUB_STATUS_CHANGED = "sub_status_changed"  # subscription, token, server, status_from, status_to
-    SUB_DELETED = "sub_deleted"  # subscription, token, server
+    SUB_CREATED = "sub_created"
+    SUB_STATUS_CHANGED = "sub_status_changed"
+    SUB_DELETED = "sub_deleted"
 
-    SMP_CONNECTED = "smp_connected"  # server, latency_us
-    SMP_DISCONNECTED = "smp_disconnected"  # server, error; count: subscriptions that became INACTIVE
-    SMP_SERVICE_SUBSCRIBED = "smp_service_subscribed"  # server; count: under NSUBS, total: all of the server
-    SMP_DRIFT = "smp_drift"  # server; count: ours, total: the router's
-    SMP_HEALED = "smp_healed"  # server, latency_us; count: subscriptions associated again
+    SMP_CONNECTED = "smp_connected"
+    SMP_DISCONNECTED = "smp_disconnected"
+    SMP_SERVICE_SUBSCRIBED = "smp_service_subscribed"
+    SMP_SERVICE_RESET = "smp_service_reset"
+    SMP_DRIFT = "smp_drift"
+    SMP_HEALED = "smp_healed"
+    SMP_SAMPLED = "smp_sampled"
 
-    NTF_RECEIVED = "ntf_received"  # server, token, subscription (both absent: no such subscription)
+    NTF_RECEIVED = "ntf_received"
 
-    PUSH_SENT = "push_sent"  # token, provider, server of the oldest entry, latency_us since it came; count
-    PUSH_FAILED = "push_failed"  # token, provider, server, error; count: entries given up
-    PUSH_RETRIED = "push_retried"  # token, provider, server, error: one attempt failed, another follows
-    PUSH_COALESCED = "push_coalesced"  # token, provider; count: entries that joined a waiting push
-    PUSH_TRIMMED = "push_trimmed"  # token, provider; count: entries that did not fit
-    CRON_SENT = "cron_sent"  # token, provider
+    PUSH_SENT = "push_sent"
+    PUSH_FAILED = "push_failed"
+    PUSH_RETRIED = "push_retried"
+    PUSH_COALESCED = "push_coalesced"
+    PUSH_TRIMMED = "push_trimmed"
+    CRON_SENT = "cron_sent"
 
-    SERVER_STARTED = "server_started"  # count: subscriptions to be made active again
-    SERVER_STOPPED = "server_stopped"  # orderly stop
+    SERVER_STARTED = "server_started"
+    SERVER_ALIVE = "server_alive"
+    SERVER_STOPPED = "server_stopped"
+    EVENTS_LOST = "events_lost"
+
+
+class DeletionReason(StrEnum):
+    """Why a token or subscription is no more: the `error` of its deletion."""
+
+    REQUESTED = "requested"  # TDEL, SDEL
+    SUPERSEDED = "superseded"  # its device verified another registration
+    PURGED = "purged"  # housekeeping: never verified, or invalid for long
+
+
+MESSAGE_PUSH = "message"
+"The `kind` of pushes that carry notifications of SMP routers."
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Which columns an event must and may have beside `WRITERS_COLUMNS`, and how exact its time is.
+
+    A router knows when it sent a notification, a provider when it took a push. Times of what they see are
+    coarse, so that their logs cannot be joined with a journal to learn who is behind a pseudonym.
+    """
+
+    meaning: str
+    must: frozenset[str]
+    may: frozenset[str] = frozenset()
+    resolution_us: int = 1
+
+    def allows(self, columns: Set[str]) -> bool:
+        """Whether an event may have just these columns."""
+        return self.must <= columns <= self.must | self.may
+
+
+def _event(meaning: str, must: str, may: str = "", resolution_us: int = 1) -> Contract:
+    return Contract(meaning, frozenset(must.split()), frozenset(may.split()), resolution_us)
+
+
+_TOKEN = "token provider"
+_SUB = "subscription token server"
+_PUSH = "token provider kind"
+
+E = JournalEvent
+CONTRACT: Mapping[JournalEvent, Contract] = {
+    E.TOKEN_REGISTERED: _event("TNEW, also of a token that was invalid", _TOKEN, "", SECOND_US),
+    E.TOKEN_CONFIRMED: _event("the provider took the verification push", _TOKEN, "", SECOND_US),
+    E.TOKEN_VERIFIED: _event("became ACTIVE", _TOKEN, "", SECOND_US),
+    E.TOKEN_REPLACED: _event("TRPL: a new device token in the same record", _TOKEN, "", SECOND_US),
+    E.TOKEN_DELETED: _event(
+        "gone with its subscriptions (count); error is a DeletionReason",
+        f"{_TOKEN} error",
+        "count",
+        SECOND_US,
+    ),
+    E.TOKEN_INVALID: _event(
+        "error: BAD, TOPIC, EXPIRED or UNREGISTERED, as the provider said", f"{_TOKEN} error", "", SECOND_US
+    ),
+    E.SUB_CREATED: _event("SNEW", _SUB, "status_to", SECOND_US),
+    E.SUB_STATUS_CHANGED: _event(
+        "one subscription; not noted: to PENDING, and what changes a router's subscriptions together",
+        f"{_SUB} status_from status_to",
+        "error",
+        SECOND_US,
+    ),
+    E.SUB_DELETED: _event(
+        "error is a DeletionReason; none is written for those that go with their token",
+        f"{_SUB} error",
+        "status_from",
+        SECOND_US,
+    ),
+    E.SMP_CONNECTED: _event("latency_us: of connecting and logging in", "server latency_us"),
+    E.SMP_DISCONNECTED: _event("changed: how many became INACTIVE", "server error changed"),
+    E.SMP_SERVICE_SUBSCRIBED: _event(
+        "NSUBS was answered; count: under it at the router, expected: by our count, total: all of the server,"
+        " changed: how many became ACTIVE",
+        "server count expected total changed",
+    ),
+    E.SMP_SERVICE_RESET: _event(
+        "the service starts afresh (error: why); changed: how many became INACTIVE", "server error", "changed"
+    ),
+    E.SMP_DRIFT: _event("count: the router's, expected: ours", "server count expected"),
+    E.SMP_HEALED: _event(
+        "count: how many were bound again; latency_us: since the drift was seen", "server count latency_us"
+    ),
+    E.SMP_SAMPLED: _event(
+        "from time to time: count of the server's total subscriptions have status_to",
+        "server status_to count total",
+    ),
+    E.NTF_RECEIVED: _event(
+        "token and subscription are absent if there is no such subscription",
+        "server",
+        "token subscription count",
+        MINUTE_US,
+    ),
+    E.PUSH_SENT: _event(
+        "latency_us: since the oldest new entry came from server; count: new entries, total: with those sent"
+        " again",
+        f"{_PUSH} latency_us count total",
+        "server",
+        MINUTE_US,
+    ),
+    E.PUSH_FAILED: _event("count: entries given up", f"{_PUSH} error count", "server", MINUTE_US),
+    E.PUSH_RETRIED: _event("an attempt failed, another follows", f"{_PUSH} error", "server", MINUTE_US),
+    E.PUSH_COALESCED: _event(
+        "count: new entries that joined a waiting push", f"{_PUSH} count", "", MINUTE_US
+    ),
+    E.PUSH_TRIMMED: _event("count: entries that did not fit", f"{_PUSH} count", "", MINUTE_US),
+    E.CRON_SENT: _event("a periodic push", _TOKEN, "", MINUTE_US),
+    E.SERVER_STARTED: _event("count: subscriptions to be made active again", "daemon uptime_us count"),
+    E.SERVER_ALIVE: _event(
+        "from time to time; total: subscriptions, count: active", "daemon uptime_us", "count total"
+    ),
+    E.SERVER_STOPPED: _event("orderly", "daemon uptime_us"),
+    E.EVENTS_LOST: _event("count: events missing from the journal; error: why", "count error"),
+}
 
 
 def pseudonym(key: bytes, entity_id: bytes) -> bytes:
     """The journal's name for a token or subscription id: groups and joins, but only the key leads back."""
     return hashlib.blake2b(entity_id, digest_size=PSEUDONYM_SIZE, key=key, person=b"ntf-journal").digest()
+
+
+def epoch_of(key: bytes) -> int:
+    """Tells keys apart without telling anything about them: pseudonyms of two epochs never match."""
+    digest = hashlib.blake2b(digest_size=8, key=key, person=b"ntf-epoch").digest()
+    return int.from_bytes(digest) >> 1  # fits a signed column
 
 
 class JournalKeyError(Exception):

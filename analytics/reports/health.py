@@ -56,7 +56,7 @@ def connection_events(inputs: Inputs) -> DataFrame:
         & (F.col("status_from") == "ACTIVE")
         & (F.coalesce("status_to", F.lit("")) != "ACTIVE")
     )
-    drift = F.abs(F.coalesce("total", F.lit(0)) - F.coalesce("count", F.lit(0)))
+    drift = F.abs(F.coalesce("expected", F.lit(0)) - F.coalesce("count", F.lit(0)))
     rows = inputs.in_window().where(F.col("server").isNotNull())
     return rows.groupBy("server").agg(
         count_if(is_event(E.SMP_DISCONNECTED)).alias("disconnects"),

@@ -104,7 +104,7 @@ def disconnections(inputs: Inputs) -> DataFrame:
     by_our_stop = F.coalesce(F.col("us") >= F.col("stopped_us") - MINUTE_US, F.lit(False))
     minute = F.col("us") - F.pmod("us", F.lit(MINUTE_US))
     return rows.where(~by_our_stop).select(
-        "writer", "seq", "server", "count", "us", minute.alias("minute_us")
+        "writer", "seq", "server", "changed", "us", minute.alias("minute_us")
     )
 
 
@@ -128,7 +128,7 @@ def mass_disconnects(inputs: Inputs) -> DataFrame:
     )
     marked = islands(per_pair, ["all"], "from_us", MINUTE_US)
     events = covered.join(marked, "from_us").groupBy("island", "writer", "seq", "server", "us")
-    once = events.agg(F.max("count").alias("count"), F.max("seen").alias("seen"))
+    once = events.agg(F.max("changed").alias("changed"), F.max("seen").alias("seen"))
     return (
         once.groupBy("island")
         .agg(
@@ -136,7 +136,7 @@ def mass_disconnects(inputs: Inputs) -> DataFrame:
             to_time(F.max("us")).alias("end"),
             F.countDistinct("server").alias("servers"),
             F.max("seen").alias("servers_seen"),
-            total_if(F.col("count").isNotNull(), F.col("count")).alias("subscriptions"),
+            total_if(F.col("changed").isNotNull(), F.col("changed")).alias("subscriptions"),
         )
         .drop("island")
         .orderBy("start")
@@ -174,9 +174,9 @@ def activations(inputs: Inputs) -> DataFrame:
     bulk = inputs.events.where(became_active & F.col("subscription").isNull())
     services = inputs.events.where(is_event(E.SMP_SERVICE_SUBSCRIBED)).groupBy("writer", "server")
     first = services.agg(
-        F.min_by(F.struct(time_us().alias("us"), "count"), F.struct("time", "seq")).alias("first")
+        F.min_by(F.struct(time_us().alias("us"), "changed"), F.struct("time", "seq")).alias("first")
     )
-    by_service = first.select("writer", "first.us", F.col("first.count").alias("number"))
+    by_service = first.select("writer", "first.us", F.col("first.changed").alias("number"))
     return single.unionByName(
         bulk.select("writer", time_us().alias("us"), quantity().alias("number")).select(*columns)
     ).unionByName(by_service)

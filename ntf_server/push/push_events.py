@@ -10,7 +10,7 @@ from ntf_server.metrics import counter, gauge, histogram
 from ntf_server.push.scheduler import Kind, PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
-from store.journal_schema import JournalEvent
+from store.journal_schema import MESSAGE_PUSH, JournalEvent
 from store.records import LastNotification, TokenRecord
 
 DELIVERED = counter("notifications_delivered", "Message pushes that a provider accepted")
@@ -51,12 +51,22 @@ class PushEvents:
         if joined:
             COALESCED.inc(joined)
             self._record(
-                JournalEvent.PUSH_COALESCED, token=token.token_id, provider=_tag(token), count=joined
+                JournalEvent.PUSH_COALESCED,
+                token=token.token_id,
+                provider=_tag(token),
+                kind=MESSAGE_PUSH,
+                count=joined,
             )
 
     def trimmed(self, token: TokenRecord, count: int) -> None:
         TRIMMED.inc(count)
-        self._record(JournalEvent.PUSH_TRIMMED, token=token.token_id, provider=_tag(token), count=count)
+        self._record(
+            JournalEvent.PUSH_TRIMMED,
+            token=token.token_id,
+            provider=_tag(token),
+            kind=MESSAGE_PUSH,
+            count=count,
+        )
 
     def sent(
         self,
@@ -76,8 +86,10 @@ class PushEvents:
             token=token.token_id,
             provider=_tag(token),
             server=_server(entries),
+            kind=MESSAGE_PUSH,
             latency_us=None if latency is None else int(latency * MICROSECONDS),
-            count=len(entries),
+            count=sum(not entry.sent for entry in entries),
+            total=len(entries),
         )
 
     def gave_up(self, token: TokenRecord, entries: Sequence[LastNotification], reason: str) -> None:
@@ -89,6 +101,7 @@ class PushEvents:
             token=token.token_id,
             provider=_tag(token),
             server=_server(entries),
+            kind=MESSAGE_PUSH,
             error=reason,
             count=len(entries),
         )
@@ -100,6 +113,7 @@ class PushEvents:
             token=token.token_id,
             provider=_tag(token),
             server=_server(entries),
+            kind=MESSAGE_PUSH,
             error=reason,
         )
 
@@ -141,5 +155,5 @@ def _tag(token: TokenRecord) -> str:
 
 
 def _server(entries: Sequence[LastNotification]) -> str | None:
-    """The host of the oldest entry."""
-    return entries[0].server.hosts[0] if entries else None
+    """The router of the oldest entry."""
+    return entries[0].server.host_port if entries else None

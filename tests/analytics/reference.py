@@ -91,7 +91,7 @@ w AS (SELECT server, count(*) FILTER (event = 'smp_disconnected') AS disconnects
     coalesce(sum(coalesce("count", 1)) FILTER (event = 'sub_status_changed' AND status_from = 'ACTIVE'
       AND coalesce(status_to, '') <> 'ACTIVE'), 0) AS flaps,
     count(*) FILTER (event = 'smp_drift') AS drift_events,
-    coalesce(sum(abs("count" - total)) FILTER (event = 'smp_drift'), 0) AS drift_size,
+    coalesce(sum(abs("count" - expected)) FILTER (event = 'smp_drift'), 0) AS drift_size,
     count(*) FILTER (event = 'smp_healed') AS healed_events
   FROM win WHERE server IS NOT NULL GROUP BY server),
 links AS (SELECT server, event, us, row_number() OVER (PARTITION BY server ORDER BY time, writer, seq) AS n
@@ -219,7 +219,7 @@ SELECT server, min(hour) AS start, max(hour) + {HOUR} AS "end", sum(received) AS
   sum(baseline) AS expected, expected - sum(received) AS missed
 FROM m GROUP BY server, run HAVING max(hour) + {HOUR} > {start}""",
     "incidents_disconnects": """
-WITH d AS (SELECT server, "count", us, us - us % {MINUTE} AS minute FROM win e
+WITH d AS (SELECT server, changed, us, us - us % {MINUTE} AS minute FROM win e
     WHERE event = 'smp_disconnected'
     AND server IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ev s WHERE s.event = 'server_stopped'
       AND s.writer = e.writer AND e.us >= s.us - {MINUTE})),
@@ -233,7 +233,7 @@ q AS (SELECT *, sum(fresh) OVER (ORDER BY m) AS run FROM (SELECT *,
   FROM p WHERE servers >= {mass_share} * seen)),
 spans AS (SELECT run, min(m) AS a, max(m) + 2 * {MINUTE} AS b, max(seen) AS seen FROM q GROUP BY run)
 SELECT min(us) AS start, max(us) AS "end", count(DISTINCT server) AS servers, max(seen) AS servers_seen,
-  coalesce(sum("count"), 0) AS subscriptions FROM spans JOIN d ON d.us >= a AND d.us < b GROUP BY run""",
+  coalesce(sum(changed), 0) AS subscriptions FROM spans JOIN d ON d.us >= a AND d.us < b GROUP BY run""",
     "incidents_restarts": """
 WITH p AS (SELECT writer, min(us) AS first_us, max(us) AS last_us,
     bool_or(event = 'server_stopped') AS stopped,
@@ -248,7 +248,7 @@ a AS (SELECT writer, min(us) AS us, 1 AS k FROM ev e
       WHERE event = 'sub_created' AND subscription IS NOT NULL) GROUP BY writer, subscription
   UNION ALL SELECT writer, us, coalesce("count", 1) FROM ev WHERE event = 'sub_status_changed'
     AND status_to = 'ACTIVE' AND subscription IS NULL
-  UNION ALL (SELECT writer, us, "count" FROM ev WHERE event = 'smp_service_subscribed'
+  UNION ALL (SELECT writer, us, changed FROM ev WHERE event = 'smp_service_subscribed'
     QUALIFY row_number() OVER (PARTITION BY writer, server ORDER BY time, seq) = 1)),
 c AS (SELECT writer, us, sum(k) OVER (PARTITION BY writer ORDER BY us) AS done FROM a),
 r AS (SELECT c.writer, min(c.us) AS done_us FROM c JOIN n USING (writer)

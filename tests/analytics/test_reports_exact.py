@@ -37,7 +37,7 @@ def test_health_counts_statuses_and_names_reasons(make_inputs: MakeInputs) -> No
         changed(200, b"2", "ACTIVE", "INACTIVE"),
         changed(300, b"2", "INACTIVE", "ACTIVE"),
         event(400, E.SUB_DELETED, subscription=b"3", server=A),
-        event(500, E.SMP_DRIFT, server=A, count=10, total=7),
+        event(500, E.SMP_DRIFT, server=A, count=7, expected=10),
         event(510, E.SMP_HEALED, server=A, count=3),
         event(600, E.SMP_SERVICE_SUBSCRIBED, server=A, count=1, total=4),
     ]
@@ -69,8 +69,8 @@ def test_health_disconnection_makes_active_subscriptions_inactive(make_inputs: M
         changed(2, b"1", "NEW", "ACTIVE"),
         created(1, b"2", server=B),
         changed(2, b"2", "NEW", "ACTIVE", server=B),
-        event(3600, E.SMP_DISCONNECTED, server=A, count=1),
-        event(3600, E.SMP_DISCONNECTED, server=B, count=1),
+        event(3600, E.SMP_DISCONNECTED, server=A, changed=1),
+        event(3600, E.SMP_DISCONNECTED, server=B, changed=1),
         event(3720, E.SMP_CONNECTED, server=B),
         event(3721, E.SMP_SERVICE_SUBSCRIBED, server=B, count=1, total=1),
     ]
@@ -270,9 +270,9 @@ def test_mass_disconnect_needs_servers_and_share(make_inputs: MakeInputs) -> Non
     seen = [event(d * DAY, E.SMP_CONNECTED, server=n) for d in range(3) for n in names]
     rows = [
         *seen,
-        *[event(1000 + 20 * i, E.SMP_DISCONNECTED, server=names[i], count=10) for i in range(4)],
-        *[event(DAY + 1000 + 600 * i, E.SMP_DISCONNECTED, server=names[i], count=10) for i in range(6)],
-        *[event(2 * DAY + 1000 + i, E.SMP_DISCONNECTED, server=names[i], count=10) for i in range(2)],
+        *[event(1000 + 20 * i, E.SMP_DISCONNECTED, server=names[i], changed=10) for i in range(4)],
+        *[event(DAY + 1000 + 600 * i, E.SMP_DISCONNECTED, server=names[i], changed=10) for i in range(6)],
+        *[event(2 * DAY + 1000 + i, E.SMP_DISCONNECTED, server=names[i], changed=10) for i in range(2)],
     ]
     (row,) = collected(incidents.mass_disconnects(make_inputs(rows, days=3)))
     assert row == {"start": at(1000), "end": at(1060), "servers": 4, "servers_seen": 10, "subscriptions": 40}
@@ -280,7 +280,7 @@ def test_mass_disconnect_needs_servers_and_share(make_inputs: MakeInputs) -> Non
 
 def test_a_mass_disconnect_that_goes_on_for_an_hour_is_one(make_inputs: MakeInputs) -> None:
     rows = [
-        event(60 * m + s, E.SMP_DISCONNECTED, server=f"{s}.example", count=1)
+        event(60 * m + s, E.SMP_DISCONNECTED, server=f"{s}.example", changed=1)
         for m in range(60)
         for s in range(3)
     ]
@@ -294,7 +294,7 @@ def test_a_mass_disconnect_that_goes_on_for_an_hour_is_one(make_inputs: MakeInpu
 
 
 def test_our_own_stop_is_no_mass_disconnect(make_inputs: MakeInputs) -> None:
-    rows = [event(1000 + i, E.SMP_DISCONNECTED, server=f"{i}.example", count=1) for i in range(5)]
+    rows = [event(1000 + i, E.SMP_DISCONNECTED, server=f"{i}.example", changed=1) for i in range(5)]
     assert collected(incidents.mass_disconnects(make_inputs([*rows, event(1010, E.SERVER_STOPPED)]))) == []
 
 
@@ -303,8 +303,8 @@ def test_restart_cost(make_inputs: MakeInputs) -> None:
         event(0, E.SERVER_STARTED, count=0),
         event(1000, E.SERVER_STOPPED),
         event(1030, E.SERVER_STARTED, writer=b"w2", count=100),
-        event(1031, E.SMP_SERVICE_SUBSCRIBED, writer=b"w2", server=A, count=90, total=100),
-        event(1500, E.SMP_SERVICE_SUBSCRIBED, writer=b"w2", server=A, count=90, total=100),
+        event(1031, E.SMP_SERVICE_SUBSCRIBED, writer=b"w2", server=A, count=90, changed=90, total=100),
+        event(1500, E.SMP_SERVICE_SUBSCRIBED, writer=b"w2", server=A, count=90, changed=90, total=100),
         *[{**changed(1040 + i, bytes([i]), "INACTIVE", "ACTIVE"), "writer": b"w2"} for i in range(10)],
         {**changed(1041, bytes([1]), "INACTIVE", "ACTIVE"), "writer": b"w2"},
         {**created(1035, b"fresh"), "writer": b"w2"},

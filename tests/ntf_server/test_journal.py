@@ -16,14 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from ntf_server.journal import Journal, JournalSettings, NullJournal
-from ntf_server.journal_items import Row
+from ntf_server.journal_items import ContractError, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
 from store.journal_schema import (
+    CONTRACT,
+    GIVEN_COLUMNS,
     KEY_SIZE,
     OPEN_PREFIX,
     JournalEvent,
     JournalKeyError,
+    epoch_of,
     load_key,
     load_or_create_key,
     pseudonym,
@@ -56,6 +59,11 @@ async def running(journal: Journal) -> AsyncIterator[Journal]:
         journal.stop()
 
 
+def note(journal: Journal, **changes: Any) -> None:
+    """Record an event that has few columns."""
+    journal.record(JournalEvent.EVENTS_LOST, **{"count": 1, "error": "dropped", **changes})
+
+
 def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("date=*/[!.]*"))
 
@@ -82,6 +90,7 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
             server="smp.example",
             provider="AP",
             token=b"t" * 24,
+            kind="message",
             latency_us=1500,
             count=2,
             total=3,
@@ -89,6 +98,8 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
         journal.record(
             JournalEvent.SUB_STATUS_CHANGED,
             subscription=b"s" * 24,
+            token=b"t" * 24,
+            server="smp.example",
             status_from="PENDING",
             status_to="ACTIVE",
             error="TIMEOUT",
@@ -104,8 +115,10 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
         "event": "push_sent",
         "writer": b"W" * 16,
         "seq": 0,
+        "epoch": epoch_of(KEY),
         "server": "smp.example",
         "provider": "AP",
+        "kind": "message",
         "token": pseudonym(KEY, b"t" * 24),
         "latency_us": 1500,
         "count": 2,
@@ -125,7 +138,7 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
 async def test_a_block_is_one_event_per_notification(tmp_path: Path) -> None:
     async with running(Journal(settings(tmp_path), Clock())) as journal:
         journal.record_received("a.example", [(bytes([i]) * 24, bytes([i + 100]) * 24) for i in range(80)])
-        journal.record(JournalEvent.CRON_SENT, token=b"c" * 24)
+        journal.record(JournalEvent.CRON_SENT, token=b"c" * 24, provider="AP")
         journal.record_received("b.example", [(b"x" * 24, b"y" * 24)])
         journal.record_received("c.example", [])
     found = rows(tmp_path)
@@ -174,11 +187,11 @@ async def test_rotation_by_size(tmp_path: Path) -> None:
 async def test_rotation_by_time(tmp_path: Path) -> None:
     clock = Clock()
     async with running(Journal(settings(tmp_path, segment_seconds=60), clock)) as journal:
-        journal.record(JournalEvent.SERVER_STARTED)
+        note(journal)
         await until(lambda: open_segments(tmp_path))
         assert not segments(tmp_path)
         clock.now += 59_000_000
-        journal.record(JournalEvent.CRON_SENT)
+        note(journal)
         await until(lambda: journal._segments.written == 2)
         assert not segments(tmp_path)
         clock.now += 1_000_000
@@ -188,22 +201,22 @@ async def test_rotation_by_time(tmp_path: Path) -> None:
 async def test_each_day_has_its_own_segments(tmp_path: Path) -> None:
     clock = Clock(NOON + DAY_US // 2 - 1)
     async with running(Journal(settings(tmp_path), clock)) as journal:
-        journal.record(JournalEvent.CRON_SENT)
+        note(journal)
         clock.now += 1
-        journal.record(JournalEvent.CRON_SENT)
+        note(journal)
         clock.now += DAY_US
-        journal.record(JournalEvent.CRON_SENT)
+        note(journal)
     assert [path.parent.name for path in segments(tmp_path)] == [f"date=2026-01-0{day}" for day in (5, 6, 7)]
     assert [row["seq"] for row in rows(tmp_path)] == [0, 1, 2]
 
 
 async def test_json_lines(tmp_path: Path) -> None:
     async with running(Journal(settings(tmp_path, format="jsonl"), Clock(), b"W" * 16)) as journal:
-        journal.record(JournalEvent.CRON_SENT, token=b"t" * 24)
+        journal.record(JournalEvent.CRON_SENT, token=b"t" * 24, provider="AP")
     (path,) = segments(tmp_path)
     assert path.suffix == ".jsonl"
     row = json.loads(path.read_text())
-    assert row.keys() == {"time", "event", "writer", "seq", "token"}
+    assert row.keys() == {"time", "event", "writer", "seq", "epoch", "token", "provider"}
     assert row["time"] == "2026-01-05T12:00:00.000000+00:00"
 
 
@@ -212,9 +225,9 @@ async def test_cancellation_seals_what_was_recorded(tmp_path: Path) -> None:
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(journal.run(), name="journal")
         await asyncio.sleep(0)  # lets it begin
-        journal.record(JournalEvent.SERVER_STOPPED)
+        note(journal)
         task.cancel()
-    assert [row["event"] for row in rows(tmp_path)] == ["server_stopped"]
+    assert [row["event"] for row in rows(tmp_path)] == ["events_lost"]
 
 
 async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
@@ -222,7 +235,7 @@ async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
     for _ in range(4):
         journal.record_received("smp.example", [(b"t" * 24, b"s" * 24)] * 3)
     for _ in range(2):
-        journal.record(JournalEvent.CRON_SENT)
+        note(journal)
     assert (journal.recorded, journal.dropped) == (10, 4)
     async with running(journal):
         pass
@@ -231,13 +244,12 @@ async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
 
 async def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None:
     async with running(Journal(settings(tmp_path), Clock())) as journal:
-        journal.record(JournalEvent.CRON_SENT, server="good.example")
-        journal.record(JournalEvent.CRON_SENT, server="\ud800")
-        journal.record(JournalEvent.CRON_SENT, count=2**70)
-        journal.record(JournalEvent.CRON_SENT, error="E" * 5000)
+        note(journal, error="good")
+        note(journal, error="\ud800")
+        note(journal, count=2**70)
+        note(journal, error="E" * 5000)
     found = rows(tmp_path)
-    assert [row["server"] for row in found] == ["good.example", None]
-    assert found[1]["error"] == "E" * MAX_TEXT
+    assert [row["error"] for row in found] == ["good", "E" * MAX_TEXT]
     assert journal.rejected == 2
     assert [row["seq"] for row in found] == [0, 1]
 
@@ -254,7 +266,9 @@ def writer(folder: Path, *, pending_limit: int = 100) -> SegmentWriter:
 
 
 def plain(number: int) -> Row:
-    return (NOON + number, "cron_sent", None, None, None, None, None, None, None, None, number, None)
+    columns = {"count": number, "error": "dropped"}
+    values: Any = [columns.get(name) for name in GIVEN_COLUMNS]
+    return (NOON + number, JournalEvent.EVENTS_LOST, *values)
 
 
 def test_a_disk_that_refuses_loses_nothing_within_bounds(tmp_path: Path) -> None:
@@ -415,3 +429,63 @@ def test_arrow_stream_is_readable_while_open(tmp_path: Path) -> None:
     batches = list(pa.ipc.open_stream(path.read_bytes()))
     assert sum(batch.num_rows for batch in batches) == 2
     living.close()
+
+
+async def test_what_breaks_the_contract_is_left_out_and_counted(tmp_path: Path) -> None:
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        note(journal)
+        note(journal, server="smp.example")  # a column that it may not have
+        journal.record(
+            JournalEvent.SUB_DELETED, subscription=b"s", token=b"t", error="requested"
+        )  # no server
+    assert [row["event"] for row in rows(tmp_path)] == ["events_lost"]
+    assert journal.rejected == 2
+
+
+def test_tests_are_told_at_once_who_breaks_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Journal, "strict", True)
+    journal = Journal(settings(tmp_path), Clock())
+    with pytest.raises(ContractError, match=r"sub_deleted lacks \['server'\] and may not have \['count'\]"):
+        journal.record(JournalEvent.SUB_DELETED, subscription=b"s", token=b"t", error="requested", count=1)
+
+
+def test_every_event_has_a_contract_over_known_columns() -> None:
+    assert set(CONTRACT) == set(JournalEvent)
+    for event, contract in CONTRACT.items():
+        assert contract.must | contract.may <= set(GIVEN_COLUMNS), event
+        assert not contract.must & contract.may, event
+        known = contract.must | contract.may
+        names_somebody = bool(known & {"token", "subscription"})
+        assert (contract.resolution_us > 1) is names_somebody, event
+    used = frozenset().union(*(c.must | c.may for c in CONTRACT.values()))
+    assert used == set(GIVEN_COLUMNS)
+
+
+async def test_times_are_no_finer_than_reports_need(tmp_path: Path) -> None:
+    clock = Clock(NOON + 61_234_567)
+    async with running(Journal(settings(tmp_path), clock)) as journal:
+        journal.record_received("smp.example:5223", [(b"t" * 24, b"s" * 24)])
+        journal.record(JournalEvent.CRON_SENT, token=b"t", provider="AP")
+        journal.record(JournalEvent.TOKEN_REGISTERED, token=b"t", provider="AP")
+        note(journal)
+    times = {row["event"]: int(row["time"].timestamp() * 1_000_000) - NOON for row in rows(tmp_path)}
+    assert times == {
+        "ntf_received": 60_000_000,
+        "cron_sent": 60_000_000,
+        "token_registered": 61_000_000,
+        "events_lost": 61_234_567,
+    }
+
+
+async def test_whatever_goes_wrong_costs_events_not_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(SegmentWriter, "_seal_if_due", broken)
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        note(journal)
+        await until(lambda: journal.dropped == 1)

@@ -29,7 +29,7 @@ async def test_single_notification_reaches_its_device(world: World) -> None:
     await until(lambda: unsent_is(world, 0))
     (event,) = world.journal.of(JournalEvent.PUSH_SENT)
     assert event["token"] == device.token_id
-    assert (event["provider"], event["server"], event["count"]) == ("AT", "router.example", 1)
+    assert (event["provider"], event["server"], event["count"]) == ("AT", "router.example:5223", 1)
 
 
 async def unsent_is(world: World, count: int) -> bool:

@@ -69,7 +69,8 @@ class ListJournal(NullJournal):
         self.events: list[tuple[JournalEvent, object, object]] = []
 
     def record(self, event: JournalEvent, **columns: object) -> None:
-        self.events.append((event, columns.get("count"), columns.get("total")))
+        other = columns.get("total", columns.get("expected", columns.get("changed")))
+        self.events.append((event, columns.get("count"), other))
 
     def count(self, event: JournalEvent) -> int:
         return sum(recorded == event for recorded, _, _ in self.events)

@@ -167,7 +167,7 @@ async def test_router_restart(plain_daemon: Daemon) -> None:
         async with Router.start(port=port, state=state) as router:
             await until(lambda: daemon.count(SubState.ACTIVE) == 5)
             assert len(router.subscribed_notifiers()) == 5
-        assert daemon.journal.events.count((JournalEvent.SMP_DISCONNECTED, 5, None)) == 1
+        assert daemon.journal.events.count((JournalEvent.SMP_DISCONNECTED, None, 5)) == 1
 
 
 async def test_dropped_connections(plain_daemon: Daemon) -> None:

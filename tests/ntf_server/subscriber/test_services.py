@@ -40,7 +40,7 @@ async def assert_associated(daemon: Daemon, key: ServerKey, queues: list[LoadQue
 
 def drift_events(daemon: Daemon) -> list[tuple[object, object]]:
     return [
-        (count, total) for event, count, total in daemon.journal.events if event is JournalEvent.SMP_DRIFT
+        (ours, routers) for event, routers, ours in daemon.journal.events if event is JournalEvent.SMP_DRIFT
     ]
 
 

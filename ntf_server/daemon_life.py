@@ -1,0 +1,101 @@
+"""What the journal knows of the daemon itself: when it started, lived and stopped, what was lost.
+
+The wall clock may be wrong or set while the daemon runs. So these events also tell how long the process has
+run by the monotonic clock, from which the reports learn which times to believe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from ntf_server.clock import Clock
+from ntf_server.journal import Journal
+from ntf_server.metrics import counter
+from store.interface import NtfStore, StoreError
+from store.journal_schema import JournalEvent
+
+RECORDED = counter("journal_events", "Events written to the journal or about to be")
+DROPPED = counter("journal_dropped", "Events lost because the journal could not be written for too long")
+REJECTED = counter("journal_rejected", "Events left out of the journal because they broke its contract")
+
+MICROSECONDS = 1_000_000
+ALIVE_INTERVAL = 60.0
+
+
+class DaemonLife:
+    """Records starts, signs of life and stops of one process, under a name that outlives it."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: NtfStore,
+        clock: Clock,
+        daemon: str,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._clock = clock
+        self._daemon = daemon
+        self._sleep = sleep
+        self._began = clock.monotonic()
+        self._told = {"dropped": 0, "rejected": 0}
+        RECORDED.set_function(lambda: journal.recorded)
+        DROPPED.set_function(lambda: journal.dropped)
+        REJECTED.set_function(lambda: journal.rejected)
+
+    @asynccontextmanager
+    async def recorded(self) -> AsyncIterator[None]:
+        """The journal is written, and says that the daemon runs, from now until the end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._journal.run(), name="journal")
+            try:
+                await self._started()
+                beats = tasks.create_task(self._run(), name="journal's signs of life")
+                yield
+                beats.cancel()
+                self._stopped()
+            finally:
+                self._journal.stop()
+
+    async def _started(self) -> None:
+        count = await self._store.subscribable_count()
+        self._journal.record(
+            JournalEvent.SERVER_STARTED, daemon=self._daemon, uptime_us=self._uptime(), count=count
+        )
+
+    async def _run(self) -> None:
+        while True:
+            await self._sleep(ALIVE_INTERVAL)
+            with contextlib.suppress(StoreError):
+                await self._alive()
+            self._tell_losses()
+
+    async def _alive(self) -> None:
+        counts = await self._store.counts()
+        self._journal.record(
+            JournalEvent.SERVER_ALIVE,
+            daemon=self._daemon,
+            uptime_us=self._uptime(),
+            count=counts.active_subscriptions,
+            total=counts.subscriptions,
+        )
+
+    def _tell_losses(self) -> None:
+        """Losses are part of what happened: reports over a journal with holes must say so."""
+        losses = {"dropped": self._journal.dropped, "rejected": self._journal.rejected}
+        for reason, total in losses.items():
+            if lost := total - self._told[reason]:
+                self._journal.record(JournalEvent.EVENTS_LOST, error=reason, count=lost)
+        self._told = losses
+
+    def _stopped(self) -> None:
+        self._tell_losses()
+        self._journal.record(JournalEvent.SERVER_STOPPED, daemon=self._daemon, uptime_us=self._uptime())
+
+    def _uptime(self) -> int:
+        return int((self._clock.monotonic() - self._began) * MICROSECONDS)
