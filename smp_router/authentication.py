@@ -5,6 +5,7 @@ Whatever is wrong, the answer is AUTH and costs the same: a dummy key is checked
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from protocol.authorization import verify
@@ -13,7 +14,7 @@ from protocol.crypto import AuthPublicKey
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, SERVICE, ProtocolError
 from protocol.smp_handshake import ServiceRole
-from protocol.smp_messages import Send
+from protocol.smp_messages import Lget, Lkey, Send, Skey
 from smp_router.broker import Broker
 from smp_router.client import Client
 from smp_router.queues import Notifier, Queue
@@ -23,10 +24,15 @@ Request = Received[Any]
 
 
 def _check(client: Client, key: AuthPublicKey | None, request: Request) -> None:
+    _check_any(client, () if key is None else (key,), request)
+
+
+def _check_any(client: Client, keys: Sequence[AuthPublicKey], request: Request) -> None:
+    """One of these keys must have authorised the request; without any, a dummy one is checked."""
     prefix = b""
     if request.raw.service_signature is not None and client.params.service is not None:
         prefix = client.params.service.fingerprint
-    if not verify(client.params, key, request.raw, prefix):
+    if not any(verify(client.params, key, request.raw, prefix) for key in keys or (None,)):
         raise ProtocolError(AUTH)
 
 
@@ -37,16 +43,32 @@ def creator(broker: Broker, client: Client, request: Request) -> None:
 
 def recipient(broker: Broker, client: Client, request: Request) -> Queue:
     queue = broker.state.queues.by_recipient(request.entity_id)
-    _check(client, None if queue is None else queue.recipient_key, request)
+    _check_any(client, () if queue is None else queue.recipient_keys, request)
     assert queue is not None
     return queue
 
 
-def securing_sender(broker: Broker, client: Client, request: Request) -> Queue:
+def securing_sender(broker: Broker, client: Client, request: Received[Skey]) -> Queue:
     """SKEY is authorised with the key it brings."""
-    queue = broker.state.queues.by_sender(request.entity_id)
+    return _bringing_key(client, broker.state.queues.by_sender(request.entity_id), request)
+
+
+def securing_reader(broker: Broker, client: Client, request: Received[Lkey]) -> Queue:
+    """LKEY is, too, and names the queue by its link."""
+    return _bringing_key(client, broker.state.queues.by_link(request.entity_id), request)
+
+
+def _bringing_key(client: Client, queue: Queue | None, request: Request) -> Queue:
     _check(client, None if queue is None else request.message.sender_key, request)
     assert queue is not None
+    return queue
+
+
+def reader(broker: Broker, client: Client, request: Received[Lget]) -> Queue:
+    """Whoever knows the link id may read."""
+    queue = broker.state.queues.by_link(request.entity_id)
+    if queue is None:
+        raise ProtocolError(AUTH)
     return queue
 
 
@@ -96,11 +118,16 @@ def _service_command(broker: Broker, client: Client, request: Request, role: Ser
 
 
 def acting_service(broker: Broker, client: Client, request: Request, role: ServiceRole) -> Service | None:
-    """The service in whose name NEW, SUB or NSUB came: only if it carries the service's signature too."""
+    """The service in whose name NEW, SUB or NSUB came: only if it carries the service's signature too.
+
+    In a session of a service with the role for it, such commands must carry it.
+    """
     signature = request.raw.service_signature
-    if signature is None:
-        return None
     session = client.params.service
+    if signature is None:
+        if session is not None and _known(broker, session.service_id, role) is not None:
+            raise ProtocolError(SERVICE)
+        return None
     if session is None or not session.session_key.verify(signature, request.raw.signed):
         raise ProtocolError(SERVICE)
     service = _known(broker, session.service_id, role)

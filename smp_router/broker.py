@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 
@@ -19,6 +21,8 @@ from smp_router.subscriptions import Subscriptions
 
 ALL_SENT = NO_ENTITY
 "Stands among a client's offers for the end of its service's stored messages."
+EXPIRED_AT_ONCE = 500
+"Queues looked at before others have their turn."
 
 
 class Broker:
@@ -27,6 +31,8 @@ class Broker:
         self.config = config
         self.recipients = Subscriptions(state.services)
         self.notifiers = Subscriptions(state.services)
+        self.counts: Counter[str] = Counter()
+        "What happened since the start, for the metrics."
         self._now = now
         self._fresh: dict[EntityId, None] = {}
 
@@ -43,59 +49,59 @@ class Broker:
         Whoever had the queue before, and is another client, is told END, or ENDS if it spoke for the same
         service.
         """
-        services = self.state.services
         if service is not None:
             self._speak_for(subscriptions, service, client)
         previous = subscriptions.remove(queue_id)
         if service is None:
-            services.dissociate(queue_id)
+            self.state.dissociate(queue_id)
             subscriptions.add(queue_id, client)
         else:
-            services.associate(service, queue_id)
-            subscriptions.add_to_service(service, client, (queue_id,))
+            self.state.associate(service, queue_id)
+            subscriptions.add_to_service(service, client, queue_id)
         if previous is not None and previous is not client:
             self._end(previous, queue_id)
 
     def subscribe_service(self, subscriptions: Subscriptions, service: Service, client: Client) -> bool:
-        """All queues of the service at once. False if this client had them all already."""
+        """All queues of the service at once. False if this client had done so before."""
         self._speak_for(subscriptions, service, client)
-        held = subscriptions.of_service(service)
-        repeated = held is not None and held.queue_ids >= service.queue_ids
-        subscriptions.add_to_service(service, client, service.queue_ids)
-        return not repeated
+        return subscriptions.add_all_of_service(service, client)
 
     def _speak_for(self, subscriptions: Subscriptions, service: Service, client: Client) -> None:
         held = subscriptions.of_service(service)
-        if held is not None and held.client is not client:
+        if held is not None and held is not client:
             self.end_service(subscriptions, service)
 
     def end_service(self, subscriptions: Subscriptions, service: Service) -> None:
         ended = subscriptions.end_service(service)
         if ended is not None:
             client, queues = ended
-            for queue_id in service.queue_ids:
-                client.receptions.pop(queue_id, None)
+            if subscriptions is self.recipients:
+                client.receptions.clear()
             client.event(service.service_id, Ends(queues))
 
     def _end(self, client: Client, queue_id: EntityId) -> None:
         client.receptions.pop(queue_id, None)
         client.event(queue_id, End())
 
+    def unsubscribe(self, queue_id: EntityId) -> list[Client]:
+        """End a subscription, and the queue's association with a service, without a word; who had it?"""
+        clients = [subscriptions.remove(queue_id) for subscriptions in (self.recipients, self.notifiers)]
+        self.state.dissociate(queue_id)
+        found = [client for client in clients if client is not None]
+        for client in found:
+            client.receptions.pop(queue_id, None)
+        return found
+
     def end(self, queue_id: EntityId) -> None:
         """END a subscription, of a recipient or a notifier, for no reason."""
-        for subscriptions in (self.recipients, self.notifiers):
-            client = subscriptions.remove(queue_id)
-            if client is not None:
-                self._end(client, queue_id)
+        for client in self.unsubscribe(queue_id):
+            client.event(queue_id, End())
 
     def deleted(self, queue_id: EntityId, by: Client | None = None) -> None:
         """The queue, or the notifier, is no more: its subscriber is told, unless it did it itself."""
-        for subscriptions in (self.recipients, self.notifiers):
-            client = subscriptions.remove(queue_id)
-            if client is not None:
-                client.receptions.pop(queue_id, None)
-                if client is not by:
-                    client.event(queue_id, Deld())
+        for client in self.unsubscribe(queue_id):
+            if client is not by:
+                client.event(queue_id, Deld())
 
     def release(self, client: Client) -> None:
         self.recipients.release(client)
@@ -105,23 +111,30 @@ class Broker:
     # Queues
 
     def set_notifier(self, queue: Queue, notifier: Notifier | None, by: Client | None = None) -> None:
-        previous = self.state.queues.set_notifier(queue, notifier)
-        if previous is not None:
-            self.deleted(previous.notifier_id, by)
-            self.state.services.dissociate(previous.notifier_id)
+        if queue.notifier is not None:
+            self.deleted(queue.notifier.notifier_id, by)
+        self.state.set_notifier(queue, notifier)
 
     def delete_queue(self, queue: Queue, by: Client | None = None) -> None:
         self.set_notifier(queue, None, by)
         self.deleted(queue.recipient_id, by)
-        self.state.services.dissociate(queue.recipient_id)
-        self.state.queues.delete(queue)
+        self.state.delete_queue(queue)
 
-    def unsubscribe(self, queue_id: EntityId) -> None:
-        """End a subscription without a word to the subscriber."""
-        for subscriptions in (self.recipients, self.notifiers):
-            client = subscriptions.remove(queue_id)
-            if client is not None:
-                client.receptions.pop(queue_id, None)
+    async def expire(self) -> None:
+        """Forget old messages, and queues that their recipients suspended long ago."""
+        now = self.timestamp()
+        for number, queue in enumerate(self.state.queues):
+            if number % EXPIRED_AT_ONCE == EXPIRED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if self.state.queues.by_recipient(queue.recipient_id) is not queue:
+                continue
+            suspended = queue.suspended_at
+            if suspended is not None and suspended < now - self.config.suspended_ttl:
+                self.delete_queue(queue)
+                self.counts["queues_expired"] += 1
+            else:
+                expired = self.state.expire(queue, int(now - self.config.message_ttl))
+                self.counts["messages_expired"] += expired
 
     # Messages
 
@@ -129,21 +142,19 @@ class Broker:
         """Store a message, and the NMSG that goes with it; None if the queue is full."""
         timestamp = self.timestamp()
         content = RcvMessage(timestamp, command.notification, command.body)
-        message = queue.accept(content, self.config.quota)
-        if message is None:
-            return None
+        message = self.state.accept(queue, content, self.config.quota)
         client = self.recipients.subscriber(queue.recipient_id)
         if client is not None:
             client.offer(queue.recipient_id)
+        if message is None:
+            return None
         if command.notification and queue.notifier is not None:
             meta = NmsgMeta(message.message_id, timestamp)
             self.notify(queue.notifier, queue.notifier.seal(meta))
         return message
 
     def notify(self, notifier: Notifier, nmsg: Prepared) -> None:
-        while len(notifier.pending) >= self.config.max_pending:
-            notifier.pending.popleft()
-        notifier.pending.append(nmsg)
+        self.state.add_nmsg(notifier, nmsg, self.config.max_pending)
         self.offer_pending(notifier)
 
     def offer_pending(self, notifier: Notifier) -> None:
@@ -168,11 +179,13 @@ class Broker:
     def next_message(self, client: Client, queue: Queue, by_get: bool = False) -> Msg | None:
         """The first stored message, marked as delivered to this client."""
         reception = client.receptions.setdefault(queue.recipient_id, Reception(by_get))
+        reception.again = False
         if not queue.messages:
             reception.delivered = None
             return None
         message = queue.messages[0]
         reception.delivered = message.message_id
+        self.counts["messages_delivered"] += 1
         return Msg(message.message_id, seal_message(queue.secret, message.message_id, message.content))
 
     def take_offer(self, client: Client, entity_id: EntityId) -> list[Outgoing[RouterMessage]]:
@@ -183,14 +196,14 @@ class Broker:
         if queue is not None and queue.notifier is not None:
             if self.notifiers.subscriber(entity_id) is not client:
                 return []
-            pending = list(queue.notifier.pending)
-            queue.notifier.pending.clear()
-            return [Outgoing(NO_CORR, entity_id, nmsg) for nmsg in pending]
+            taken = self.state.take_nmsgs(queue.notifier)
+            self.counts["notifications_delivered"] += len(taken)
+            return [Outgoing(NO_CORR, entity_id, nmsg) for nmsg in taken]
         queue = self.state.queues.by_recipient(entity_id)
-        if queue is None or self.recipients.subscriber(entity_id) is not client:
+        if queue is None or queue.blocked or self.recipients.subscriber(entity_id) is not client:
             return []
         reception = client.receptions.get(entity_id)
-        if reception is not None and (reception.by_get or reception.delivered is not None):
+        if reception is not None and (reception.by_get or (reception.delivered and not reception.again)):
             return []
         message = self.next_message(client, queue)
         return [] if message is None else [Outgoing(NO_CORR, entity_id, message)]

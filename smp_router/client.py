@@ -40,6 +40,8 @@ class Reception:
     by_get: bool = False
     delivered: bytes | None = None
     "The message that was sent and is not yet acknowledged."
+    again: bool = False
+    "It is to be sent once more: the client subscribed again."
 
 
 class Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from protocol.connection import Received
-from protocol.encoding import b64
+from protocol.encoding import CorrId
 from protocol.errors import (
     AUTH,
     CMD_PROHIBITED,
@@ -21,7 +22,9 @@ from protocol.errors import (
     DecodeError,
     ErrorType,
     ProtocolError,
+    store_error,
 )
+from protocol.link_crypto import sender_id_of
 from protocol.messages_crypto import QuotaExceeded, max_message_length
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import (
@@ -34,9 +37,11 @@ from protocol.smp_messages import (
     Ldel,
     Lget,
     Lkey,
+    Lnk,
     Lset,
     Ndel,
     New,
+    NewLink,
     Nid,
     Nkey,
     NotifierIds,
@@ -65,7 +70,7 @@ from smp_router import authentication
 from smp_router.authentication import Request, acting_service
 from smp_router.broker import ALL_SENT, Broker
 from smp_router.client import Client, Reception
-from smp_router.queues import Message, Notifier, Queue, agree_secret, new_id
+from smp_router.queues import Link, Message, Notifier, Queue, agree_secret, new_id
 from smp_router.services import Service
 
 
@@ -75,6 +80,10 @@ class Handler(NamedTuple):
     run: Callable[[Broker, Client, Any, Any], SmpMessage]
     in_services_name: bool = False
     "May also carry the signature of a service."
+    when_blocked: bool = False
+    "Also done with a queue that the operator blocked, or refused by itself."
+    by_proxy: bool = False
+    "Taken from a proxy, in the name of one of its clients."
 
 
 def respond(broker: Broker, client: Client, request: Request) -> SmpMessage:
@@ -83,7 +92,16 @@ def respond(broker: Broker, client: Client, request: Request) -> SmpMessage:
     subject = handler.authenticate(broker, client, request)
     if request.raw.service_signature is not None and not handler.in_services_name:
         raise ProtocolError(SERVICE)
+    if isinstance(subject, Queue) and not handler.when_blocked:
+        _refuse_blocked(subject)
+    if broker.state.records.failing:
+        raise ProtocolError(store_error("not available"))
     return handler.run(broker, client, request, subject)
+
+
+def _refuse_blocked(queue: Queue) -> None:
+    if queue.blocked is not None:
+        raise ProtocolError(queue.blocked.error)
 
 
 def _refuse_unless(condition: bool, error: ErrorType) -> None:
@@ -94,8 +112,9 @@ def _refuse_unless(condition: bool, error: ErrorType) -> None:
 def _new(broker: Broker, client: Client, request: Received[New], _subject: None) -> SmpMessage:
     command = request.message
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
-    _check_password(broker.config.password, command.password)
-    _refuse_unless(command.link is None, CMD_PROHIBITED)
+    _refuse_unless(password_fits(broker.config.password, command.password), AUTH)
+    _refuse_unless(len(broker.state.queues) < broker.config.max_queues, QUOTA)
+    link = None if command.link is None else _new_link(broker, request.corr_id, command.link)
     try:
         dh_key, secret = agree_secret(command.dh_key)
         made = None if command.notifier is None else _make_notifier(command.notifier)
@@ -104,30 +123,42 @@ def _new(broker: Broker, client: Client, request: Received[New], _subject: None)
     notifier, notifier_ids = made or (None, None)
     queue = Queue(
         recipient_id=new_id(),
-        recipient_key=command.recipient_key,
+        recipient_keys=(command.recipient_key,),
         secret=secret,
-        sender_id=new_id(),
+        sender_id=new_id() if command.link is None else command.link.sender_id,
         mode=command.mode,
         notifier=notifier,
+        link=link,
     )
-    broker.state.queues.add(queue)
+    broker.state.add_queue(queue)
+    broker.counts["queues_created"] += 1
     if command.subscribe:
         broker.subscribe(broker.recipients, queue.recipient_id, client, service)
         client.receptions[queue.recipient_id] = Reception()
     elif service is not None:
-        broker.state.services.associate(service, queue.recipient_id)
+        broker.state.associate(service, queue.recipient_id)
     return Ids(
         recipient_id=queue.recipient_id,
         sender_id=queue.sender_id,
         dh_key=dh_key,
         mode=queue.mode,
+        link_id=None if link is None else link.link_id,
         service_id=None if service is None else service.service_id,
         notifier=notifier_ids,
     )
 
 
-def _check_password(expected: bytes | None, given: bytes | None) -> None:
-    _refuse_unless(expected is None or hmac.compare_digest(expected, given or b""), AUTH)
+def _new_link(broker: Broker, corr_id: CorrId, link: NewLink) -> Link:
+    """A repeated NEW finds its sender id taken, so that a lost answer cannot leave two queues."""
+    queues = broker.state.queues
+    _refuse_unless(link.sender_id == sender_id_of(corr_id), CMD_PROHIBITED)
+    _refuse_unless(queues.by_sender(link.sender_id) is None, AUTH)
+    _refuse_unless(link.link_id is None or queues.by_link(link.link_id) is None, AUTH)
+    return Link(new_id() if link.link_id is None else link.link_id, link.data)
+
+
+def password_fits(expected: bytes | None, given: bytes | None) -> bool:
+    return expected is None or hmac.compare_digest(expected, given or b"")
 
 
 def _make_notifier(keys: NotifierKeys) -> tuple[Notifier, NotifierIds]:
@@ -137,12 +168,14 @@ def _make_notifier(keys: NotifierKeys) -> tuple[Notifier, NotifierIds]:
 
 
 def _sub(broker: Broker, client: Client, request: Received[Sub], queue: Queue) -> SmpMessage:
+    """A stored message follows the answer, also one that was delivered before and is not acknowledged."""
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
-    reception = client.receptions.get(queue.recipient_id)
-    _refuse_unless(reception is None or not reception.by_get, CMD_PROHIBITED)
+    reception = client.receptions.setdefault(queue.recipient_id, Reception())
+    _refuse_unless(not reception.by_get, CMD_PROHIBITED)
     broker.subscribe(broker.recipients, queue.recipient_id, client, service)
-    message = broker.next_message(client, queue)
-    return message or Sok(None if service is None else service.service_id)
+    reception.again = True
+    client.offer(queue.recipient_id)
+    return Sok(None if service is None else service.service_id)
 
 
 def _subs(broker: Broker, client: Client, request: Received[Subs], service: Service) -> SmpMessage:
@@ -154,13 +187,56 @@ def _subs(broker: Broker, client: Client, request: Received[Subs], service: Serv
 
 
 def _key(broker: Broker, client: Client, request: Received[Key], queue: Queue) -> SmpMessage:
-    _refuse_unless(queue.secure(request.message.sender_key), AUTH)
+    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
     return Ok()
 
 
+def _rkey(broker: Broker, client: Client, request: Received[Rkey], queue: Queue) -> SmpMessage:
+    """Only what several people manage, an address, has several recipients."""
+    _refuse_unless(queue.mode is QueueMode.CONTACT, AUTH)
+    broker.state.set_recipient_keys(queue, request.message.keys)
+    return Ok()
+
+
+def _lset(broker: Broker, client: Client, request: Received[Lset], queue: Queue) -> SmpMessage:
+    """A link once set keeps its id and its fixed data; one that leads to a secured queue is of no use."""
+    link = Link(request.message.link_id, request.message.data)
+    _refuse_unless(queue.mode is QueueMode.CONTACT or queue.sender_key is None, AUTH)
+    if queue.link is None:
+        _refuse_unless(broker.state.queues.by_link(link.link_id) is None, AUTH)
+    else:
+        same = (queue.link.link_id, queue.link.data.fixed) == (link.link_id, link.data.fixed)
+        _refuse_unless(same, AUTH)
+    broker.state.set_link(queue, link)
+    return Ok()
+
+
+def _ldel(broker: Broker, client: Client, request: Received[Ldel], queue: Queue) -> SmpMessage:
+    broker.state.set_link(queue, None)
+    return Ok()
+
+
+def _lkey(broker: Broker, client: Client, request: Received[Lkey], queue: Queue) -> SmpMessage:
+    _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
+    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
+    return _lnk(queue)
+
+
+def _lget(broker: Broker, client: Client, request: Received[Lget], queue: Queue) -> SmpMessage:
+    public = queue.mode is QueueMode.CONTACT or (queue.mode is None and queue.sender_key is None)
+    _refuse_unless(public, AUTH)
+    _refuse_blocked(queue)
+    return _lnk(queue)
+
+
+def _lnk(queue: Queue) -> SmpMessage:
+    assert queue.link is not None
+    return Lnk(queue.sender_id, queue.link.data)
+
+
 def _skey(broker: Broker, client: Client, request: Received[Skey], queue: Queue) -> SmpMessage:
-    _refuse_unless(queue.mode is QueueMode.MESSAGING and not queue.suspended, AUTH)
-    _refuse_unless(queue.secure(request.message.sender_key), AUTH)
+    _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
+    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
     return Ok()
 
 
@@ -187,19 +263,18 @@ def _get(broker: Broker, client: Client, request: Received[Get], queue: Queue) -
 
 def _ack(broker: Broker, client: Client, request: Received[Ack], queue: Queue) -> SmpMessage:
     reception = client.receptions.get(queue.recipient_id)
-    _refuse_unless(reception is not None, CMD_PROHIBITED)
-    assert reception is not None
     message_id = request.message.message_id
-    _refuse_unless(reception.delivered is not None and reception.delivered == message_id, NO_MSG)
+    if reception is None or reception.delivered is None or reception.delivered != message_id:
+        raise ProtocolError(NO_MSG)
     reception.delivered = None
-    queue.acknowledge(message_id)
+    broker.state.acknowledge(queue, message_id)
     if reception.by_get:
         return Ok()
     return broker.next_message(client, queue) or Ok()
 
 
 def _off(broker: Broker, client: Client, request: Received[Off], queue: Queue) -> SmpMessage:
-    queue.suspended = True
+    broker.state.suspend(queue, broker.timestamp())
     return Ok()
 
 
@@ -213,23 +288,28 @@ def _que(broker: Broker, client: Client, request: Received[Que], queue: Queue) -
     info: dict[str, Any] = {
         "qiSnd": queue.sender_key is not None,
         "qiNtf": queue.notifier is not None,
-        "qiSize": len(queue.messages),
     }
     reception = client.receptions.get(queue.recipient_id)
     if reception is not None:
         info["qiSub"] = {"qSubThread": "prohibitSub" if reception.by_get else "noSub"}
         if reception.delivered is not None:
-            info["qiSub"]["qDelivered"] = b64(reception.delivered).decode()
+            info["qiSub"]["qDelivered"] = _standard_b64(reception.delivered)
+    info["qiSize"] = len(queue.messages)
     if queue.messages:
         info["qiMsg"] = _message_info(queue.messages[0])
     return Info(json.dumps(info, separators=(",", ":")).encode())
+
+
+def _standard_b64(data: bytes) -> str:
+    """Here, and only here, the other alphabet."""
+    return base64.b64encode(data).decode()
 
 
 def _message_info(message: Message) -> dict[str, str]:
     received = datetime.fromtimestamp(message.content.timestamp, UTC)
     kind = "quota" if isinstance(message.content, QuotaExceeded) else "message"
     return {
-        "msgId": b64(message.message_id).decode(),
+        "msgId": _standard_b64(message.message_id),
         "msgTs": f"{received:%Y-%m-%dT%H:%M:%SZ}",
         "msgType": kind,
     }
@@ -237,7 +317,12 @@ def _message_info(message: Message) -> dict[str, str]:
 
 def _send(broker: Broker, client: Client, request: Received[Send], queue: Queue) -> SmpMessage:
     _refuse_unless(len(request.message.body) <= max_message_length(client.params.version), LARGE_MSG)
+    _refuse_blocked(queue)
+    broker.counts["messages_received"] += 1
+    _refuse_unless(broker.state.stored_messages < broker.config.max_messages, QUOTA)
     _refuse_unless(broker.send(queue, request.message) is not None, QUOTA)
+    if queue.link is not None and queue.mode is QueueMode.MESSAGING and queue.sender_key is not None:
+        broker.state.set_link(queue, None)  # it was used: whoever secured the queue has what it led to
     return Ok()
 
 
@@ -261,28 +346,29 @@ def _ping(broker: Broker, client: Client, request: Received[Ping], _subject: Non
     return Pong()
 
 
-def _unsupported(broker: Broker, client: Client, request: Received[Any], _subject: None) -> SmpMessage:
-    raise ProtocolError(CMD_PROHIBITED)
-
-
 HANDLERS: Mapping[type[Any], Handler] = {
     New: Handler(authentication.creator, _new, in_services_name=True),
     Sub: Handler(authentication.recipient, _sub, in_services_name=True),
     Subs: Handler(authentication.messaging_service, _subs),
     Key: Handler(authentication.recipient, _key),
-    Skey: Handler(authentication.securing_sender, _skey),
+    Skey: Handler(authentication.securing_sender, _skey, by_proxy=True),
     Nkey: Handler(authentication.recipient, _nkey),
     Ndel: Handler(authentication.recipient, _ndel),
     Get: Handler(authentication.recipient, _get),
     Ack: Handler(authentication.recipient, _ack),
-    Off: Handler(authentication.recipient, _off),
-    Del: Handler(authentication.recipient, _del),
+    Off: Handler(authentication.recipient, _off, when_blocked=True),
+    Del: Handler(authentication.recipient, _del, when_blocked=True),
     Que: Handler(authentication.recipient, _que),
-    Send: Handler(authentication.sender, _send),
+    Send: Handler(authentication.sender, _send, when_blocked=True, by_proxy=True),
     Nsub: Handler(authentication.notifier, _nsub, in_services_name=True),
     Nsubs: Handler(authentication.notifier_service, _nsubs),
     Ping: Handler(authentication.nobody, _ping),
-    **dict.fromkeys(
-        (Rkey, Lset, Ldel, Lkey, Lget, Prxy, Pfwd, Rfwd), Handler(authentication.nobody, _unsupported)
-    ),
+    Rkey: Handler(authentication.recipient, _rkey),
+    Lset: Handler(authentication.recipient, _lset),
+    Ldel: Handler(authentication.recipient, _ldel),
+    Lkey: Handler(authentication.securing_reader, _lkey, by_proxy=True),
+    Lget: Handler(authentication.reader, _lget, when_blocked=True, by_proxy=True),
+    Prxy: Handler(authentication.nobody, _ping),
+    Pfwd: Handler(authentication.nobody, _ping),
+    Rfwd: Handler(authentication.nobody, _ping),
 }

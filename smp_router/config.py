@@ -34,10 +34,28 @@ class RouterConfig:
     "Seconds of silence after which a client is disconnected."
     max_unsent: int = 8 * 1024 * 1024
     "Bytes that may wait for one client; a client that reaches it is disconnected."
+    message_ttl: float = 21 * 86400.0
+    "Seconds until a message that nobody took is forgotten."
+    suspended_ttl: float = 21 * 86400.0
+    "Seconds until a suspended queue is removed."
+    expiry_interval: float = 3600.0
+    "Seconds between looks for what has expired."
+    max_queues: int = 1_000_000
+    "In all; NEW is answered QUOTA beyond it."
+    max_messages: int = 1_000_000
+    "Stored in all queues together; SEND is answered QUOTA beyond it."
 
 
-_LIMITS = ("quota", "max_pending", "max_unsent")
-_TIMES = ("interval", "handshake_timeout", "send_timeout", "idle_timeout")
+_LIMITS = ("quota", "max_pending", "max_unsent", "max_queues", "max_messages")
+_TIMES = (
+    "interval",
+    "handshake_timeout",
+    "send_timeout",
+    "idle_timeout",
+    "message_ttl",
+    "suspended_ttl",
+    "expiry_interval",
+)
 _KEYS = {"host", "port", "listen", "min_version", "max_version", "password", *_LIMITS, *_TIMES}
 
 

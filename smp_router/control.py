@@ -12,6 +12,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+from protocol.blocking import blocking_info
 from protocol.encoding import EntityId, b64, unb64
 from protocol.error_codec import decode_error
 from protocol.errors import DecodeError
@@ -57,6 +58,8 @@ class Control:
             "send_ends": lambda _: faults.send_ends(),
             "send_deld": lambda a: faults.send_deld(_ids(a)),
             "answer_errors": self._answer_errors,
+            "block": self._block,
+            "unblock": lambda a: sum(router.block(entity_id, None) for entity_id in _ids(a)),
             "present_certificate": self._present_certificate,
             "create_queues": self._create_queues,
             "emit": self._emit,
@@ -106,6 +109,17 @@ class Control:
             count = int(_number(arguments, "count"))
         parsed = None if error is None else decode_error(str(error).encode())
         self._router.faults.answer_errors(str(arguments.get("command")), parsed, count)
+
+    def _block(self, arguments: Arguments) -> int:
+        """For everybody who asks, not a fault: how many of these queues there are."""
+        notice = arguments.get("notice")
+        if notice is not None and not isinstance(notice, dict):
+            raise ControlError("notice: a JSON object")
+        try:
+            info = blocking_info(str(arguments.get("reason")), notice)
+        except DecodeError:
+            raise ControlError("reason: spam or content") from None
+        return sum(self._router.block(entity_id, info) for entity_id in _ids(arguments))
 
     def _present_certificate(self, arguments: Arguments) -> None:
         config_dir = arguments.get("config_dir")

@@ -101,13 +101,13 @@ class Faults:
 
     def forget_services(self) -> None:
         """Lose all services, their ids, associations and subscriptions, without a word."""
-        self._broker.state.services.forget()
+        self._broker.state.forget_services()
         self._broker.recipients.forget_services()
         self._broker.notifiers.forget_services()
 
     def change_service_ids(self) -> None:
         """Services get other ids at their next connection, and keep their queues."""
-        self._broker.state.services.change_ids()
+        self._broker.state.change_service_ids()
 
     def lose_associations(self, part: float | int) -> list[EntityId]:
         """Forget that some queues belong to services: a share (float) or a number (int) of them.
@@ -119,7 +119,6 @@ class Faults:
         lost = list(services.choose_associated(max(count, 0)))
         for queue_id in lost:
             self._broker.unsubscribe(queue_id)
-            services.dissociate(queue_id)
         return lost
 
     def delete_queues(self, ids: Iterable[EntityId]) -> int:

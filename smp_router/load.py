@@ -54,13 +54,13 @@ class Load:
         notifier = Notifier(new_id(), notifier_key.public, secrets.token_bytes(SECRET_SIZE))
         queue = Queue(
             recipient_id=new_id(),
-            recipient_key=recipient_key.public,
+            recipient_keys=(recipient_key.public,),
             secret=secrets.token_bytes(SECRET_SIZE),
             sender_id=new_id(),
             mode=QueueMode.MESSAGING,
             notifier=notifier,
         )
-        self._broker.state.queues.add(queue)
+        self._broker.state.add_queue(queue)
         return LoadQueue(
             recipient_id=queue.recipient_id,
             recipient_key=recipient_key,

@@ -1,4 +1,4 @@
-"""Queues: what the router stores of them, found by any of their three ids."""
+"""Queues: what the router knows of them, found by any of their four ids."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from protocol.blocking import BlockingInfo
 from protocol.crypto import AuthPublicKey, X25519PrivateKey, X25519PublicKey
-from protocol.encoding import EntityId
+from protocol.encoding import NONCE_SIZE, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from protocol.push_messages import NmsgMeta, seal_nmsg_meta
 from protocol.smp_codec import SMP_MESSAGES
-from protocol.smp_messages import Nmsg, QueueMode
+from protocol.smp_messages import LinkData, Nmsg, QueueMode
 from protocol.versions import SMP_VERSIONS
 
 ID_SIZE = 24
-NONCE_SIZE = 24
 
 
 class Prepared(bytes):
@@ -47,56 +47,52 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    number: int
+    "Of the whole router, in order of arrival."
     message_id: bytes = field(repr=False)
     content: RcvMessage | QuotaExceeded
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    link_id: EntityId = field(repr=False)
+    data: LinkData
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Queue:
     recipient_id: EntityId = field(repr=False)
-    recipient_key: AuthPublicKey = field(repr=False)
+    recipient_keys: tuple[AuthPublicKey, ...] = field(repr=False)
+    "Any of them may be used; more than one only for a contact's queue."
     secret: bytes = field(repr=False)
     "Shared by router and recipient: it boxes messages."
     sender_id: EntityId = field(repr=False)
     sender_key: AuthPublicKey | None = field(default=None, repr=False)
     mode: QueueMode | None = None
     notifier: Notifier | None = None
+    link: Link | None = None
     messages: deque[Message] = field(default_factory=deque, repr=False)
-    suspended: bool = False
-    full: bool = False
-    "The quota was reached; nothing is accepted until the recipient took everything."
+    suspended_at: int | None = None
+    blocked: BlockingInfo | None = None
 
-    def secure(self, key: AuthPublicKey) -> bool:
-        """Give the queue its sender's key: once, but the same key again is fine."""
-        if self.sender_key is None:
-            self.sender_key = key
-        return self.sender_key == key
+    @property
+    def suspended(self) -> bool:
+        return self.suspended_at is not None
 
-    def accept(self, content: RcvMessage, quota: int) -> Message | None:
-        """Store a message; None if there is no room, in which case the recipient will be told so."""
-        if self.full and self.messages:
-            return None
-        self.full = len(self.messages) >= quota
-        stored = QuotaExceeded(content.timestamp) if self.full else content
-        message = Message(secrets.token_bytes(ID_SIZE), stored)
-        self.messages.append(message)
-        return None if self.full else message
-
-    def acknowledge(self, message_id: bytes) -> bool:
-        """Forget the first message, if it is this one."""
-        if not self.messages or self.messages[0].message_id != message_id:
-            return False
-        self.messages.popleft()
-        return True
+    @property
+    def full(self) -> bool:
+        """The quota was reached; nothing is accepted until the recipient took everything."""
+        return bool(self.messages) and isinstance(self.messages[-1].content, QuotaExceeded)
 
 
 class Queues:
-    """All queues of a router."""
+    """All queues of a router, by each of their ids."""
 
     def __init__(self) -> None:
         self._by_recipient: dict[EntityId, Queue] = {}
         self._by_sender: dict[EntityId, Queue] = {}
         self._by_notifier: dict[EntityId, Queue] = {}
+        self._by_link: dict[EntityId, Queue] = {}
 
     def __len__(self) -> int:
         return len(self._by_recipient)
@@ -113,14 +109,20 @@ class Queues:
     def by_notifier(self, entity_id: EntityId) -> Queue | None:
         return self._by_notifier.get(entity_id)
 
+    def by_link(self, link_id: EntityId) -> Queue | None:
+        return self._by_link.get(link_id)
+
     def by_any(self, entity_id: EntityId) -> Queue | None:
-        return self.by_recipient(entity_id) or self.by_sender(entity_id) or self.by_notifier(entity_id)
+        found = self.by_recipient(entity_id) or self.by_sender(entity_id) or self.by_notifier(entity_id)
+        return found or self.by_link(entity_id)
 
     def add(self, queue: Queue) -> None:
         self._by_recipient[queue.recipient_id] = queue
         self._by_sender[queue.sender_id] = queue
         if queue.notifier is not None:
             self._by_notifier[queue.notifier.notifier_id] = queue
+        if queue.link is not None:
+            self._by_link[queue.link.link_id] = queue
 
     def set_notifier(self, queue: Queue, notifier: Notifier | None) -> Notifier | None:
         """Replace the notifier; returns the one there was."""
@@ -132,8 +134,16 @@ class Queues:
             self._by_notifier[notifier.notifier_id] = queue
         return previous
 
+    def set_link(self, queue: Queue, link: Link | None) -> None:
+        if queue.link is not None:
+            del self._by_link[queue.link.link_id]
+        queue.link = link
+        if link is not None:
+            self._by_link[link.link_id] = queue
+
     def delete(self, queue: Queue) -> None:
         self.set_notifier(queue, None)
+        self.set_link(queue, None)
         del self._by_recipient[queue.recipient_id]
         del self._by_sender[queue.sender_id]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from protocol.addresses import SmpServer
+from protocol.blocking import BlockingInfo
 from protocol.encoding import EntityId
 from protocol.versions import SMP_ALPN, VersionRange
 from smp_router.broker import Broker
@@ -48,7 +49,7 @@ class Router:
         self._broker = Broker(state, config, now)
         self._sessions: set[Session] = set()
         self._server: Server | None = None
-        self._rounds: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._present(None)
         self.faults = Faults(self._broker, self._weather, self._drop_sessions, self._present)
         self.load = Load(self._broker)
@@ -65,6 +66,7 @@ class Router:
         state: RouterState | None = None,
         credentials: Credentials | None = None,
         listen: str | None = None,
+        now: Callable[[], datetime] = utc_now,
     ) -> AsyncIterator[Router]:
         """A running router; port 0 lets the system choose. It stops at the end of the block.
 
@@ -73,7 +75,7 @@ class Router:
         config = config or RouterConfig()
         if versions is not None:
             config = replace(config, versions=versions)
-        router = cls(config, host, state or RouterState(credentials or make_credentials(host)))
+        router = cls(config, host, state or RouterState(credentials or make_credentials(host)), now)
         await router.listen(listen or host, port)
         try:
             yield router
@@ -90,16 +92,18 @@ class Router:
             admit=lambda _peer: not self._weather.refusing,
         )
         self._port = self._server.port
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._expire(), name="router expiry"))
         if self._config.interval:
-            loop = asyncio.get_running_loop()
-            self._rounds = loop.create_task(self._deliver_rounds(), name="router delivery rounds")
+            self._tasks.append(loop.create_task(self._deliver_rounds(), name="router delivery rounds"))
 
     async def stop(self) -> None:
         """Close everything; `state` stays valid for another router. May be called again."""
-        if self._rounds is not None:
-            self._rounds.cancel()
-            await asyncio.wait([self._rounds])
-            self._rounds = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         if self._server is not None:
             self._drop_sessions()
             self._server.close()
@@ -124,6 +128,13 @@ class Router:
         """Connections that are open now, in whatever state."""
         return len(self._sessions)
 
+    def block(self, entity_id: EntityId, info: BlockingInfo | None) -> bool:
+        """Block the queue with any such id, or with None allow it again; False if there is none."""
+        queue = self.state.queues.by_any(entity_id)
+        if queue is not None:
+            self.state.block(queue, info)
+        return queue is not None
+
     def subscribed_notifiers(self) -> set[EntityId]:
         """Notifier ids whose NMSGs have a receiver now, by NSUB or through a subscribed service."""
         return self._broker.notifiers.subscribed()
@@ -145,6 +156,11 @@ class Router:
     def _present(self, credentials: Credentials | None) -> None:
         self._presented = credentials or self.state.credentials
         self._context = server_context(self._presented, [SMP_ALPN], ask_client_certificate=True)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.expiry_interval)
+            await self._broker.expire()
 
     async def _deliver_rounds(self) -> None:
         while True:

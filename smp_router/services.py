@@ -45,12 +45,8 @@ class Services:
     def get(self, service_id: EntityId) -> Service | None:
         return self._by_id.get(service_id)
 
-    def find_or_create(self, fingerprint: bytes, role: ServiceRole) -> Service:
-        service = self._by_identity.get((fingerprint, role))
-        if service is None:
-            service = Service(new_id(), fingerprint, role)
-            self.add(service)
-        return service
+    def find(self, fingerprint: bytes, role: ServiceRole) -> Service | None:
+        return self._by_identity.get((fingerprint, role))
 
     def add(self, service: Service) -> None:
         """Take in a service that is complete, its queues included."""
@@ -61,13 +57,15 @@ class Services:
     def owner(self, queue_id: EntityId) -> Service | None:
         return self._owners.get(queue_id)
 
-    def associate(self, service: Service, queue_id: EntityId) -> None:
+    def associate(self, service: Service, queue_id: EntityId) -> bool:
+        """False if the queue was the service's already."""
         if self._owners.get(queue_id) is service:
-            return
+            return False
         self.dissociate(queue_id)
         self._owners[queue_id] = service
         service.queue_ids.add(queue_id)
         service.ids_hash = xor(service.ids_hash, ids_hash((queue_id,)))
+        return True
 
     def dissociate(self, queue_id: EntityId) -> Service | None:
         """Returns the service that had the queue, if any."""

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.errors import ProtocolError
+from protocol.errors import INTERNAL, ProtocolError
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
@@ -20,6 +20,8 @@ from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
 from smp_router.commands import respond
 from smp_router.faults import Weather
+from smp_router.queues import new_id
+from smp_router.services import Service
 from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
 from transport.streams import TlsStream
@@ -60,7 +62,7 @@ class Session:
         self.client: Client | None = None
 
     def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
-        return self._broker.state.services.find_or_create(fingerprint, role).service_id
+        return self._broker.state.find_or_create_service(Service(new_id(), fingerprint, role)).service_id
 
     async def run(self) -> None:
         """Serve the client until it goes, breaks the protocol or is too slow."""
@@ -138,6 +140,10 @@ class Session:
                 answer = respond(self._broker, client, item)
             except ProtocolError as refusal:
                 answer = Err(refusal.error)
+            except Exception as failure:
+                # A defect of ours, not of the client: it is told so, and its other commands go on.
+                logger.error("a command failed unexpectedly: %s", type(failure).__name__)
+                answer = Err(INTERNAL)
         return Outgoing(item.corr_id, item.entity_id, answer)
 
     async def _send(self, client: Client) -> None:
@@ -159,7 +165,11 @@ class Session:
         if client.overrun:
             raise TimeoutError
         self._take_offers(client)
-        self._stream.write(self._connection.send(client.take()))
+        batch = client.take()
+        # Nothing leaves before what led to it is safe.
+        async with asyncio.timeout(self._config.send_timeout):
+            await self._broker.state.records.durable()
+        self._stream.write(self._connection.send(batch))
         async with asyncio.timeout(self._config.send_timeout):
             await self._stream.drain()
         await asyncio.sleep(0)

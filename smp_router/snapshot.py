@@ -76,15 +76,14 @@ def _entity(text: str) -> EntityId:
 def _queue(queue: Queue) -> dict[str, Any]:
     return {
         "recipient_id": _text(queue.recipient_id),
-        "recipient_key": _text(queue.recipient_key.der),
+        "recipient_keys": [_text(key.der) for key in queue.recipient_keys],
         "secret": _text(queue.secret),
         "sender_id": _text(queue.sender_id),
         "sender_key": None if queue.sender_key is None else _text(queue.sender_key.der),
         "mode": None if queue.mode is None else queue.mode.value.decode(),
         "notifier": None if queue.notifier is None else _notifier(queue.notifier),
         "messages": [[_text(m.message_id), _text(m.content.encode())] for m in queue.messages],
-        "suspended": queue.suspended,
-        "full": queue.full,
+        "suspended_at": queue.suspended_at,
     }
 
 
@@ -92,15 +91,14 @@ def _read_queue(entry: dict[str, Any]) -> Queue:
     sender_key, mode, notifier = entry["sender_key"], entry["mode"], entry["notifier"]
     return Queue(
         recipient_id=_entity(entry["recipient_id"]),
-        recipient_key=decode_public_key(_bytes(entry["recipient_key"])),
+        recipient_keys=tuple(decode_public_key(_bytes(key)) for key in entry["recipient_keys"]),
         secret=_bytes(entry["secret"]),
         sender_id=_entity(entry["sender_id"]),
         sender_key=None if sender_key is None else decode_public_key(_bytes(sender_key)),
         mode=None if mode is None else QueueMode(mode.encode()),
         notifier=None if notifier is None else _read_notifier(notifier),
-        messages=deque(Message(_bytes(i), decode_message(_bytes(c))) for i, c in entry["messages"]),
-        suspended=bool(entry["suspended"]),
-        full=bool(entry["full"]),
+        messages=deque(Message(0, _bytes(i), decode_message(_bytes(c))) for i, c in entry["messages"]),
+        suspended_at=entry["suspended_at"],
     )
 
 

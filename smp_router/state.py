@@ -1,18 +1,170 @@
-"""What makes a router the same one after a restart."""
+"""What makes a router the same one after a restart, and the one place that changes it."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from smp_router.queues import Queues
-from smp_router.services import Services
+from protocol.blocking import BlockingInfo
+from protocol.crypto import AuthPublicKey
+from protocol.encoding import EntityId
+from protocol.messages_crypto import QuotaExceeded, RcvMessage
+from smp_router.queues import ID_SIZE, Link, Message, Notifier, Prepared, Queue, Queues
+from smp_router.records import Kind, NoRecords, Records
+from smp_router.services import Service, Services
 from transport.certificates import Credentials
 
 
 @dataclass(slots=True)
 class RouterState:
-    """Identity, queues and services; connections and subscriptions are not part of it."""
+    """Identity, queues and services; connections and subscriptions are not part of it.
+
+    Every change is told to `records` as it is made.
+    """
 
     credentials: Credentials
+    records: Records = field(default_factory=NoRecords)
     queues: Queues = field(default_factory=Queues)
     services: Services = field(default_factory=Services)
+    stored_messages: int = 0
+    _last_number: int = 0
+
+    # Queues
+
+    def add_queue(self, queue: Queue) -> None:
+        self.queues.add(queue)
+        self._save(queue)
+
+    def restore_queue(self, queue: Queue) -> None:
+        """Take in a queue that the records already have, its messages included."""
+        self.queues.add(queue)
+        self.stored_messages += len(queue.messages)
+        self._last_number = max([self._last_number, *(message.number for message in queue.messages)])
+
+    def delete_queue(self, queue: Queue) -> None:
+        self.set_notifier(queue, None)
+        self.dissociate(queue.recipient_id)
+        self._remove_messages(queue, len(queue.messages))
+        self.queues.delete(queue)
+        self.records.delete(Kind.QUEUE, queue.recipient_id)
+
+    def secure(self, queue: Queue, key: AuthPublicKey) -> bool:
+        """Give the queue its sender's key: once, but the same key again is fine."""
+        if queue.sender_key is None:
+            queue.sender_key = key
+            self._save(queue)
+        return queue.sender_key == key
+
+    def set_recipient_keys(self, queue: Queue, keys: tuple[AuthPublicKey, ...]) -> None:
+        queue.recipient_keys = keys
+        self._save(queue)
+
+    def set_link(self, queue: Queue, link: Link | None) -> None:
+        self.queues.set_link(queue, link)
+        self._save(queue)
+
+    def set_notifier(self, queue: Queue, notifier: Notifier | None) -> Notifier | None:
+        """Returns the notifier there was; it belongs to no service any more."""
+        previous = self.queues.set_notifier(queue, notifier)
+        self._save(queue)
+        if previous is not None:
+            self.records.delete(Kind.NMSGS, previous.notifier_id)
+            self.dissociate(previous.notifier_id)
+        return previous
+
+    def suspend(self, queue: Queue, timestamp: int) -> None:
+        """The recipient's decision also ends the operator's block."""
+        queue.blocked = None
+        if queue.suspended_at is None:
+            queue.suspended_at = timestamp
+        self._save(queue)
+
+    def block(self, queue: Queue, info: BlockingInfo | None) -> None:
+        queue.blocked = info
+        self._save(queue)
+
+    def _save(self, queue: Queue) -> None:
+        self.records.put(Kind.QUEUE, queue.recipient_id, queue)
+
+    # Messages
+
+    def accept(self, queue: Queue, content: RcvMessage, quota: int) -> Message | None:
+        """Store a message; None if there is no room, in which case the recipient will be told so."""
+        if queue.full:
+            return None
+        refused = len(queue.messages) >= quota
+        stored = QuotaExceeded(content.timestamp) if refused else content
+        self._last_number += 1
+        message = Message(self._last_number, secrets.token_bytes(ID_SIZE), stored)
+        queue.messages.append(message)
+        self.stored_messages += 1
+        self.records.put(Kind.MESSAGE, message.number, (queue.recipient_id, message))
+        return None if refused else message
+
+    def acknowledge(self, queue: Queue, message_id: bytes) -> None:
+        """Forget the first message, if it is this one."""
+        if queue.messages and queue.messages[0].message_id == message_id:
+            self._remove_messages(queue, 1)
+
+    def expire(self, queue: Queue, before: int) -> int:
+        """Forget messages that came earlier; returns how many."""
+        old = sum(1 for _ in takewhile(lambda m: m.content.timestamp < before, queue.messages))
+        self._remove_messages(queue, old)
+        return old
+
+    def _remove_messages(self, queue: Queue, count: int) -> None:
+        for _ in range(count):
+            self.records.delete(Kind.MESSAGE, queue.messages.popleft().number)
+        self.stored_messages -= count
+
+    def add_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
+        while len(notifier.pending) >= limit:
+            notifier.pending.popleft()
+        notifier.pending.append(nmsg)
+        self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
+
+    def take_nmsgs(self, notifier: Notifier) -> list[Prepared]:
+        taken = list(notifier.pending)
+        notifier.pending.clear()
+        self.records.delete(Kind.NMSGS, notifier.notifier_id)
+        return taken
+
+    # Services
+
+    def find_or_create_service(self, service: Service) -> Service:
+        """The service with this fingerprint and role, if there is one; otherwise this one."""
+        found = self.services.find(service.fingerprint, service.role)
+        if found is not None:
+            return found
+        self.services.add(service)
+        self._save_service(service)
+        return service
+
+    def associate(self, service: Service, queue_id: EntityId) -> None:
+        if self.services.associate(service, queue_id):
+            self.records.put(Kind.ASSOCIATION, queue_id, service)
+
+    def dissociate(self, queue_id: EntityId) -> None:
+        if self.services.dissociate(queue_id) is not None:
+            self.records.delete(Kind.ASSOCIATION, queue_id)
+
+    def forget_services(self) -> None:
+        """Lose all services and associations."""
+        for service in self.services:
+            self.records.delete(Kind.SERVICE, (service.fingerprint, service.role))
+            self._forget(service.queue_ids)
+        self.services.forget()
+
+    def _forget(self, queue_ids: Iterable[EntityId]) -> None:
+        for queue_id in queue_ids:
+            self.records.delete(Kind.ASSOCIATION, queue_id)
+
+    def change_service_ids(self) -> None:
+        self.services.change_ids()
+        for service in self.services:
+            self._save_service(service)
+
+    def _save_service(self, service: Service) -> None:
+        self.records.put(Kind.SERVICE, (service.fingerprint, service.role), service)

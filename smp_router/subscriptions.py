@@ -1,8 +1,11 @@
-"""Who hears of which queue, one instance for recipients and one for notifiers. No input or output here."""
+"""Who hears of which queue, one instance for recipients and one for notifiers. No input or output here.
+
+A queue of a service is heard by the one client that speaks for the service, whichever command made it do so;
+any other queue by the client that subscribed it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.encoding import EntityId
@@ -14,9 +17,11 @@ from smp_router.services import Service, Services
 
 @dataclass(slots=True)
 class ServiceSubscription:
-    """The one client that speaks for a service now, and the queues it really subscribed."""
+    """The one client that speaks for a service now."""
 
     client: Client
+    whole: bool = False
+    "It subscribed all queues at once; before that, only those in `queue_ids`."
     queue_ids: set[EntityId] = field(default_factory=set)
 
 
@@ -28,14 +33,11 @@ class Subscriptions:
         self._services: dict[Service, ServiceSubscription] = {}
 
     def subscriber(self, queue_id: EntityId) -> Client | None:
-        client = self._single.get(queue_id)
-        if client is not None:
-            return client
         service = self._associations.owner(queue_id)
-        subscription = None if service is None else self._services.get(service)
-        if subscription is None or queue_id not in subscription.queue_ids:
-            return None
-        return subscription.client
+        if service is None:
+            return self._single.get(queue_id)
+        subscription = self._services.get(service)
+        return None if subscription is None else subscription.client
 
     def add(self, queue_id: EntityId, client: Client) -> None:
         self._single[queue_id] = client
@@ -44,44 +46,59 @@ class Subscriptions:
     def remove(self, queue_id: EntityId) -> Client | None:
         """Returns the client that was subscribed."""
         client = self.subscriber(queue_id)
-        if self._single.pop(queue_id, None) is not None and client is not None:
-            self._single_of[client].discard(queue_id)
+        single = self._single.pop(queue_id, None)
+        if single is not None:
+            self._single_of[single].discard(queue_id)
         service = self._associations.owner(queue_id)
         if service is not None and service in self._services:
             self._services[service].queue_ids.discard(queue_id)
         return client
 
-    def of_service(self, service: Service) -> ServiceSubscription | None:
-        return self._services.get(service)
+    def of_service(self, service: Service) -> Client | None:
+        subscription = self._services.get(service)
+        return None if subscription is None else subscription.client
 
     def end_service(self, service: Service) -> tuple[Client, QueueSet] | None:
-        """End the service's subscription; returns who had it, and to which queues."""
+        """End the service's subscription; returns who had it, and to which queues.
+
+        With it the client loses everything that it subscribed one by one.
+        """
         subscription = self._services.pop(service, None)
         if subscription is None:
             return None
+        self._release_single(subscription.client)
         ids = subscription.queue_ids
-        whole = len(ids) == len(service.queue_ids)
-        return subscription.client, service.queues if whole else QueueSet(len(ids), ids_hash(ids))
+        queues = service.queues if subscription.whole else QueueSet(len(ids), ids_hash(ids))
+        return subscription.client, queues
 
-    def add_to_service(self, service: Service, client: Client, queue_ids: Iterable[EntityId]) -> None:
+    def add_to_service(self, service: Service, client: Client, queue_id: EntityId) -> None:
         """`client` must be the only one of its service, or there must be none yet."""
+        self._speaker(service, client).queue_ids.add(queue_id)
+
+    def add_all_of_service(self, service: Service, client: Client) -> bool:
+        """False if this client had subscribed them all before."""
+        subscription = self._speaker(service, client)
+        first, subscription.whole = not subscription.whole, True
+        return first
+
+    def _speaker(self, service: Service, client: Client) -> ServiceSubscription:
         subscription = self._services.setdefault(service, ServiceSubscription(client))
         assert subscription.client is client
-        subscription.queue_ids.update(queue_ids)
+        return subscription
 
     def forget_services(self) -> None:
         self._services.clear()
 
     def release(self, client: Client) -> None:
         """The client is gone."""
-        for queue_id in self._single_of.pop(client, ()):
-            del self._single[queue_id]
+        self._release_single(client)
         for service in [s for s, held in self._services.items() if held.client is client]:
             del self._services[service]
 
+    def _release_single(self, client: Client) -> None:
+        for queue_id in self._single_of.pop(client, ()):
+            del self._single[queue_id]
+
     def subscribed(self) -> set[EntityId]:
         """All queues that have a subscriber now."""
-        ids = set(self._single)
-        for service, held in self._services.items():
-            ids |= held.queue_ids & service.queue_ids
-        return ids
+        return set(self._single).union(*(service.queue_ids for service in self._services))

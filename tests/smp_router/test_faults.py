@@ -165,7 +165,8 @@ async def test_send_end(stage: Stage) -> None:
     assert stage.router.subscribed_notifiers() == set(stage.ids[2:])
     await stage.router.load.emit(stage.queues[:1], count=1)
     assert await stage.client.silent()
-    assert await subscribe(stage.client, stage.queues[0]) == Sok()
+    again = await subscribe(stage.client, stage.queues[0], with_service=True)
+    assert again == Sok(stage.client.service_id)
     assert (await stage.client.event())[0] == stage.ids[0]
 
 
@@ -196,8 +197,8 @@ async def test_send_deld(stage: Stage) -> None:
 async def test_answer_errors(stage: Stage) -> None:
     faults = stage.router.faults
     faults.answer_errors("NSUB", QUOTA, count=2)
-    answers = [await subscribe(stage.client, stage.queues[0]) for _ in range(3)]
-    assert answers == [Err(QUOTA), Err(QUOTA), Sok()]
+    answers = [await subscribe(stage.client, stage.queues[0], with_service=True) for _ in range(3)]
+    assert answers == [Err(QUOTA), Err(QUOTA), Sok(stage.client.service_id)]
     faults.answer_errors("PING", AUTH)
     assert [await stage.client.ask(Ping()) for _ in range(3)] == [Err(AUTH)] * 3
     faults.answer_errors("PING", None)

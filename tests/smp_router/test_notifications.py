@@ -8,7 +8,7 @@ from protocol.connection import Block, Outgoing
 from protocol.encoding import CorrId
 from protocol.messages_crypto import open_message
 from protocol.push_messages import open_nmsg_meta
-from protocol.smp_messages import End, Msg, Nmsg, Nsub, Ok, Send, SmpMessage, Sok, Sub
+from protocol.smp_messages import End, Msg, Nmsg, Nsub, Ok, Send, SmpMessage, Sok
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.smp_router.wire import (
@@ -19,6 +19,7 @@ from tests.smp_router.wire import (
     connected,
     create_queue,
     eventually,
+    first_message,
 )
 
 
@@ -41,7 +42,7 @@ async def test_nmsg_names_the_message(router: Router) -> None:
         assert router.subscribed_notifiers() == {queue.notifier_id}
         assert await user.ask(Send(True, b"hello"), queue.sender_id) == Ok()
         entity_id, nmsg = await ntf.event()
-        message = await user.ask(Sub(), queue.recipient_id, queue.key)
+        message = await first_message(user, queue)
         assert entity_id == queue.notifier_id
         assert isinstance(message, Msg)
         assert isinstance(nmsg, Nmsg)

@@ -30,7 +30,6 @@ from protocol.smp_messages import (
     Send,
     Sok,
     Soks,
-    Sub,
 )
 from protocol.versions import VersionRange
 from smp_router.__main__ import main, make_parser
@@ -39,7 +38,7 @@ from smp_router.control import ask, control_socket
 from smp_router.router import Router, make_credentials
 from smp_router.snapshot import SnapshotError, load_snapshot, save_snapshot
 from smp_router.state import RouterState
-from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue, new_key
+from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue, first_message, new_key
 from transport.certificates import make_service
 
 PROGRAM = [sys.executable, "-m", "smp_router"]
@@ -195,7 +194,7 @@ async def test_snapshot_keeps_everything(tmp_path: Path) -> None:
         answer = await client.ask(Nsubs(expected), service_id, params.service.private_key)
         assert answer == Soks(expected)
         assert (await client.event())[0] == queue.notifier_id
-        assert isinstance(await client.ask(Sub(), queue.recipient_id, queue.key), Msg)
+        assert isinstance(await first_message(client, queue), Msg)
         assert await client.ask(Send(True, b""), secured.sender_id, sender_key) == Ok()
         assert await client.ask(Send(True, b""), plain.sender_id) == Err(AUTH)
 

@@ -10,11 +10,12 @@ import pytest
 
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
-from protocol.errors import AUTH, SERVICE
+from protocol.errors import AUTH, NO_MSG, SERVICE
 from protocol.ids_hash import NO_IDS, ids_hash
 from protocol.messages_crypto import RcvMessage, open_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import (
+    Ack,
     Alls,
     Del,
     Deld,
@@ -173,18 +174,19 @@ async def test_case_no_service_and_a_free_queue(router: Router, side: Side) -> N
         assert len(router.services) == 0
 
 
-async def test_service_client_may_act_for_itself(
+async def test_service_client_cannot_act_for_itself(
     router: Router, side: Side, credentials: Credentials
 ) -> None:
-    """Without the service's signature it is an ordinary client, and takes the queue from its service."""
+    """In a service's session each subscription carries its signature; in another role's it need not."""
     (queue,) = await make_queues(router, 1)
+    other_role = NOTIFIERS.role if side is RECIPIENTS else RECIPIENTS.role
     async with connected(router.address, service=credentials, role=side.role) as client:
         await side.subscribe(client, queue)
-        assert await side.subscribe(client, queue, with_service=False) == Sok(None)
+        assert await side.subscribe(client, queue, with_service=False) == Err(SERVICE)
+        assert side.service(router).queues == queue_set(side.id(queue))
+    async with connected(router.address, service=credentials, role=other_role) as client:
+        assert await side.subscribe(client, queue, with_service=False) == Sok()
         assert side.service(router).queues == queue_set()
-        await send(router, queue)
-        assert (await client.event())[0] == side.id(queue)
-        assert await client.silent()
 
 
 async def test_ordinary_subscriber_is_displaced_by_a_service(
@@ -218,16 +220,17 @@ async def test_associations_outlive_connections(router: Router, credentials: Cre
         assert await client.silent()
 
 
-async def test_in_a_new_connection_nsub_subscribes_one_queue_only(
-    router: Router, credentials: Credentials
+async def test_who_subscribes_one_queue_for_a_service_hears_of_all(
+    router: Router, side: Side, credentials: Credentials
 ) -> None:
     queues = await make_queues(router, 2)
-    async with connected(router.address, service=credentials) as client:
+    async with connected(router.address, service=credentials, role=side.role) as client:
         for queue in queues:
-            await NOTIFIERS.subscribe(client, queue)
-    async with connected(router.address, service=credentials) as client:
-        await NOTIFIERS.subscribe(client, queues[0])
-        assert router.subscribed_notifiers() == {queues[0].notifier_id}
+            await side.subscribe(client, queue)
+    async with connected(router.address, service=credentials, role=side.role) as client:
+        await side.subscribe(client, queues[0])
+        await send(router, queues[1])
+        assert (await client.event())[0] == side.id(queues[1])
 
 
 async def test_second_client_of_a_service_displaces_the_first(
@@ -282,8 +285,66 @@ async def test_new_in_a_services_name(router: Router, credentials: Credentials) 
         stored = await create_queue(client, subscribe=False, with_service=True)
         assert RECIPIENTS.service(router).queues == queue_set(queue.recipient_id, stored.recipient_id)
         await send(router, queue, stored)
-        assert (await client.event())[0] == queue.recipient_id
+        heard = [entity_id for entity_id, _ in await client.events(2)]
+        assert heard == [queue.recipient_id, stored.recipient_id]
+
+
+async def test_queues_that_come_later_are_heard_by_the_subscribed_service(
+    router: Router, credentials: Credentials
+) -> None:
+    (queue,) = await make_queues(router, 1)
+    role = ServiceRole.MESSAGING
+    async with connected(router.address, service=credentials, role=role) as client:
+        assert await RECIPIENTS.subscribe_all(client) == Soks(queue_set())
+        assert await client.event() == (NO_ENTITY, Alls())
+        created = await create_queue(client, with_service=True)
+        assert await RECIPIENTS.subscribe(client, queue) == Sok(client.service_id)
+        await send(router, created, queue)
+        heard = {entity_id for entity_id, _ in await client.events(2)}
+        assert heard == {created.recipient_id, queue.recipient_id}
+
+
+async def test_first_subs_after_single_subs_ends_with_alls(router: Router, credentials: Credentials) -> None:
+    queues = await make_queues(router, 2)
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        for queue in queues:
+            assert await RECIPIENTS.subscribe(client, queue) == Sok(client.service_id)
+        await send(router, queues[0])
+        assert (await client.event())[0] == queues[0].recipient_id
+        expected = Soks(queue_set(*(queue.recipient_id for queue in queues)))
+        assert await RECIPIENTS.subscribe_all(client) == expected
+        assert await client.event() == (NO_ENTITY, Alls())
+        assert await RECIPIENTS.subscribe_all(client) == expected
         assert await client.silent()
+
+
+async def test_displaced_client_of_a_service_loses_its_single_subscriptions(
+    router: Router, credentials: Credentials
+) -> None:
+    theirs, own = await make_queues(router, 2)
+    async with (
+        connected(router.address, service=credentials, role=ServiceRole.NOTIFIER) as first,
+        connected(router.address, service=credentials, role=ServiceRole.NOTIFIER) as second,
+    ):
+        assert await RECIPIENTS.subscribe(first, own, with_service=False) == Sok()
+        await NOTIFIERS.subscribe(first, theirs)
+        assert await NOTIFIERS.subscribe_all(second) == Soks(queue_set(theirs.notifier_id))
+        assert await first.event() == (first.service_id, Ends(queue_set(theirs.notifier_id)))
+        await send(router, own)
+        assert (await first.event())[0] == own.recipient_id  # another role: not this service's business
+    role = ServiceRole.MESSAGING
+    async with (
+        connected(router.address, service=credentials, role=role) as first,
+        connected(router.address, service=credentials, role=role) as second,
+    ):
+        message = await RECIPIENTS.subscribe(first, own)
+        assert message == Sok(first.service_id)
+        _, delivered = await first.event()
+        assert isinstance(delivered, Msg)
+        await RECIPIENTS.subscribe_all(second)
+        assert await first.event() == (first.service_id, Ends(queue_set(own.recipient_id)))
+        assert await first.ask(Ack(delivered.message_id), own.recipient_id, own.key) == Err(NO_MSG)
+        assert [entity for entity, _ in await second.events(2)] == [own.recipient_id, NO_ENTITY]
 
 
 async def test_before_v19_counts_come_without_hashes(router: Router, credentials: Credentials) -> None:

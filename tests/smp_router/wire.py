@@ -16,7 +16,18 @@ from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import HandshakeError
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
-from protocol.smp_messages import Ids, New, Nid, Nkey, NotifierKeys, QueueMode, SmpCommand, SmpMessage
+from protocol.smp_messages import (
+    Ids,
+    New,
+    Nid,
+    Nkey,
+    NotifierKeys,
+    QueueMode,
+    SmpCommand,
+    SmpMessage,
+    Sok,
+    Sub,
+)
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_router.session import signing_key
 from transport import streams
@@ -219,6 +230,14 @@ async def add_notifier(client: WireClient, queue: TestQueue) -> None:
     assert isinstance(nid, Nid), nid
     queue.notifier_id = nid.ids.notifier_id
     queue.notifier_secret = dh.exchange(nid.ids.dh_key)
+
+
+async def first_message(client: WireClient, queue: TestQueue) -> SmpMessage:
+    """Subscribe a queue that has a message: it comes behind the answer."""
+    assert await client.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+    entity_id, message = await client.event()
+    assert entity_id == queue.recipient_id
+    return message
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
