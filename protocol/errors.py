@@ -29,6 +29,24 @@ QUOTA = ErrorType(b"QUOTA")
 NO_MSG = ErrorType(b"NO_MSG")
 LARGE_MSG = ErrorType(b"LARGE_MSG")
 INTERNAL = ErrorType(b"INTERNAL")
+CRYPTO = ErrorType(b"CRYPTO")
+NO_SERVICE = ErrorType(b"NO_SERVICE")
+PROXY_BASIC_AUTH = ErrorType(b"PROXY BASIC_AUTH")
+PROXY_NO_SESSION = ErrorType(b"PROXY NO_SESSION")
+
+
+def proxy_protocol_error(error: ErrorType) -> ErrorType:
+    """What the destination answered to a proxy, as the proxy's client sees it."""
+    return ErrorType(b"PROXY PROTOCOL " + error.text)
+
+
+def proxy_broker_error(text: bytes) -> ErrorType:
+    """Why a proxy got no answer from the destination."""
+    return ErrorType(b"PROXY BROKER " + text)
+
+
+SERVICE_ERRORS = (SERVICE, NO_SERVICE, proxy_broker_error(b"NO_SERVICE"))
+"All say that the router does not know the service, so that queues are subscribed one by one."
 
 MAX_STORE_TEXT = 200
 "Keeps an `ERR STORE …` answer inside one NTF block."

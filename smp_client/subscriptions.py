@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.encoding import EntityId
-from protocol.errors import AUTH, SERVICE
+from protocol.errors import AUTH, SERVICE_ERRORS
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.smp_messages import Deld, End, Err, Ok, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
@@ -147,7 +147,7 @@ def refusal(answer: SmpMessage | ClientError) -> SubEvent:
     if isinstance(answer, Err):
         if answer.error == AUTH:
             return REFUSED
-        return SERVICE_REFUSED if answer.error == SERVICE else SubEvent.failed(str(answer.error))
+        return SERVICE_REFUSED if answer.error in SERVICE_ERRORS else SubEvent.failed(str(answer.error))
     return SubEvent.failed(str(answer) if isinstance(answer, ClientError) else "unexpected answer")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.encoding import EntityId
-from protocol.errors import AUTH, INTERNAL, SERVICE
+from protocol.errors import AUTH, INTERNAL, SERVICE_ERRORS
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import Deld, End, Err, Nmsg, Ok, Pong, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
@@ -104,7 +104,8 @@ def test_outcomes() -> None:
 
 
 def test_a_refused_service_or_another_one_is_a_failure_of_the_service() -> None:
-    for answer in (Err(SERVICE), Sok(EntityId(b"somebody else"))):
+    refusals: list[SmpMessage] = [Err(error) for error in SERVICE_ERRORS]
+    for answer in [*refusals, Sok(EntityId(b"somebody else"))]:
         outcomes = sort_outcomes([A], [answer], SERVICE_ID)
         assert outcomes.service_failed
         assert outcomes.changed == [(A, SERVICE_REFUSED)]
