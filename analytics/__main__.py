@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from analytics.java import JavaNotFoundError, find_java
 from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
 
 if TYPE_CHECKING:
@@ -129,11 +130,12 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
 
 def run_report(args: argparse.Namespace, console: Console) -> None:
     """`report`."""
+    find_java()
     # Imported late: the other commands work without Spark.
     try:
         from analytics.job import ReportJob, run_reports, spark_session, to_us
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error}; reports need: pip install 'ntf-server[analytics]'") from error
+        raise UsageError(f"reports need {error.name}: pip install 'ntf-server[analytics]'") from error
     from analytics.inputs import Limits
 
     given = {f.name: getattr(args, f.name, None) for f in fields(Limits)}
@@ -233,8 +235,6 @@ COMMANDS = {
 
 def expected_errors() -> tuple[type[Exception], ...]:
     """What is told in one line, without a traceback."""
-    from analytics.java import JavaNotFoundError
-
     errors: list[type[Exception]] = [UsageError, JournalKeyError, JavaNotFoundError, OSError]
     if "analytics.segments" in sys.modules:
         from analytics.segments import JournalNotFoundError

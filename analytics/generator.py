@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analytics.inputs import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_files import SCHEMA, write_parquet
 from store.journal_schema import (
     CONTRACT,

@@ -5,11 +5,6 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-SECOND_US = 1_000_000
-MINUTE_US = 60 * SECOND_US
-HOUR_US = 60 * MINUTE_US
-DAY_US = 24 * HOUR_US
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

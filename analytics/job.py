@@ -20,14 +20,8 @@ from analytics.inputs import Inputs, Limits, Window
 from analytics.java import find_java
 from analytics.page import ReportPage, TableData, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import (
-    Checked,
-    JournalNotFoundError,
-    check_segments,
-    day_of,
-    list_segments,
-    read_events,
-)
+from analytics.segments import Checked, JournalNotFoundError, day_of
+from analytics.spark_segments import check_segments, list_segments, read_events
 
 Tables = Callable[[Inputs], Mapping[str, DataFrame]]
 

@@ -21,5 +21,3 @@ SPARK_TYPES: dict[ColumnType, DataType] = {
 
 EVENTS = StructType([StructField(c.name, SPARK_TYPES[c.type], nullable=True) for c in COLUMNS])
 """Columns of a journal. All nullable for Spark, which does not check; the reader refuses bad segments."""
-
-EVENT_ID = ["writer", "seq"]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analytics.inputs import DAY_US, HOUR_US, Inputs
+from analytics.inputs import Inputs
+from analytics.times import DAY_US, HOUR_US
 from store.journal_schema import JournalEvent as E
 
 SUBSCRIPTION_EVENTS = (E.SUB_CREATED, E.SUB_STATUS_CHANGED, E.SUB_DELETED)

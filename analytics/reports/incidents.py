@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analytics.inputs import HOUR_US, MINUTE_US, SECOND_US, Inputs
+from analytics.inputs import Inputs
+from analytics.times import HOUR_US, MINUTE_US, SECOND_US
 from analytics.transforms import (
     calendar,
     count_if,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analytics.inputs import DAY_US, Inputs
+from analytics.inputs import Inputs
+from analytics.times import DAY_US
 from analytics.transforms import dead_tokens, server_contacts, subscription_states, to_time
 
 NEVER_ACTIVE = "never active"

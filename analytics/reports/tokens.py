@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from analytics.inputs import DAY_US, SECOND_US, Inputs
+from analytics.inputs import Inputs
+from analytics.times import DAY_US, SECOND_US
 from analytics.transforms import (
     TOKEN_EVENTS,
     count_if,

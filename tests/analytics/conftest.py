@@ -13,10 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from analytics.generator import Answers, Plan, write_journal
-from analytics.inputs import DAY_US, Inputs, Limits, Window
+from analytics.inputs import Inputs, Limits, Window
 from analytics.job import REPORTS, spark_session
 from analytics.schema import EVENTS
-from analytics.segments import check_segments, list_segments, read_events
+from analytics.spark_segments import check_segments, list_segments, read_events
+from analytics.times import DAY_US
 from store.journal_schema import JournalEvent
 
 START = datetime(2026, 1, 5, tzinfo=UTC)

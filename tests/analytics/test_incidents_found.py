@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analytics.generator import Answers, Plan, write_journal
-from analytics.inputs import DAY_US, Inputs, Window
+from analytics.inputs import Inputs, Window
 from analytics.reports import incidents
 from analytics.schema import EVENTS
+from analytics.times import DAY_US
 from tests.analytics.conftest import START, START_US, collected
 
 SEEDS = range(20)

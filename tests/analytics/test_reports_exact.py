@@ -2,8 +2,9 @@
 
 import pytest
 
-from analytics.inputs import DAY_US, Limits
+from analytics.inputs import Limits
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
+from analytics.times import DAY_US
 from store.journal_schema import JournalEvent as E
 from tests.analytics.conftest import START_US, MakeInputs, Row, at, collected, event
 

@@ -9,15 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.generator import Plan, write_journal
-from analytics.segments import (
-    JournalNotFoundError,
-    Segment,
-    check_segment,
-    check_segments,
-    list_segments,
-    read_events,
-    split_overlapping,
-)
+from analytics.segments import JournalNotFoundError, Segment, check_segment, split_overlapping
+from analytics.spark_segments import check_segments, list_segments, read_events
 from ntf_server.journal import Journal, JournalSettings
 from store.journal_schema import JournalEvent
 
@@ -113,7 +106,7 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession
     for file_format in ("parquet", "jsonl"):
         settings = JournalSettings(folder=tmp_path, key=bytes(32), format=file_format)
         journal = Journal(settings, lambda: 1_767_614_400_123_456)
-        journal.record(JournalEvent.PUSH_SENT, token=b"t" * 24, provider="AP", latency_us=5)
+        journal.record(JournalEvent.SMP_CONNECTED, server="smp.example:5223", latency_us=5)
         journal.stop()
         async with asyncio.timeout(20):
             await journal.run()
@@ -126,7 +119,7 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession
     assert first == second
     assert (first["us"], first["event"], first["latency_us"], first["server"]) == (
         1_767_614_400_123_456,
-        "push_sent",
+        "smp_connected",
         5,
-        None,
+        "smp.example:5223",
     )
