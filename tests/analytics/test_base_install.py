@@ -39,7 +39,10 @@ def test_everything_but_reports_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environment", "advice"),
-    [({}, "pip install 'ntf-server[analytics]'"), ({"JAVA_HOME": "/nowhere"}, "Spark needs Java 17 or newer")],
+    [
+        ({}, "pip install 'ntf-server[analytics]'"),
+        ({"JAVA_HOME": "/nowhere"}, "Spark needs Java 17 or newer"),
+    ],
 )
 def test_reports_say_in_one_line_what_to_install(
     tmp_path: Path, environment: dict[str, str], advice: str
