@@ -35,7 +35,8 @@ from ntf_server.push.provider import PushNotification, PushProvider
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from store.records import NewSubscription, NewToken, Notification, ServerKey
+from protocol.statuses import TokenInput
+from store.records import CreatedSubscription, NewSubscription, NewToken, Notification, ServerKey
 from store.sqlite import SqliteStore
 
 ROUTER = SmpServer(("smp.example.com",), "", bytes(32))
@@ -89,7 +90,7 @@ class Side:
                 updated_on=0,
             )
         )
-        await self.store.activate_token(token.key, 0)
+        await self.store.move_token(token, TokenInput.CODE_MATCHED, 0)
         ids = [EntityId(os.urandom(24)) for _ in range(queues)]
         created = await self.store.create_subscriptions(
             [
@@ -103,7 +104,7 @@ class Side:
                 for notifier_id in ids
             ]
         )
-        assert created[0] is not None
+        assert isinstance(created[0], CreatedSubscription)
         return created[0].server_key, ids
 
     async def receive(self, key: ServerKey, ids: Sequence[EntityId]) -> None:

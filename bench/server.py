@@ -25,6 +25,8 @@ from protocol.connection import Block, Outgoing, Received
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import IdSub, NtfCommand, Ping, Pong, Schk, Snew, Sub
+from protocol.statuses import TokenInput
+from store.policy import RowCaps
 from store.records import NewSubscription, NewToken, TokenKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.conftest import null_token
@@ -82,7 +84,7 @@ async def daemon(folder: Path) -> AsyncIterator[Daemon]:
 async def fill(folder: Path, subscriptions: int) -> tuple[Device, list[EntityId]]:
     """A verified device with so many subscriptions, straight into the store."""
     device = Device.make(null_token())
-    store = SqliteStore(folder / "d" / "ntf-server.db")
+    store = SqliteStore(folder / "d" / "ntf-server.db", caps=RowCaps(subscriptions_per_token=0))
     await store.open()
     device.token_id = EntityId(os.urandom(24))
     token = await store.create_token(
@@ -96,7 +98,7 @@ async def fill(folder: Path, subscriptions: int) -> tuple[Device, list[EntityId]
             updated_on=0,
         )
     )
-    await store.activate_token(token.key, 0)
+    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
     ids: list[EntityId] = []
     for start in range(0, subscriptions, 2000):
         news = [_new_subscription(token.key) for _ in range(min(2000, subscriptions - start))]

@@ -131,6 +131,8 @@ def make_database(path: Path, subscriptions: int) -> Rows:
             ),
         )
         db.executemany(_INSERT_SUBSCRIPTION, rows())
+        db.execute("UPDATE tokens SET verified = 1")
+        db.execute("INSERT INTO token_routers SELECT token_key, 1, count(*) FROM subscriptions GROUP BY 1")
         db.execute(
             "UPDATE totals SET tokens = ?1, active_tokens = ?1,"
             " subscriptions = ?2, active_subscriptions = ?2",

@@ -29,6 +29,7 @@ from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId
+from protocol.statuses import TokenInput
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.records import NewSubscription, NewToken, TokenKey
@@ -135,7 +136,7 @@ async def new_token(store: SqliteStore) -> TokenKey:
             updated_on=0,
         )
     )
-    await store.activate_token(token.key, 0)
+    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
     return token.key
 
 

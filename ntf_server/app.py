@@ -22,7 +22,7 @@ from ntf_server.config import Config
 from ntf_server.control import ControlPort, Role
 from ntf_server.daemon_life import DaemonLife
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
-from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
+from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.limits import Rate
@@ -35,6 +35,7 @@ from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
 from protocol.addresses import NtfServer
 from store.interface import StoreError
 from store.journal_schema import load_or_create_key
+from store.policy import RowCaps
 from store.sqlite import SqliteStore
 from transport.certificates import load_server_files
 
@@ -78,6 +79,10 @@ class App:
         self.store = SqliteStore(
             setup.database_path(config),
             busy_timeout=config.STORE.busy_timeout,
+            caps=RowCaps(
+                subscriptions_per_token=config.STORE.subscriptions_per_token,
+                routers_per_token=config.STORE.routers_per_token,
+            ),
             on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds),
         )
         self._credentials = load_server_files(config_dir)
@@ -85,6 +90,7 @@ class App:
         self._providers = make_providers(config, data_dir, self._clock.now)
         self.dispatcher = self._make_dispatcher(self._providers)
         self.subscriber = self._make_subscriber()
+        self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         passwords = {Role.ADMIN: config.AUTH.control_port_admin_password}
         passwords[Role.USER] = config.AUTH.control_port_user_password
@@ -120,6 +126,7 @@ class App:
         await self._providers.close()
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        housekeeping = Housekeeping(self.store, self._deletions, self._clock, self._config.STORE)
         async with asyncio.TaskGroup() as tasks:
             pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")
             background = [
@@ -127,7 +134,7 @@ class App:
                 tasks.create_task(
                     Periodic(self.store, self.dispatcher, self._clock, self._random).run(), name="periodic"
                 ),
-                tasks.create_task(self._make_housekeeping().run(), name="housekeeping"),
+                tasks.create_task(housekeeping.run(), name="housekeeping"),
                 tasks.create_task(self._publish_counts(), name="counts"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
@@ -213,13 +220,6 @@ class App:
         )
         return RouterSubscriber(self.store, self.dispatcher, self._clock, settings, self._journal)
 
-    def _make_housekeeping(self) -> Housekeeping:
-        section = self._config.STORE
-        settings = HousekeepingConfig(
-            unverified_days=section.unverified_token_days, invalid_days=section.invalid_token_days
-        )
-        return Housekeeping(self.store, self.subscriber, self._clock, settings)
-
     def _make_listener(self) -> Listener:
         config = self._config
         limits = config.LIMITS
@@ -231,6 +231,7 @@ class App:
             random=self._random,
             rules=CommandRules(providers=frozenset(self._providers.by_tag)),
             journal=self._journal,
+            deletions=self._deletions,
         )
         client = ClientLimits(
             handshake_timeout=limits.handshake_timeout,

@@ -12,7 +12,7 @@ from protocol.crypto import AuthPublicKey, Ed25519PublicKey, decode_public_key
 from protocol.encoding import EntityId
 from protocol.ntf_commands import NtfCommand, Ping, Schk, Sdel, Snew, Tnew
 from protocol.session_params import SessionParams
-from store.interface import NtfStore
+from store.interface import CommandStore
 from store.records import SubscriptionRecord, TokenRecord
 
 VERIFIED_AT_A_TIME = 32
@@ -33,7 +33,7 @@ _TOKENLESS_COMMANDS = (Tnew, Ping, *_SUBSCRIPTION_COMMANDS)
 
 
 class Authenticator:
-    def __init__(self, store: NtfStore) -> None:
+    def __init__(self, store: CommandStore) -> None:
         self._store = store
 
     async def authenticate(self, params: SessionParams, requests: Sequence[Request]) -> list[Entity | Denied]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ntf_server.authentication import DENIED, Authenticator, Denied, Entity, Request
 from ntf_server.clock import Clock, day
+from ntf_server.housekeeping import Deletions
 from ntf_server.interfaces import PushSink, Subscriber
 from ntf_server.journal import EventSink
 from ntf_server.limits import Rate, RateLimiter
@@ -41,10 +42,18 @@ from protocol.ntf_commands import (
     Tvfy,
 )
 from protocol.session_params import SessionParams
-from protocol.statuses import TokenInput, move_token
-from store.interface import NtfStore, StoreError
+from protocol.statuses import TokenInput, TokenStatus
+from store.interface import CommandStore, StoreError
 from store.journal_schema import JournalEvent
-from store.records import NewSubscription, NewToken, SubscriptionRecord, TokenRecord
+from store.records import (
+    CreatedSubscription,
+    Deletion,
+    NewSubscription,
+    NewToken,
+    SnewRefusal,
+    SubscriptionRecord,
+    TokenRecord,
+)
 from transport.cancellation import raise_if_cancelled
 
 logger = logging.getLogger(__name__)
@@ -54,6 +63,15 @@ CODE_SIZE = 32
 MIN_CRON_MINUTES = 20
 VERIFICATION_RATE = Rate(per_second=1 / 60, burst=10)
 "Verification pushes per device token: TNEW and TRPL would otherwise let anyone pester a device."
+
+STORE_FAILED = store_error("unavailable")
+"All that a client learns: what went wrong, and where, is the operator's business."
+
+REGISTRATIONS = (Tnew, Trpl)
+"Commands that make the server push to a device that it has not verified: limits count them alike."
+
+TNEW_ATTEMPTS = 3
+"A record that is deleted or replaced under the hands of TNEW is looked for again."
 
 TOKENS_CREATED = counter("tokens_created", "Tokens registered")
 TOKENS_VERIFIED = counter("tokens_verified", "Tokens verified")
@@ -76,7 +94,7 @@ class Commands:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: CommandStore,
         subscriber: Subscriber,
         push: PushSink,
         *,
@@ -84,6 +102,7 @@ class Commands:
         random: Callable[[int], bytes],
         rules: CommandRules,
         journal: EventSink,
+        deletions: Deletions,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
@@ -92,6 +111,7 @@ class Commands:
         self._random = random
         self._rules = rules
         self._journal = journal
+        self._deletions = deletions
         self._verifications = RateLimiter(VERIFICATION_RATE)
         self._authenticator = Authenticator(store)
 
@@ -102,7 +122,7 @@ class Commands:
             responses = await self._answer(requests, entities)
         except StoreError as error:
             logger.error("store: %s", error)
-            responses = [Err(store_error(str(error)))] * len(requests)
+            responses = [Err(STORE_FAILED)] * len(requests)
         _count(requests, responses)
         return responses
 
@@ -132,24 +152,21 @@ class Commands:
 
     async def tnew(self, entity: None, command: Tnew) -> NtfResponse:
         self._check_device(command.device_token)
-        record = await self._store.token_by_device(command.device_token, command.auth_key.der)
-        if record is None:
-            new = self._new_token(command)
-            record = await self._store.create_token(new)
-            if record.token_id == new.token_id:
-                TOKENS_CREATED.inc()
-                self._record(JournalEvent.TOKEN_REGISTERED, record)
-                await self._push.verify(record.key)
-                return _id_tkn(record)
-        return await self._register_again(record, command)
-
-    async def _register_again(self, record: TokenRecord, command: Tnew) -> NtfResponse:
-        secret = X25519PrivateKey(record.dh_private).exchange(command.dh_key)
-        if not hmac.compare_digest(secret, record.dh_secret):
-            return Err(AUTH)
-        status = move_token(record.status, TokenInput.REGISTERED_AGAIN)
-        if status is not record.status:
-            await self._store.set_token_status(record.key, status, updated_on=self._today())
+        for _ in range(TNEW_ATTEMPTS):
+            record = await self._store.token_by_device(command.device_token, command.auth_key.der)
+            if record is None:
+                new = self._new_token(command)
+                record = await self._store.create_token(new)
+                if record.token_id == new.token_id:
+                    TOKENS_CREATED.inc()
+                    self._record(JournalEvent.TOKEN_REGISTERED, record)
+                    break
+            if not _same_secret(record, command):
+                return Err(AUTH)
+            if await self._store.move_token(record, TokenInput.REGISTERED, self._today()):
+                break
+        else:
+            return Err(INTERNAL)
         await self._push.verify(record.key)
         return _id_tkn(record)
 
@@ -166,11 +183,15 @@ class Commands:
         )
 
     async def tvfy(self, token: TokenRecord, command: Tvfy) -> NtfResponse:
-        right = hmac.compare_digest(command.code, token.code)
-        if not (right and token.status.allows_verification):
+        if not hmac.compare_digest(command.code, token.code):
             return Err(AUTH)
-        if move_token(token.status, TokenInput.CODE_MATCHED) is not token.status:
-            self._subscriber.forget(await self._store.activate_token(token.key, self._today()))
+        if token.status is TokenStatus.ACTIVE:
+            return Ok()
+        move = await self._store.move_token(token, TokenInput.CODE_MATCHED, self._today())
+        if move is None:
+            return Err(AUTH)
+        self._deletions.note(move.deletion)
+        if move.before is not move.after:
             TOKENS_VERIFIED.inc()
             self._record(JournalEvent.TOKEN_VERIFIED, token)
         return Ok()
@@ -184,22 +205,25 @@ class Commands:
         if not await self._store.replace_device_token(token.key, command.device_token, code, self._today()):
             return Err(AUTH)
         TOKENS_REPLACED.inc()
-        self._record(JournalEvent.TOKEN_REPLACED, token)
+        self._journal.record(
+            JournalEvent.TOKEN_REPLACED, token=token.token_id, provider=command.device_token.provider.tag
+        )
         await self._push.verify(token.key)
         return Ok()
 
     async def tdel(self, token: TokenRecord, command: Tdel) -> NtfResponse:
-        self._subscriber.forget(await self._store.delete_token(token.key))
+        deletion = await self._store.delete_token(token.key)
+        if deletion is None:
+            return Err(AUTH)
         TOKENS_DELETED.inc()
-        self._record(JournalEvent.TOKEN_DELETED, token)
+        self._deletions.note(deletion)
         return Ok()
 
     async def tcrn(self, token: TokenRecord, command: Tcrn) -> NtfResponse:
         if 0 < command.minutes < MIN_CRON_MINUTES:
             return Err(QUOTA)
         due = first_due(self._clock.now(), command.minutes, self._random) if command.minutes else None
-        await self._store.set_cron(token.key, command.minutes, due)
-        return Ok()
+        return Ok() if await self._store.set_cron(token.key, command.minutes, due) else Err(AUTH)
 
     def _check_device(self, device_token: DeviceToken) -> None:
         if device_token.provider not in self._rules.providers:
@@ -218,24 +242,27 @@ class Commands:
         news: list[NewSubscription] = []
         for index, (request, token) in enumerate(zip(requests, entities, strict=True)):
             command = request.message
-            if (
-                isinstance(token, TokenRecord)
-                and isinstance(command, Snew)
-                and token.status.allows_subscriptions
-            ):
+            if isinstance(token, TokenRecord) and isinstance(command, Snew) and token.may_subscribe:
                 allowed.append(index)
                 news.append(self._new_subscription(token, command))
         created = await self._store.create_subscriptions(news) if news else []
         for index, new, result in zip(allowed, news, created, strict=True):
-            if result is None:
-                continue
-            responses[index] = IdSub(result.subscription_id)
-            if result.created:
-                SUBSCRIPTIONS_CREATED.inc()
-                self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, entities[index], new)
-            if result.handed_over:
-                self._subscriber.subscribe(result.server_key, new.server, result.queue)
+            responses[index] = self._created(entities[index], new, result)
         return responses
+
+    def _created(
+        self, token: Entity | Denied, new: NewSubscription, result: CreatedSubscription | SnewRefusal
+    ) -> NtfResponse:
+        if isinstance(result, SnewRefusal):
+            return Err(QUOTA if result is SnewRefusal.QUOTA else AUTH)
+        if result.replaced is not None:
+            self._deletions.note(Deletion(subscriptions=[result.replaced]))
+        if result.created:
+            SUBSCRIPTIONS_CREATED.inc()
+            self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, token, new)
+        if result.handed_over:
+            self._subscriber.subscribe(result.server_key, new.server, result.queue)
+        return IdSub(result.subscription_id)
 
     def _new_subscription(self, token: TokenRecord, command: Snew) -> NewSubscription:
         return NewSubscription(
@@ -250,14 +277,11 @@ class Commands:
         return Sub(subscription.status)
 
     async def sdel(self, subscription: SubscriptionRecord, command: Sdel) -> NtfResponse:
-        queue = await self._store.delete_subscription(subscription.key)
-        if queue is None:
+        deleted = await self._store.delete_subscription(subscription.key)
+        if deleted is None:
             return Err(AUTH)
-        self._subscriber.forget([queue])
         SUBSCRIPTIONS_DELETED.inc()
-        self._journal.record(
-            JournalEvent.SUB_DELETED, subscription=subscription.subscription_id, token=subscription.token_id
-        )
+        self._deletions.note(Deletion(subscriptions=[deleted]))
         return Ok()
 
     async def ping(self, entity: None, command: Ping) -> NtfResponse:
@@ -276,6 +300,11 @@ class Commands:
         self._journal.record(
             event, subscription=subscription_id, token=token.token_id, server=new.server.host_port
         )
+
+
+def _same_secret(record: TokenRecord, command: Tnew) -> bool:
+    secret = X25519PrivateKey(record.dh_private).exchange(command.dh_key)
+    return hmac.compare_digest(secret, record.dh_secret)
 
 
 def _id_tkn(record: TokenRecord) -> IdTkn:

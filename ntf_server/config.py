@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS
+
 CONFIG_FILE = "ntf-server.ini"
 ENV_PREFIX = "NTF_"
 T = TypeVar("T")
@@ -75,16 +77,30 @@ def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreSection:
+class StoreConfig:
     """Where tokens, subscriptions and last notifications are kept."""
 
     database: str = key("sqlite", choice("sqlite"), "The kind of database.")
     data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
-    busy_timeout: float = key(5.0, seconds(0.01, 600), "Patience when another program holds the database.")
+    busy_timeout: float = key(
+        BUSY_TIMEOUT, seconds(0.01, 600), "Patience when another program holds the database."
+    )
     unverified_token_days: int = key(
         7, whole(1, 3650), "Tokens never verified are removed, with their subscriptions, after so many days."
     )
-    invalid_token_days: int = key(30, whole(1, 3650), "Tokens that a provider called invalid: likewise.")
+    invalid_token_days: int = key(
+        30, whole(1, 3650), "Tokens called invalid, or replaced and not verified again: likewise."
+    )
+    subscriptions_per_token: int = key(
+        DEFAULT_CAPS.subscriptions_per_token,
+        whole(0, 100_000_000),
+        "Beyond them SNEW is refused; 0: no limit.",
+    )
+    routers_per_token: int = key(
+        DEFAULT_CAPS.routers_per_token,
+        whole(0, 1_000_000),
+        "Different ones in the life of a token; likewise.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +251,7 @@ class LogSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    STORE: StoreSection = field(default_factory=StoreSection)
+    STORE: StoreConfig = field(default_factory=StoreConfig)
     AUTH: AuthSection = field(default_factory=AuthSection)
     TRANSPORT: TransportSection = field(default_factory=TransportSection)
     SUBSCRIBER: SubscriberSection = field(default_factory=SubscriberSection)

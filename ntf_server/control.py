@@ -11,7 +11,7 @@ from dataclasses import asdict
 from enum import IntEnum
 
 from ntf_server.subscriber import RouterSubscriber
-from store.interface import NtfStore, StoreError
+from store.interface import ControlStore, StoreError
 
 MAX_LINE = 4096
 IDLE_TIMEOUT = 600.0
@@ -39,7 +39,9 @@ NEEDED = {"stats": Role.USER, "server-info": Role.USER, "subs": Role.USER, "resu
 class ControlPort:
     """Listens on localhost only. An empty password lets nobody in."""
 
-    def __init__(self, store: NtfStore, subscriber: RouterSubscriber, passwords: Mapping[Role, str]) -> None:
+    def __init__(
+        self, store: ControlStore, subscriber: RouterSubscriber, passwords: Mapping[Role, str]
+    ) -> None:
         self._store = store
         self._subscriber = subscriber
         self._passwords = passwords

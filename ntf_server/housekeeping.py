@@ -1,66 +1,100 @@
-"""Removes tokens that nobody will use: those never verified, and those that died long ago."""
+"""Removes what nobody will use: tokens never verified or dead for long, and rows of deleted tokens."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from ntf_server.clock import SECONDS_PER_DAY, Clock, day
+from ntf_server.config import StoreConfig
 from ntf_server.interfaces import Subscriber
-from store.interface import NtfStore, StoreError
+from ntf_server.journal import EventSink
+from store.interface import HousekeepingStore, StoreError
+from store.journal_schema import JournalEvent
+from store.records import Deletion
 
 log = logging.getLogger(__name__)
 
+INTERVAL = 600.0
+"Seconds between two looks."
+BATCH = 500
+"Tokens removed at once: bounds how long other writes wait."
+STORE_PAUSE = 10.0
+"Seconds until a store that is unavailable is asked again."
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HousekeepingConfig:
-    unverified_days: int = 7
-    "Tokens never verified are kept so long; 0 keeps them for ever."
-    invalid_days: int = 30
-    "Tokens that a provider called invalid are kept so long; 0 keeps them for ever."
-    interval: float = 600.0
-    "Seconds between two looks."
-    batch: int = 500
-    "Tokens removed at once: bounds how long other writes wait."
+
+class Deletions:
+    """What every deletion leads to, whoever caused it: the subscriber forgets, the journal notes."""
+
+    def __init__(self, subscriber: Subscriber, journal: EventSink) -> None:
+        self._subscriber = subscriber
+        self._journal = journal
+        self.more = asyncio.Event()
+        "Deleted tokens have rows left: housekeeping goes on with them."
+
+    def note(self, deletion: Deletion) -> None:
+        if deletion.subscriptions:
+            self._subscriber.forget(deletion.subscriptions)
+        for subscription in deletion.subscriptions:
+            self._journal.record(
+                JournalEvent.SUB_DELETED,
+                subscription=subscription.subscription_id,
+                token=subscription.token_id,
+                server=subscription.server.host_port,
+            )
+        for token in deletion.tokens:
+            self._journal.record(
+                JournalEvent.TOKEN_DELETED, token=token.token_id, provider=token.provider.tag
+            )
+        if deletion.more:
+            self.more.set()
 
 
 class Housekeeping:
-    """Purges at every interval, until cancelled."""
+    """Looks at every interval, and when a deletion has left rows behind, until cancelled."""
 
     def __init__(
-        self,
-        store: NtfStore,
-        subscriber: Subscriber,
-        clock: Clock,
-        settings: HousekeepingConfig | None = None,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        self, store: HousekeepingStore, deletions: Deletions, clock: Clock, config: StoreConfig
     ) -> None:
         self._store = store
-        self._subscriber = subscriber
+        self._deletions = deletions
         self._clock = clock
-        self._settings = settings or HousekeepingConfig()
-        self._sleep = sleep
+        self._config = config
 
     async def run(self) -> None:
         while True:
+            pause = INTERVAL
+            self._deletions.more.clear()
             try:
+                await self.finish_deletions()
                 await self.purge()
             except StoreError as error:
                 log.error("housekeeping waits for the store: %s", error)
-            await self._sleep(self._settings.interval)
+                pause = STORE_PAUSE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._deletions.more.wait()
+
+    async def finish_deletions(self) -> None:
+        """Delete what deleted tokens have left, page by page: other writes go in between."""
+        more = True
+        while more:
+            deletion = await self._store.delete_more()
+            self._deletions.note(deletion)
+            more = deletion.more
 
     async def purge(self) -> None:
-        """Remove one batch, and let the subscriber forget its queues."""
-        queues = await self._store.purge_tokens(
-            unverified_before=self._before(self._settings.unverified_days),
-            invalid_before=self._before(self._settings.invalid_days),
-            limit=self._settings.batch,
-        )
-        if queues:
-            self._subscriber.forget(queues)
+        """Remove all tokens whose time has come."""
+        found = True
+        while found:
+            deletion = await self._store.purge_tokens(
+                unverified_before=self._before(self._config.unverified_token_days),
+                invalid_before=self._before(self._config.invalid_token_days),
+                limit=BATCH,
+            )
+            self._deletions.note(deletion)
+            found = bool(deletion.tokens)
 
     def _before(self, days: int) -> int:
         return day(self._clock.now()) - days * SECONDS_PER_DAY if days else 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protocol.addresses import SmpServer
-from store.records import LiveQueue, QueueRow, ServerKey, TokenKey
+from store.records import DeletedSubscription, QueueRow, ServerKey, TokenKey
 
 
 class Subscriber(Protocol):
@@ -16,7 +16,7 @@ class Subscriber(Protocol):
         """The queue was stored (or revived) as PENDING: it goes to its router's task, which needs no more
         than this to subscribe it."""
 
-    def forget(self, queues: Sequence[LiveQueue]) -> None:
+    def forget(self, queues: Sequence[DeletedSubscription]) -> None:
         """The rows are gone: ignore what still arrives for them."""
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.randomness import random_part
-from store.interface import NtfStore, StoreError
+from store.interface import PeriodicStore, StoreError
 from store.records import TokenKey
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Periodic:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: PeriodicStore,
         sink: CheckMessagesSink,
         clock: Clock,
         random: Callable[[int], bytes],

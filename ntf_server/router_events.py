@@ -14,7 +14,7 @@ from ntf_server.metrics import counter
 from protocol.connection import Received
 from protocol.smp_messages import Nmsg, SmpMessage
 from smp_client.backoff import Backoff
-from store.interface import NtfStore, StoreError
+from store.interface import StoreError, SubscriberStore
 from store.journal_schema import JournalEvent
 from store.records import Notification, ServerKey, Stored
 
@@ -37,7 +37,7 @@ class Notifications:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: SubscriberStore,
         push_sink: PushSink,
         clock: Clock,
         journal: EventSink,

@@ -28,7 +28,7 @@ from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, HandshakeFailed, WrongIdentity
 from smp_client.session import Service, SmpSession
 from smp_client.subscriptions import queue_event
-from store.interface import NtfStore, StoreError
+from store.interface import StoreError, SubscriberStore
 from store.journal_schema import JournalEvent
 from store.records import Moved, QueueEvent, QueueRow, ServerKey
 from transport.cancellation import raise_if_cancelled
@@ -70,7 +70,7 @@ class RouterWatch:
         self,
         key: ServerKey,
         server: SmpServer,
-        store: NtfStore,
+        store: SubscriberStore,
         push_sink: PushSink,
         clock: Clock,
         config: SubscriberConfig,

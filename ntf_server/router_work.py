@@ -31,7 +31,7 @@ from smp_client.subscriptions import (
     WaitingQueues,
     sort_outcomes,
 )
-from store.interface import NtfStore
+from store.interface import SubscriberStore
 from store.journal_schema import JournalEvent
 from store.records import Moved, QueueEvent, QueueRow, ServerKey, SubKey
 
@@ -104,7 +104,7 @@ class SessionWork:
         self,
         state: RouterState,
         session: SmpSession,
-        store: NtfStore,
+        store: SubscriberStore,
         login: ServiceLogin,
         clock: Clock,
         config: SubscriberConfig,
@@ -354,7 +354,7 @@ class SessionWork:
         self._check_ending()
 
 
-async def is_needed(store: NtfStore, state: RouterState) -> bool:
+async def is_needed(store: SubscriberStore, state: RouterState) -> bool:
     """Whether the router has any queue for us: now, or after a slow retry."""
     if await store.queues(state.key, after=FROM_START, limit=1):
         return True

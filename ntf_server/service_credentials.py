@@ -11,7 +11,7 @@ from ntf_server.clock import Clock, as_datetime
 from ntf_server.metrics import counter
 from protocol.session_params import ServiceSession
 from smp_client.session import Service
-from store.interface import NtfStore
+from store.interface import SubscriberStore
 from store.records import ServerKey, ServerRecord, ServiceCredentials
 from transport.certificates import Credentials, make_service
 
@@ -31,7 +31,7 @@ class ServiceLogin:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: SubscriberStore,
         key: ServerKey,
         host: str,
         clock: Clock,

@@ -14,8 +14,8 @@ from ntf_server.subscriber_config import SubscriberConfig as SubscriberConfig
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from smp_client.dialer import Dialer
-from store.interface import NtfStore
-from store.records import LiveQueue, QueueRow, ServerKey
+from store.interface import SubscriberStore
+from store.records import DeletedSubscription, QueueRow, ServerKey
 
 SESSIONS = gauge("smp_sessions_count", "SMP sessions count")
 
@@ -49,7 +49,7 @@ class RouterSubscriber:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: SubscriberStore,
         push_sink: PushSink,
         clock: Clock,
         config: SubscriberConfig,
@@ -86,7 +86,7 @@ class RouterSubscriber:
         watch = self._watch(server_key, server)
         watch.subscribe(queue)
 
-    def forget(self, queues: Sequence[LiveQueue]) -> None:
+    def forget(self, queues: Sequence[DeletedSubscription]) -> None:
         """The rows are gone; a router without any is disconnected."""
         by_server: dict[ServerKey, list[EntityId]] = {}
         for queue in queues:

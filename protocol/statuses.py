@@ -44,25 +44,30 @@ class TokenStatus(StrEnum):
 
     @property
     def allows_subscriptions(self) -> bool:
-        """ACTIVE, and dead ones: their client may be about to repair them."""
+        """ACTIVE, and dead ones, if they were verified once: their client may be about to repair them."""
         return self is TokenStatus.ACTIVE or self is TokenStatus.EXPIRED or self.is_invalid
 
 
 _VERIFIABLE = frozenset({TokenStatus.REGISTERED, TokenStatus.CONFIRMED, TokenStatus.ACTIVE})
 
-INVALID_FOR_REASON: Mapping[InvalidReason, TokenStatus] = {
-    InvalidReason.BAD: TokenStatus.INVALID_BAD,
-    InvalidReason.TOPIC: TokenStatus.INVALID_TOPIC,
-    InvalidReason.EXPIRED: TokenStatus.INVALID_EXPIRED,
-    InvalidReason.UNREGISTERED: TokenStatus.INVALID_UNREGISTERED,
-}
-
 
 class TokenInput(Enum):
-    REGISTERED_AGAIN = "TNEW repeated"
+    REGISTERED = "TNEW"
     VERIFICATION_ACCEPTED = "the provider took the verification push"
     CODE_MATCHED = "TVFY with the right code"
     REPLACED = "TRPL"
+    CALLED_BAD = "the provider does not know the device token"
+    CALLED_WRONG_TOPIC = "the provider has the device token for another app"
+    CALLED_EXPIRED = "the provider says that the device token expired"
+    CALLED_UNREGISTERED = "the provider says that the app is gone from the device"
+
+
+INPUT_FOR_REASON: Mapping[InvalidReason, TokenInput] = {
+    InvalidReason.BAD: TokenInput.CALLED_BAD,
+    InvalidReason.TOPIC: TokenInput.CALLED_WRONG_TOPIC,
+    InvalidReason.EXPIRED: TokenInput.CALLED_EXPIRED,
+    InvalidReason.UNREGISTERED: TokenInput.CALLED_UNREGISTERED,
+}
 
 
 def _token_moves() -> dict[tuple[TokenStatus, TokenInput], TokenStatus]:
@@ -76,8 +81,10 @@ def _token_moves() -> dict[tuple[TokenStatus, TokenInput], TokenStatus]:
         if status.allows_verification:
             moves[status, TokenInput.CODE_MATCHED] = TokenStatus.ACTIVE
         dead = status.is_invalid or status in (TokenStatus.EXPIRED, TokenStatus.NEW)
-        moves[status, TokenInput.REGISTERED_AGAIN] = TokenStatus.REGISTERED if dead else status
+        moves[status, TokenInput.REGISTERED] = TokenStatus.REGISTERED if dead else status
         moves[status, TokenInput.REPLACED] = TokenStatus.REGISTERED
+        for reason, event in INPUT_FOR_REASON.items():
+            moves[status, event] = TokenStatus(f"INVALID,{reason}")
     return moves
 
 

@@ -1,7 +1,11 @@
-"""The one interface of the store. Every call is atomic; writes of one moment share a transaction.
+"""What the parts of the server ask of the store, part by part. One class implements all of it.
 
-`durable` calls (those a client is told OK for) return after the data is on the disk. The others return after
-a commit that survives a crash of the process, but perhaps not of the machine.
+Every call is atomic; writes of one moment share a transaction. `durable` calls (those a client is told OK
+for) return after the data is on the disk. The others return after a commit that survives a crash of the
+process, but perhaps not of the machine.
+
+Callers tell what happened; the tables in `protocol.statuses` and `store.policy` tell what becomes of it. What
+a caller decided on an earlier read is checked again in the transaction that acts on it.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ from typing import Protocol
 
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import TokenStatus
+from protocol.statuses import TokenInput
 from store.records import (
     Counts,
     CreatedSubscription,
-    LiveQueue,
+    DeletedSubscription,
+    Deletion,
     Moved,
     NewSubscription,
     NewToken,
@@ -26,10 +31,12 @@ from store.records import (
     ServerKey,
     ServerRecord,
     ServiceCredentials,
+    SnewRefusal,
     Stored,
     SubKey,
     SubscriptionRecord,
     TokenKey,
+    TokenMove,
     TokenPush,
     TokenRecord,
 )
@@ -46,79 +53,58 @@ class StoreUnavailable(StoreError):
     """Locked, full, read-only or corrupt: nothing was written."""
 
 
+class StoreVanished(StoreUnavailable):
+    """The database is missing or empty although there was one, or was taken away while in use."""
+
+
 class SchemaError(StoreError):
     """The database is of another program or of a later version."""
 
 
-class NtfStore(Protocol):
-    async def open(self) -> None: ...
+class TokenMoves(Protocol):
+    async def move_token(self, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
+        """Durable. What happened to the token as it was `seen`; None if it is gone, has another device or
+        code by now, or is in a state for which the table does not list the event. `updated_on` counts if the
+        state changes. A token that becomes ACTIVE is verified, and all other tokens of its device go."""
 
-    async def close(self) -> None:
-        """Finish queued writes, then close."""
 
-    # Tokens
+class CommandStore(TokenMoves, Protocol):
+    """For the commands of clients."""
 
     async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
         """One result per id. Concurrent calls share one query."""
-
-    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
-        """Those that exist, in any state."""
 
     async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None: ...
 
     async def create_token(self, token: NewToken) -> TokenRecord:
         """Durable. REGISTERED; if (device token, verify key) exists already, the existing record."""
 
-    async def activate_token(self, key: TokenKey, updated_on: int) -> list[LiveQueue]:
-        """Durable. ACTIVE, if the token is in a state that allows verification; every other token of the
-        device is deleted; returns the queues that went with them."""
-
-    async def set_token_status(
-        self,
-        key: TokenKey,
-        status: TokenStatus,
-        *,
-        only_from: Sequence[TokenStatus] | None = None,
-        updated_on: int | None = None,
-    ) -> bool:
-        """Durable. False if the token is gone or not in one of `only_from`. Give `updated_on` for a token
-        that dies, or `purge_tokens` counts from the day it was registered."""
-
     async def replace_device_token(
         self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
     ) -> bool:
-        """Durable. REGISTERED with the new code; False if another record has that (device token, key)."""
+        """Durable. REGISTERED with the new code; False if the token is gone, or another record has that
+        (device token, key)."""
 
-    async def delete_token(self, key: TokenKey) -> list[LiveQueue]:
-        """Durable. With its subscriptions and notifications."""
+    async def delete_token(self, key: TokenKey) -> Deletion | None:
+        """Durable. With its subscriptions and notifications; None if it is gone."""
 
-    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> None:
-        """Durable. 0 minutes (due None) disables."""
-
-    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
-        """ACTIVE tokens whose cron is due, the longest due first. Costs what is due."""
-
-    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None: ...
-
-    async def next_cron_due(self) -> int | None: ...
-
-    async def purge_tokens(
-        self, *, unverified_before: int, invalid_before: int, limit: int
-    ) -> list[LiveQueue]:
-        """Delete tokens never verified, and INVALID or EXPIRED ones, whose `updated_on` is older."""
-
-    # Subscriptions
+    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> bool:
+        """Durable. 0 minutes (due None) disables; False if the token is gone."""
 
     async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
         """One result per id. Concurrent calls share one query."""
 
-    async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
-        """Durable. One result each; None: the queue is another token's, or the notifier key differs."""
+    async def create_subscriptions(
+        self, news: Sequence[NewSubscription]
+    ) -> list[CreatedSubscription | SnewRefusal]:
+        """Durable. One result each."""
 
-    async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
-        """Durable."""
+    async def delete_subscription(self, key: SubKey) -> DeletedSubscription | None:
+        """Durable. None if it is gone."""
 
-    # Routers
+
+class SubscriberStore(Protocol):
+    """For the side of the routers."""
 
     async def servers(self) -> list[ServerRecord]:
         """Routers that have subscribable or slowly retried rows."""
@@ -128,9 +114,6 @@ class NtfStore(Protocol):
 
     async def subscription_count(self, key: ServerKey) -> int:
         """Subscriptions of a router, whatever their status."""
-
-    async def subscribable_count(self) -> int:
-        """Subscribable queues of all routers."""
 
     async def queues(
         self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
@@ -168,12 +151,17 @@ class NtfStore(Protocol):
     async def clear_service(self, key: ServerKey) -> None:
         """Durable. Credentials, service id, associations, count and hash, in one transaction."""
 
-    # Notifications
-
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
         """One block of NMSGs in one transaction, in order; one result each, None without an ACTIVE token."""
+
+
+class PushStore(TokenMoves, Protocol):
+    """For the side of the devices."""
+
+    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
+        """Those that exist, in any state."""
 
     async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
         """For ACTIVE tokens that have entries; at most 64 unsent ones of each, the oldest."""
@@ -184,4 +172,44 @@ class NtfStore(Protocol):
     async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
         """Next page of ACTIVE tokens with unsent entries."""
 
+
+class PeriodicStore(Protocol):
+    """For periodic pushes."""
+
+    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
+        """ACTIVE tokens whose cron is due, the longest due first. Costs what is due."""
+
+    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None: ...
+
+    async def next_cron_due(self) -> int | None: ...
+
+
+class HousekeepingStore(Protocol):
+    """For what nobody needs any more."""
+
+    async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
+        """Delete tokens that are not ACTIVE and whose `updated_on` is older: the first time is for those
+        never verified, the second for all others."""
+
+    async def delete_more(self) -> Deletion:
+        """The next page of subscriptions of deleted tokens, also of those deleted before a restart."""
+
+
+class ControlStore(Protocol):
+    """For operators."""
+
     async def counts(self) -> Counts: ...
+
+    async def subscribable_count(self) -> int:
+        """Subscribable queues of all routers."""
+
+
+class NtfStore(
+    CommandStore, SubscriberStore, PushStore, PeriodicStore, HousekeepingStore, ControlStore, Protocol
+):
+    """All roles, and the life of the store."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Finish queued writes, then close."""

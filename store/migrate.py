@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from store.interface import SchemaError
+from store.policy import BUSY_TIMEOUT
 from store.sqlite_errors import store_errors
 
 APPLICATION_ID = 0x4E544653
@@ -109,7 +110,7 @@ def _statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def migrate(path: Path, *, to: int | None = None, dry_run: bool = False, timeout: float = 5.0) -> list[Step]:
+def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list[Step]:
     """Bring the database at `path` to a version (the latest if None) while no server uses it.
 
     Returns the steps done, or with `dry_run` the steps to do. A missing file is created by steps up only.
@@ -119,18 +120,18 @@ def migrate(path: Path, *, to: int | None = None, dry_run: bool = False, timeout
         steps = plan(0, target)
         if dry_run or not steps:
             return steps
-    with store_errors(path), closing(connect(path, timeout)) as db:
+    with store_errors(path), closing(connect(path)) as db:
         steps = plan(schema_version(db), target)
         if not dry_run:
             apply(db, steps)
     return steps
 
 
-def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """A connection in autocommit mode to a file only its owner can read; SQLite gives its helper files
     (-wal, -shm) the same mode."""
     protect(path)
-    return sqlite3.connect(path, timeout=timeout, isolation_level=None)
+    return sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
 
 
 def protect(path: Path) -> None:

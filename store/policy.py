@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubEvent, SubInput, SubState
+
+BUSY_TIMEOUT = 5.0
+"Seconds of patience when another program holds the database."
 
 FIRST_RETRY = 10 * 60
 LONGEST_RETRY = 24 * 60 * 60
@@ -42,3 +46,20 @@ def standing_after(before: Standing, event: SubEvent, now: int) -> Standing:
 def retry_delay(failures: int) -> int:
     """Seconds until a queue is tried again that failed so often before."""
     return min(FIRST_RETRY << min(failures, 10), LONGEST_RETRY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCaps:
+    """How many rows one token may have; 0 is no limit. Far beyond what people need, far below what hurts."""
+
+    subscriptions_per_token: int = 50_000
+    routers_per_token: int = 200
+    "Counts every router that the token ever had a subscription at."
+
+    def admits(self, subscriptions: int, routers: int) -> bool:
+        """Whether a token may come to have so many."""
+        within = not self.subscriptions_per_token or subscriptions <= self.subscriptions_per_token
+        return within and (not self.routers_per_token or routers <= self.routers_per_token)
+
+
+DEFAULT_CAPS = RowCaps()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, NewType
 
 from protocol.addresses import SmpServer
-from protocol.device_token import DeviceToken
+from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
 from protocol.statuses import SubEvent, SubState, SubStatus, TokenStatus
 
@@ -35,8 +37,14 @@ class NewToken:
 class TokenRecord(NewToken):
     key: TokenKey
     status: TokenStatus
+    verified: bool = False
+    "It was ACTIVE once."
     cron_minutes: int = 0
     cron_due: int | None = None
+
+    @property
+    def may_subscribe(self) -> bool:
+        return self.verified and self.status.allows_subscriptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +85,8 @@ class CreatedSubscription(NamedTuple):
     """Answer to SNEW. `created` is False for a repeated one: the id is the one given first.
 
     `handed_over`: the row is new, or was dead and is revived, and is PENDING now: the caller gives `queue` to
-    its router's subscriber. A row that was alive is in its care already. Do not print: holds a key.
+    its router's subscriber. A row that was alive is in its care already. `replaced` is the queue's row of a
+    token that is being deleted. Do not print: holds a key.
     """
 
     subscription_id: EntityId
@@ -85,13 +94,47 @@ class CreatedSubscription(NamedTuple):
     queue: QueueRow
     created: bool
     handed_over: bool
+    replaced: DeletedSubscription | None = None
 
 
-class LiveQueue(NamedTuple):
-    """A queue whose row was deleted: the subscriber forgets it."""
+class SnewRefusal(Enum):
+    AUTH = "the token may not subscribe, the queue is another token's, or the notifier key differs"
+    QUOTA = "the token has as many subscriptions, or uses as many routers, as it may"
+
+
+class DeletedToken(NamedTuple):
+    """Do not print."""
+
+    token_id: EntityId
+    provider: Provider
+
+
+class DeletedSubscription(NamedTuple):
+    """A row that is gone: the subscriber forgets its queue, the journal notes it. Do not print."""
 
     server_key: ServerKey
     notifier_id: EntityId
+    associated: bool
+    subscription_id: EntityId
+    token_id: EntityId
+    server: SmpServer
+
+
+class Deletion(NamedTuple):
+    """What one call deleted. Tokens are gone at once; of their subscriptions those of the first page are, and
+    `more` tells that `delete_more` is to be called."""
+
+    tokens: Sequence[DeletedToken] = ()
+    subscriptions: Sequence[DeletedSubscription] = ()
+    more: bool = False
+
+
+class TokenMove(NamedTuple):
+    """What an input made of a token; a verified one takes its device from all others."""
+
+    before: TokenStatus
+    after: TokenStatus
+    deletion: Deletion = Deletion()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,22 @@ import aiosqlite
 
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import TokenStatus
-from store import migrate, sqlite_notifications, sqlite_routers, sqlite_subscriptions, sqlite_tokens
+from protocol.statuses import TokenInput
+from store import (
+    migrate,
+    sqlite_deletion,
+    sqlite_notifications,
+    sqlite_routers,
+    sqlite_subscriptions,
+    sqlite_tokens,
+)
 from store.interface import SchemaError, StoreUnavailable
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, RowCaps
 from store.records import (
     Counts,
     CreatedSubscription,
-    LiveQueue,
+    DeletedSubscription,
+    Deletion,
     Moved,
     NewSubscription,
     NewToken,
@@ -28,10 +37,12 @@ from store.records import (
     ServerKey,
     ServerRecord,
     ServiceCredentials,
+    SnewRefusal,
     Stored,
     SubKey,
     SubscriptionRecord,
     TokenKey,
+    TokenMove,
     TokenPush,
     TokenRecord,
 )
@@ -53,6 +64,7 @@ R = TypeVar("R")
 _SETTINGS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA foreign_keys = ON",
+    "PRAGMA secure_delete = ON",  # what is deleted is overwritten: keys and codes
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -16384",  # KiB
     "PRAGMA wal_autocheckpoint = 4000",  # pages: a page changed often is copied to the database less often
@@ -61,7 +73,6 @@ _SETTINGS = (
 
 _TOKENS = flattened(sqlite_tokens.tokens)
 _SUBSCRIPTIONS = flattened(sqlite_subscriptions.subscriptions)
-_CREATE_SUBSCRIPTIONS = flattened(sqlite_subscriptions.create)
 
 
 class SqliteStore:
@@ -71,8 +82,9 @@ class SqliteStore:
         self,
         path: Path,
         *,
-        busy_timeout: float = 5.0,
+        busy_timeout: float = BUSY_TIMEOUT,
         auto_migrate: bool = True,
+        caps: RowCaps = DEFAULT_CAPS,
         on_commit: CommitObserver | None = None,
     ) -> None:
         self._path = path
@@ -83,6 +95,7 @@ class SqliteStore:
         self._reader: Lane[sqlite3.Connection] | None = None
         self._run_writes = GroupWriter(path, on_commit)
         self._run_reads = GroupReader(path)
+        self._create_subscriptions = flattened(sqlite_subscriptions.creator(caps))
 
     async def open(self) -> None:
         """Create or upgrade the database. StoreUnavailable or SchemaError, and nothing changed, if it
@@ -166,18 +179,8 @@ class SqliteStore:
     async def create_token(self, token: NewToken) -> TokenRecord:
         return await self._write(lambda tx: sqlite_tokens.create(tx, token))
 
-    async def activate_token(self, key: TokenKey, updated_on: int) -> list[LiveQueue]:
-        return await self._write(lambda tx: sqlite_tokens.activate(tx, key, updated_on))
-
-    async def set_token_status(
-        self,
-        key: TokenKey,
-        status: TokenStatus,
-        *,
-        only_from: Sequence[TokenStatus] | None = None,
-        updated_on: int | None = None,
-    ) -> bool:
-        return await self._write(lambda tx: sqlite_tokens.set_status(tx, key, status, only_from, updated_on))
+    async def move_token(self, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
+        return await self._write(lambda tx: sqlite_tokens.move(tx, seen, event, updated_on))
 
     async def replace_device_token(
         self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
@@ -186,11 +189,11 @@ class SqliteStore:
             lambda tx: sqlite_tokens.replace_device(tx, key, device_token, code, updated_on)
         )
 
-    async def delete_token(self, key: TokenKey) -> list[LiveQueue]:
+    async def delete_token(self, key: TokenKey) -> Deletion | None:
         return await self._write(lambda tx: sqlite_tokens.delete(tx, key))
 
-    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> None:
-        await self._write(lambda tx: sqlite_tokens.set_cron(tx, key, minutes, due))
+    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> bool:
+        return await self._write(lambda tx: sqlite_tokens.set_cron(tx, key, minutes, due))
 
     async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
         return await self._read(lambda db: sqlite_tokens.due_crons(db, now, limit))
@@ -201,22 +204,25 @@ class SqliteStore:
     async def next_cron_due(self) -> int | None:
         return await self._read(sqlite_tokens.next_cron_due)
 
-    async def purge_tokens(
-        self, *, unverified_before: int, invalid_before: int, limit: int
-    ) -> list[LiveQueue]:
+    async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
         return await self._write(
             lambda tx: sqlite_tokens.purge(tx, unverified_before, invalid_before, limit), durable=False
         )
+
+    async def delete_more(self) -> Deletion:
+        return await self._write(sqlite_deletion.more, durable=False)
 
     # Subscriptions
 
     async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
         return await self._reading.run(_SUBSCRIPTIONS, subscription_ids)
 
-    async def create_subscriptions(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | None]:
-        return await self._writing.run(_CREATE_SUBSCRIPTIONS, news, durable=True)
+    async def create_subscriptions(
+        self, news: Sequence[NewSubscription]
+    ) -> list[CreatedSubscription | SnewRefusal]:
+        return await self._writing.run(self._create_subscriptions, news, durable=True)
 
-    async def delete_subscription(self, key: SubKey) -> LiveQueue | None:
+    async def delete_subscription(self, key: SubKey) -> DeletedSubscription | None:
         return await self._write(lambda tx: sqlite_subscriptions.delete(tx, key))
 
     # Routers

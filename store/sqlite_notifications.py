@@ -8,6 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from protocol.encoding import EntityId
+from protocol.statuses import TokenStatus
 from store import sqlite_tokens
 from store.interface import KEPT_NOTIFICATIONS
 from store.records import (
@@ -21,21 +22,20 @@ from store.records import (
     TokenKey,
     TokenPush,
 )
-from store.sqlite_subscriptions import smp_server
-from store.sqlite_transaction import Transaction, insert_rows, select_in, update_in
+from store.sqlite_transaction import Transaction, insert_rows, select_in, smp_server, update_in
 
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
 
 # One row with all answers: each row that SQLite hands over gives up the interpreter lock, and gets it back
 # only when the event loop pauses.
-_TARGETS = """
+_TARGETS = f"""
 SELECT group_concat(
     hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key || ' ' || hex(t.token_id)
     || ' ' || hex(s.subscription_id)
 )
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
-WHERE s.server_key = ? AND s.notifier_id IN ({}) AND t.status = 'ACTIVE'
+WHERE s.server_key = ? AND s.notifier_id IN ({{}}) AND t.status = '{TokenStatus.ACTIVE}'
 """
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
@@ -46,7 +46,7 @@ WHERE n.token_key = ?
 _UNSENT = f"{_ENTRIES.format('unsent_notifications')} ORDER BY n.seq LIMIT {UNSENT_LOADED}"
 _SENT = _ENTRIES.format("sent_notifications")
 _ACTIVE_TOKENS = f"""
-SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = 'ACTIVE'
+SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = '{TokenStatus.ACTIVE}'
 """
 _MOVE = """
 REPLACE INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
@@ -62,9 +62,9 @@ DELETE FROM sent_notifications WHERE (token_key, sub_key) IN (
     WHERE place > {KEPT_NOTIFICATIONS}
 )
 """
-_UNSENT_TOKENS = """
+_UNSENT_TOKENS = f"""
 SELECT DISTINCT n.token_key FROM unsent_notifications n CROSS JOIN tokens t USING (token_key)
-WHERE n.token_key > ? AND t.status = 'ACTIVE' ORDER BY n.token_key LIMIT ?
+WHERE n.token_key > ? AND t.status = '{TokenStatus.ACTIVE}' ORDER BY n.token_key LIMIT ?
 """
 _COUNTS = """
 SELECT tokens, active_tokens, subscriptions, active_subscriptions,

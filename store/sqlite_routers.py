@@ -19,8 +19,7 @@ from store.records import (
     SubKey,
 )
 from store.sqlite_engine import NoSuchRow
-from store.sqlite_subscriptions import smp_server
-from store.sqlite_transaction import Transaction, select_in, update_in
+from store.sqlite_transaction import Transaction, select_in, smp_server, update_in
 
 _SOK = bulk_move(SubInput.SUBSCRIBED)
 _SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)

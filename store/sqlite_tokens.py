@@ -8,36 +8,53 @@ from typing import Any
 
 from protocol.device_token import DeviceToken, decode_device_token, encode_device_token
 from protocol.encoding import EntityId
-from protocol.statuses import TOKEN_MOVES, SubState, TokenInput, TokenStatus
-from store.records import LiveQueue, NewToken, ServerKey, TokenKey, TokenRecord
+from protocol.statuses import TOKEN_MOVES, TokenInput, TokenStatus, move_token
+from store import sqlite_deletion
+from store.records import Deletion, NewToken, TokenKey, TokenMove, TokenRecord
+from store.sqlite_deletion import DELETED
 from store.sqlite_transaction import Transaction, select_each, select_in
 
 COLUMNS = """
-token_key, token_id, device_token, verify_key, dh_private, dh_secret, code, status, cron_minutes, cron_due,
-updated_on
+token_key, token_id, device_token, verify_key, dh_private, dh_secret, code, status, verified, cron_minutes,
+cron_due, updated_on
 """
 
-_BY_ID = f"SELECT column1, {COLUMNS} FROM (VALUES {{}}) LEFT JOIN tokens ON token_id = column1"
-_BY_KEY = f"SELECT {COLUMNS} FROM tokens WHERE token_key IN ({{}})"
+_BY_ID = f"""
+SELECT column1, {COLUMNS} FROM (VALUES {{}})
+LEFT JOIN tokens ON token_id = column1 AND status <> '{DELETED}'
+"""
+_BY_KEY = f"SELECT {COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status <> '{DELETED}'"
 _BY_DEVICE = f"SELECT {COLUMNS} FROM tokens WHERE device_token = ? AND verify_key = ?"
 _INSERT = """
 INSERT INTO tokens (token_id, device_token, verify_key, dh_private, dh_secret, code, status, updated_on)
-VALUES (?, ?, ?, ?, ?, ?, 'REGISTERED', ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SEEN = f"SELECT status, device_token, code FROM tokens WHERE token_key = ? AND status <> '{DELETED}'"
+_MOVE = "UPDATE tokens SET status = ?, verified = max(verified, ?), updated_on = ? WHERE token_key = ?"
+_OTHERS = "SELECT token_key FROM tokens WHERE device_token = ? AND token_key <> ?"
+_REPLACE = """
+UPDATE OR IGNORE tokens SET device_token = ?, code = ?, status = ?, updated_on = ? WHERE token_key = ?
 """
 _DUE = f"""
 SELECT {COLUMNS} FROM tokens
-WHERE status = 'ACTIVE' AND cron_due IS NOT NULL AND cron_due <= ? ORDER BY cron_due LIMIT ?
+WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND cron_due <= ? ORDER BY cron_due LIMIT ?
 """
-_NEXT_DUE = "SELECT min(cron_due) FROM tokens WHERE status = 'ACTIVE' AND cron_due IS NOT NULL"
-_PURGED = """
+_NEXT_DUE = f"""
+SELECT min(cron_due) FROM tokens WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL
+"""
+_PURGED = f"""
 SELECT token_key FROM tokens
-WHERE status <> 'ACTIVE' AND updated_on < max(:unverified_before, :invalid_before)
-    AND updated_on < iif(
-        status IN ('NEW', 'REGISTERED', 'CONFIRMED'), :unverified_before, :invalid_before
-    )
+WHERE status <> '{TokenStatus.ACTIVE}' AND status <> '{DELETED}'
+    AND updated_on < max(:unverified_before, :invalid_before)
+    AND updated_on < iif(verified, :invalid_before, :unverified_before)
 ORDER BY updated_on LIMIT :limit
 """
-_QUEUES = "SELECT server_key, notifier_id, associated, state FROM subscriptions WHERE token_key = ?"
+_SET_CRON = f"""
+UPDATE tokens SET cron_minutes = ?, cron_due = ? WHERE token_key = ? AND status <> '{DELETED}'
+"""
+
+
+_BORN = move_token(TokenStatus.NEW, TokenInput.REGISTERED)
 
 
 def record(row: Sequence[Any]) -> TokenRecord:
@@ -51,9 +68,10 @@ def record(row: Sequence[Any]) -> TokenRecord:
         dh_secret=row[5],
         code=row[6],
         status=TokenStatus(row[7]),
-        cron_minutes=row[8],
-        cron_due=row[9],
-        updated_on=row[10],
+        verified=bool(row[8]),
+        cron_minutes=row[9],
+        cron_due=row[10],
+        updated_on=row[11],
     )
 
 
@@ -62,7 +80,7 @@ def tokens(db: sqlite3.Connection, token_ids: Sequence[EntityId]) -> list[TokenR
     return [_record_or_none(rows[token_id][1:]) for token_id in token_ids]
 
 
-_DECOY = (0, b"", b"AN\0", b"", b"", b"", b"", "ACTIVE", 0, None, 0)
+_DECOY = (0, b"", b"AN\0", b"", b"", b"", b"", TokenStatus.ACTIVE, 1, 0, None, 0)
 
 
 def _record_or_none(row: Sequence[Any]) -> TokenRecord | None:
@@ -104,6 +122,7 @@ def create(tx: Transaction, new: NewToken) -> TokenRecord:
             new.dh_private,
             new.dh_secret,
             new.code,
+            _BORN,
             new.updated_on,
         ),
     )
@@ -117,102 +136,65 @@ def create(tx: Transaction, new: NewToken) -> TokenRecord:
         dh_private=new.dh_private,
         dh_secret=new.dh_secret,
         code=new.code,
-        status=TokenStatus.REGISTERED,
+        status=_BORN,
         updated_on=new.updated_on,
     )
-
-
-def _status(tx: Transaction, key: TokenKey) -> TokenStatus | None:
-    row = tx.db.execute("SELECT status FROM tokens WHERE token_key = ?", (key,)).fetchone()
-    return None if row is None else TokenStatus(row[0])
 
 
 def _count_move(tx: Transaction, before: TokenStatus, after: TokenStatus) -> None:
     tx.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
 
 
-def activate(tx: Transaction, key: TokenKey, updated_on: int) -> list[LiveQueue]:
-    before = _status(tx, key)
-    if before is None or (before, TokenInput.CODE_MATCHED) not in TOKEN_MOVES:
-        return []
-    tx.db.execute(
-        "UPDATE tokens SET status = 'ACTIVE', updated_on = ? WHERE token_key = ?", (updated_on, key)
-    )
-    _count_move(tx, before, TokenStatus.ACTIVE)
-    others = tx.db.execute(
-        "SELECT token_key FROM tokens WHERE token_key <> ?1"
-        " AND device_token = (SELECT device_token FROM tokens WHERE token_key = ?1)",
-        (key,),
-    ).fetchall()
-    return [queue for (other,) in others for queue in delete(tx, other)]
-
-
-def set_status(
-    tx: Transaction,
-    key: TokenKey,
-    status: TokenStatus,
-    only_from: Sequence[TokenStatus] | None,
-    updated_on: int | None,
-) -> bool:
-    before = _status(tx, key)
-    if before is None or (only_from is not None and before not in only_from):
-        return False
-    tx.db.execute(
-        "UPDATE tokens SET status = ?, updated_on = ifnull(?, updated_on) WHERE token_key = ?",
-        (status, updated_on, key),
-    )
-    _count_move(tx, before, status)
-    return True
+def move(tx: Transaction, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
+    row = tx.db.execute(_SEEN, (seen.key,)).fetchone()
+    device_token = encode_device_token(seen.device_token)
+    if row is None or (row[1], row[2]) != (device_token, seen.code):
+        return None
+    before = TokenStatus(row[0])
+    after = TOKEN_MOVES.get((before, event))
+    if after is None:
+        return None
+    becomes_active = after is TokenStatus.ACTIVE
+    if after is not before:
+        tx.db.execute(_MOVE, (after, becomes_active, updated_on, seen.key))
+        _count_move(tx, before, after)
+    if not becomes_active or after is before:
+        return TokenMove(before, after)
+    others = [TokenKey(other) for (other,) in tx.db.execute(_OTHERS, (device_token, seen.key))]
+    return TokenMove(before, after, sqlite_deletion.tokens(tx, others))
 
 
 def replace_device(
     tx: Transaction, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
 ) -> bool:
-    before = _status(tx, key)
-    if before is None:
+    row = tx.db.execute(_SEEN, (key,)).fetchone()
+    if row is None:
         return False
-    cursor = tx.db.execute(
-        "UPDATE OR IGNORE tokens SET device_token = ?, code = ?, status = 'REGISTERED', updated_on = ?"
-        " WHERE token_key = ?",
-        (encode_device_token(device_token), code, updated_on, key),
-    )
-    if cursor.rowcount == 0:
+    before = TokenStatus(row[0])
+    after = move_token(before, TokenInput.REPLACED)
+    new = (encode_device_token(device_token), code, after, updated_on, key)
+    if tx.db.execute(_REPLACE, new).rowcount == 0:
         return False
-    _count_move(tx, before, TokenStatus.REGISTERED)
+    _count_move(tx, before, after)
     return True
 
 
-def delete(tx: Transaction, key: TokenKey) -> list[LiveQueue]:
-    status = _status(tx, key)
-    if status is None:
-        return []
-    rows = tx.db.execute(_QUEUES, (key,)).fetchall()
-    associated: dict[ServerKey, list[EntityId]] = {}
-    for server_key, notifier_id, is_associated, state in rows:
-        tx.active_subscriptions -= state == SubState.ACTIVE
-        if is_associated:
-            associated.setdefault(server_key, []).append(notifier_id)
-    for server_key, notifier_ids in associated.items():
-        tx.remove_associated(server_key, notifier_ids)
-    tx.subscriptions -= len(rows)
-    tx.tokens -= 1
-    tx.active_tokens -= status is TokenStatus.ACTIVE
-    tx.db.execute("DELETE FROM tokens WHERE token_key = ?", (key,))
-    return [LiveQueue(row[0], row[1]) for row in rows]
+def delete(tx: Transaction, key: TokenKey) -> Deletion | None:
+    deletion = sqlite_deletion.tokens(tx, [key])
+    return deletion if deletion.tokens else None
 
 
-def purge(tx: Transaction, unverified_before: int, invalid_before: int, limit: int) -> list[LiveQueue]:
+def purge(tx: Transaction, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
     parameters = {
         "unverified_before": unverified_before,
         "invalid_before": invalid_before,
         "limit": limit,
     }
-    keys = tx.db.execute(_PURGED, parameters).fetchall()
-    return [queue for (key,) in keys for queue in delete(tx, key)]
+    return sqlite_deletion.tokens(tx, [TokenKey(key) for (key,) in tx.db.execute(_PURGED, parameters)])
 
 
-def set_cron(tx: Transaction, key: TokenKey, minutes: int, due: int | None) -> None:
-    tx.db.execute("UPDATE tokens SET cron_minutes = ?, cron_due = ? WHERE token_key = ?", (minutes, due, key))
+def set_cron(tx: Transaction, key: TokenKey, minutes: int, due: int | None) -> bool:
+    return tx.db.execute(_SET_CRON, (minutes, due, key)).rowcount > 0
 
 
 def set_cron_due(tx: Transaction, due: Sequence[tuple[TokenKey, int]]) -> None:

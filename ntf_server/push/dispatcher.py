@@ -42,8 +42,8 @@ from ntf_server.randomness import random_part
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.device_token import Provider
 from protocol.push_messages import PUSH_PADDING, seal_push
-from protocol.statuses import INVALID_FOR_REASON, TokenInput, TokenStatus, move_token
-from store.interface import NtfStore, StoreError
+from protocol.statuses import INPUT_FOR_REASON, TokenInput, TokenStatus
+from store.interface import PushStore, StoreError
 from store.records import LastNotification, SentEntry, TokenKey, TokenPush, TokenRecord
 from transport.cancellation import raise_if_cancelled
 
@@ -123,7 +123,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: NtfStore,
+        store: PushStore,
         providers: Mapping[Provider, PushProvider],
         config: DispatcherConfig,
         *,
@@ -437,26 +437,22 @@ class Dispatcher:
             self._wake.set()
 
     async def _confirm(self, token: TokenRecord) -> bool:
-        confirmed = move_token(TokenStatus.REGISTERED, TokenInput.VERIFICATION_ACCEPTED)
+        today = day(self._clock.now())
         try:
-            return await self._store.set_token_status(
-                token.key, confirmed, only_from=[TokenStatus.REGISTERED]
-            )
+            move = await self._store.move_token(token, TokenInput.VERIFICATION_ACCEPTED, today)
         except StoreError as error:
             log.error("a token was not confirmed: %s", error)
             return False
+        return move is not None and move.after is not move.before
 
     async def _on_token_invalid(self, attempt: _Attempt, error: DeviceGone) -> None:
         self._answered(attempt, self._clock.monotonic())
         token = attempt.token
         try:
-            current = await self._store.tokens_by_key([token.key])
-            # The device token may have been replaced while the push was under way.
-            if current and current[0].device_token == token.device_token:
-                status = INVALID_FOR_REASON[error.invalid]
-                today = day(self._clock.now())
-                if await self._store.set_token_status(token.key, status, updated_on=today):
-                    self._events.token_invalid(token, error.invalid)
+            today = day(self._clock.now())
+            # Does nothing if the device token was replaced while the push was under way.
+            if await self._store.move_token(token, INPUT_FOR_REASON[error.invalid], today):
+                self._events.token_invalid(token, error.invalid)
         except StoreError as store_error:
             log.error("a token was not marked as invalid: %s", store_error)
         self._finish(attempt, ())

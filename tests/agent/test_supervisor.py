@@ -32,7 +32,7 @@ from tests.agent.world import (
     until,
     verified,
 )
-from tests.store.builders import find_subscription
+from tests.store.builders import bring_to, find_subscription
 
 BY_STATUS = [
     SubStatus(SubState.ERR, "something else") if state is SubState.ERR else SubStatus(state)
@@ -199,13 +199,13 @@ async def test_refused_subscription_is_tried_later_with_a_new_notifier(
     token = await known_token(agent)
     record = await world.server.store.token_by_device(token.device_token, token.auth_key.public.der)
     assert record is not None
-    await world.server.store.set_token_status(record.key, TokenStatus.REGISTERED)
+    await bring_to(world.server.store, record.key, TokenStatus.REGISTERED)
     connection = await agent.create_connection(world.router.address)
     await settle(agent)
     refused = await only_row(agent)
     assert (refused.action, refused.notifier_id) == (SubAction.SMP_KEY, None)
     assert refused.due > clock() + FAST.recreate_delay / 2
-    await world.server.store.set_token_status(record.key, TokenStatus.ACTIVE)
+    await bring_to(world.server.store, record.key, TokenStatus.ACTIVE)
     await look_again(agent, clock, FAST.recreate_delay + 1)
     await subscribed(world, agent, connection)
     assert (await only_row(agent)).notifier_key == refused.notifier_key

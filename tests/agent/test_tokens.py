@@ -26,6 +26,7 @@ from protocol.statuses import TokenStatus
 from store.records import TokenRecord
 from tests.agent.proxy import LossyProxy, lossy_proxy
 from tests.agent.world import DEVICE, OTHER_DEVICE, verification
+from tests.store.builders import bring_to
 
 PERIOD = 30
 
@@ -175,7 +176,7 @@ async def test_id_and_check_of_a_dead_token_waits_for_registration(bench: Bench)
     token = await bench.in_state(TokenAction.CHECK)
     record = await bench.at_server(token)
     assert record is not None
-    await bench.world.server.store.set_token_status(record.key, TokenStatus.INVALID_UNREGISTERED)
+    await bring_to(bench.world.server.store, record.key, TokenStatus.INVALID_UNREGISTERED)
     assert await bench.register() is TokenStatus.INVALID_UNREGISTERED
     assert (await bench.saved()).action is None
     assert await bench.register() is TokenStatus.REGISTERED
@@ -287,7 +288,7 @@ async def test_check(bench: Bench, action: TokenAction | None, status: TokenStat
     record = await bench.at_server(await bench.saved())
     assert record is not None
     if record.status is TokenStatus.REGISTERED:  # the provider's answer may still be on its way
-        await bench.world.server.store.set_token_status(record.key, TokenStatus.CONFIRMED)
+        await bring_to(bench.world.server.store, record.key, TokenStatus.CONFIRMED)
     assert await bench.tokens.check() is status
     assert (await bench.saved()).status is status
 

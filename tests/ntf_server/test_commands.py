@@ -51,6 +51,7 @@ from protocol.versions import VersionRange
 from tests import builders
 from tests.ntf_server.conftest import active_device, code_of, null_token
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.store.builders import TOKEN_STATUSES, bring_to
 
 KEYS: list[Callable[[], AuthPrivateKey]] = [
     lambda: Ed25519PrivateKey(os.urandom(32)),
@@ -158,19 +159,19 @@ async def test_test_provider_is_refused_unless_allowed(client: NtfClient) -> Non
 
 # What each command answers in each status of the token. TVFY is sent with the right code.
 
-DEAD = [status for status in TokenStatus if status.is_invalid or status is TokenStatus.EXPIRED]
+DEAD = [status for status in TOKEN_STATUSES if status.is_invalid]
 WAITING = [TokenStatus.REGISTERED, TokenStatus.CONFIRMED]
 
 
 def expected(status: TokenStatus, command: type) -> type[NtfResponse] | Err:
-    if command is Tvfy and status in (*DEAD, TokenStatus.NEW):
+    if command is Tvfy and status in DEAD:
         return Err(AUTH)
-    if command is Snew and status in (*WAITING, TokenStatus.NEW):
+    if command is Snew and status in WAITING:
         return Err(AUTH)
     return {Tnew: IdTkn, Tchk: Tkn, Snew: IdSub, Schk: Sub}.get(command, Ok)
 
 
-@pytest.mark.parametrize("status", list(TokenStatus))
+@pytest.mark.parametrize("status", TOKEN_STATUSES)
 async def test_commands_in_each_status(app: App, client: NtfClient, status: TokenStatus) -> None:
     for command in (Tnew, Tvfy, Tchk, Trpl, Tcrn, Snew, Schk, Sdel, Tdel):
         device = await active_device(app, client)
@@ -178,7 +179,7 @@ async def test_commands_in_each_status(app: App, client: NtfClient, status: Toke
         subscription = await device.subscribe(client, builders.queue_ntf(number), builders.ed25519())
         record = await app.store.token_by_device(device.token, device.key.public.der)
         assert record is not None
-        await app.store.set_token_status(record.key, status)
+        await bring_to(app.store, record.key, status)
         message, entity = await _request(app, device, subscription, command)
         answer = await client.ask(message, entity, device.key)
         wanted = expected(status, command)

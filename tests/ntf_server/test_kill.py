@@ -15,6 +15,7 @@ from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import Err, IdSub, IdTkn, Ok, Schk, Sdel, Snew, Sub, Tchk, Tcrn, Tdel, Tkn
+from protocol.statuses import TokenInput
 from store.sqlite import SqliteStore
 from tests import builders
 from tests.ntf_server.conftest import null_token
@@ -126,7 +127,7 @@ async def activate(folder: Path, acknowledged: Acknowledged) -> None:
     await store.open()
     for record in await store.tokens(list(acknowledged.tokens)):
         assert record is not None
-        await store.activate_token(record.key, record.updated_on)
+        await store.move_token(record, TokenInput.CODE_MATCHED, record.updated_on)
     await store.close()
 
 

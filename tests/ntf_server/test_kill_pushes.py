@@ -17,6 +17,7 @@ from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId, unb64
 from protocol.push_messages import decode_pn_messages, open_push
+from protocol.statuses import TokenInput
 from smp_router.router import Router
 from store.records import NewSubscription, NewToken, TokenKey
 from store.sqlite import SqliteStore
@@ -64,7 +65,7 @@ class World:
                         updated_on=0,
                     )
                 )
-                await store.activate_token(record.key, 0)
+                await store.move_token(record, TokenInput.CODE_MATCHED, 0)
                 own = self.queues[number * QUEUES_PER_TOKEN : (number + 1) * QUEUES_PER_TOKEN]
                 news = [
                     NewSubscription(

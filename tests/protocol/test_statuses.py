@@ -9,7 +9,7 @@ import pytest
 from protocol.encoding import Reader
 from protocol.errors import DecodeError
 from protocol.statuses import (
-    INVALID_FOR_REASON,
+    INPUT_FOR_REASON,
     MAX_ERROR_DETAIL,
     RETRIED_SLOWLY,
     SUBSCRIBABLE,
@@ -38,13 +38,21 @@ def token_after(status: TokenStatus, event: TokenInput) -> TokenStatus | None:
     match event:
         case TokenInput.REPLACED:
             return TokenStatus.REGISTERED
-        case TokenInput.REGISTERED_AGAIN:
+        case TokenInput.REGISTERED:
             return TokenStatus.REGISTERED if status in DEAD else status
         case TokenInput.CODE_MATCHED:
             return TokenStatus.ACTIVE if status in VERIFIABLE else None
         case TokenInput.VERIFICATION_ACCEPTED:
             promoted = {TokenStatus.REGISTERED: TokenStatus.CONFIRMED}
             return promoted.get(status, status) if status in VERIFIABLE else None
+        case TokenInput.CALLED_BAD:
+            return TokenStatus.INVALID_BAD
+        case TokenInput.CALLED_WRONG_TOPIC:
+            return TokenStatus.INVALID_TOPIC
+        case TokenInput.CALLED_EXPIRED:
+            return TokenStatus.INVALID_EXPIRED
+        case TokenInput.CALLED_UNREGISTERED:
+            return TokenStatus.INVALID_UNREGISTERED
 
 
 @pytest.mark.parametrize(("status", "event"), list(itertools.product(TokenStatus, TokenInput)))
@@ -107,7 +115,7 @@ def test_what_tokens_allow() -> None:
 
 @pytest.mark.parametrize("reason", InvalidReason)
 def test_reasons(reason: InvalidReason) -> None:
-    status = INVALID_FOR_REASON[reason]
+    status = move_token(TokenStatus.ACTIVE, INPUT_FOR_REASON[reason])
     assert status.is_invalid
     assert token_status_text(status, with_reason=True) == f"INVALID,{reason.value}".encode()
     assert token_status_text(status, with_reason=False) == b"INVALID"

@@ -8,7 +8,7 @@ from itertools import count
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import SubEvent, SubInput
+from protocol.statuses import INPUT_FOR_REASON, InvalidReason, SubEvent, SubInput, TokenInput, TokenStatus
 from store.interface import NtfStore
 from store.records import (
     CreatedSubscription,
@@ -16,8 +16,10 @@ from store.records import (
     NewToken,
     Notification,
     QueueEvent,
+    SnewRefusal,
     SubscriptionRecord,
     TokenKey,
+    TokenMove,
     TokenRecord,
 )
 
@@ -59,10 +61,41 @@ def new_token(device_token: DeviceToken | None = None, *, updated_on: int = TODA
 
 async def active_token(store: NtfStore) -> TokenRecord:
     token = await store.create_token(new_token())
-    await store.activate_token(token.key, TODAY)
+    await store.move_token(token, TokenInput.CODE_MATCHED, TODAY)
     found = await find_token(store, token.token_id)
     assert found is not None
     return found
+
+
+async def look_and_move(
+    store: NtfStore, key: TokenKey, event: TokenInput, updated_on: int = TODAY
+) -> TokenMove | None:
+    """As a command does it: on what it sees."""
+    found = await store.tokens_by_key([key])
+    return await store.move_token(found[0], event, updated_on) if found else None
+
+
+TOKEN_STATUSES = (
+    TokenStatus.REGISTERED,
+    TokenStatus.CONFIRMED,
+    TokenStatus.ACTIVE,
+    *(TokenStatus(f"INVALID,{reason}") for reason in InvalidReason),
+)
+"Those that a stored token comes to."
+
+
+async def bring_to(store: NtfStore, key: TokenKey, status: TokenStatus) -> None:
+    """Into any of these, on the ways that commands and providers go."""
+    for reason, event in INPUT_FOR_REASON.items():
+        if status == f"INVALID,{reason}":
+            await look_and_move(store, key, event)
+            return
+    (token,) = await store.tokens_by_key([key])
+    await store.replace_device_token(key, token.device_token, token.code, TODAY)
+    if status is TokenStatus.CONFIRMED:
+        await look_and_move(store, key, TokenInput.VERIFICATION_ACCEPTED)
+    if status is TokenStatus.ACTIVE:
+        await look_and_move(store, key, TokenInput.CODE_MATCHED)
 
 
 def new_subscription(
@@ -103,4 +136,4 @@ async def find_subscription(store: NtfStore, subscription_id: EntityId) -> Subsc
 
 async def create_one(store: NtfStore, new: NewSubscription) -> CreatedSubscription | None:
     (created,) = await store.create_subscriptions([new])
-    return created
+    return None if isinstance(created, SnewRefusal) else created

@@ -1,21 +1,30 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from store.interface import NtfStore
+from store.policy import DEFAULT_CAPS, RowCaps
 from store.sqlite import SqliteStore
 
-StoreFactory = Callable[[], NtfStore]
-"Another, not yet opened store of the same data."
+
+class StoreFactory(Protocol):
+    """Makes another, not yet opened store of the same data."""
+
+    def __call__(self, *, caps: RowCaps = DEFAULT_CAPS) -> NtfStore: ...
 
 
 @pytest.fixture(params=["sqlite"])
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFactory:
     assert request.param == "sqlite"
-    return lambda: SqliteStore(tmp_path / "ntf.db")
+
+    def make(*, caps: RowCaps = DEFAULT_CAPS) -> NtfStore:
+        return SqliteStore(tmp_path / "ntf.db", caps=caps)
+
+    return make
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId
+from protocol.statuses import TokenInput
 from store.records import NewSubscription, NewToken, Notification
 from store.sqlite import SqliteStore
 from tests.store.builders import create_one
@@ -35,7 +36,7 @@ async def work(store: SqliteStore) -> None:
             updated_on=0,
         )
     )
-    await store.activate_token(token.key, 0)
+    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
     tell("token", token.token_id.hex())
     round_number = 0
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protocol.encoding import EntityId
-from protocol.statuses import TokenStatus
+from protocol.statuses import TokenInput
 from store.interface import KEPT_NOTIFICATIONS, NtfStore
 from store.records import (
     LastNotification,
@@ -18,7 +18,16 @@ from store.records import (
     TokenKey,
     TokenRecord,
 )
-from tests.store.builders import TODAY, active_token, entity, new_subscription, new_token, nmsg, subscribe
+from tests.store.builders import (
+    TODAY,
+    active_token,
+    entity,
+    look_and_move,
+    new_subscription,
+    new_token,
+    nmsg,
+    subscribe,
+)
 from tests.store.conftest import StoreFactory
 
 
@@ -59,7 +68,7 @@ async def test_a_notification_without_an_active_token_goes_nowhere(store: NtfSto
     active, dead = await active_token(store), await active_token(store)
     key, (live,), (sub_key,) = await make_queues(store, active, 1)
     _, (dying,), _ = await make_queues(store, dead, 1)
-    await store.set_token_status(dead.key, TokenStatus.INVALID_BAD)
+    await look_and_move(store, dead.key, TokenInput.CALLED_BAD)
     block = [nmsg(dying.notifier_id), nmsg(entity()), nmsg(live.notifier_id)]
     stored = await store.add_notifications(key, block, received_at=1)
     assert stored == [None, None, Stored(active.key, sub_key, active.token_id, live.subscription_id)]
@@ -155,12 +164,12 @@ async def test_pushes_are_for_active_tokens_only(store: NtfStore) -> None:
     for token in tokens[:2]:
         key, (new,), _ = await make_queues(store, token, 1)
         await store.add_notifications(key, [nmsg(new.notifier_id)], received_at=1)
-    await store.set_token_status(tokens[0].key, TokenStatus.EXPIRED)
+    await look_and_move(store, tokens[0].key, TokenInput.CALLED_EXPIRED)
     pushes = await store.pushes([token.key for token in tokens])
     assert [push.token.key for push in pushes] == [tokens[1].key]
     assert await store.unsent_tokens(after=TokenKey(0), limit=10) == [tokens[1].key]
     await store.replace_device_token(tokens[0].key, new_token().device_token, b"code", TODAY)
-    await store.activate_token(tokens[0].key, TODAY)
+    await look_and_move(store, tokens[0].key, TokenInput.CODE_MATCHED)
     assert await store.unsent_tokens(after=TokenKey(0), limit=10) == [tokens[0].key, tokens[1].key]
 
 

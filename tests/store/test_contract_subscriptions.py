@@ -11,7 +11,8 @@ from protocol.ids_hash import NO_IDS, ids_hash
 from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubInput, SubState, SubStatus
 from store.interface import NtfStore, StoreError
 from store.records import (
-    LiveQueue,
+    CreatedSubscription,
+    DeletedSubscription,
     NewSubscription,
     QueueRow,
     ServerKey,
@@ -134,7 +135,9 @@ async def test_deleting_a_subscription(store: NtfStore) -> None:
     key, (new, kept) = await make_queues(store, 2)
     found = await find_subscription(store, new.subscription_id)
     assert found is not None
-    assert await store.delete_subscription(found.key) == LiveQueue(key, new.notifier_id)
+    assert await store.delete_subscription(found.key) == DeletedSubscription(
+        key, new.notifier_id, False, new.subscription_id, found.token_id, new.server
+    )
     assert await store.delete_subscription(found.key) is None
     assert await find_subscription(store, new.subscription_id) is None
     assert await find_subscription(store, kept.subscription_id) is not None
@@ -328,7 +331,7 @@ async def test_lists_are_answered_in_their_order(store: NtfStore) -> None:
     token = await active_token(store)
     news = [new_subscription(token.key) for _ in range(5)]
     created = await store.create_subscriptions([*news, news[0]])
-    assert [one.created for one in created if one] == [True] * 5 + [False]
+    assert [one.created for one in created if isinstance(one, CreatedSubscription)] == [True] * 5 + [False]
     unknown = entity()
     wanted = [news[3].subscription_id, unknown, news[0].subscription_id, news[3].subscription_id]
     found = await store.subscriptions(wanted)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from protocol.statuses import TokenStatus
+from protocol.statuses import TOKEN_MOVES, TokenInput, TokenStatus
 from store.interface import NtfStore, StoreUnavailable
-from store.records import LiveQueue, NewToken, TokenKey
+from store.records import DeletedToken, Deletion, NewToken, SnewRefusal, TokenKey
 from tests.store.builders import (
     TODAY,
+    TOKEN_STATUSES,
     active_token,
+    bring_to,
+    create_one,
     device,
     entity,
     find_subscription,
     find_token,
+    look_and_move,
     new_subscription,
     new_token,
     nmsg,
@@ -42,10 +47,11 @@ async def test_unknown_tokens_are_not_found(store: NtfStore) -> None:
     assert await store.token_by_device(token.device_token, unique(32)) is None
     assert await store.token_by_device(device(), token.verify_key) is None
     gone = TokenKey(token.key + 1)
-    assert not await store.set_token_status(gone, TokenStatus.ACTIVE)
+    for event in TokenInput:
+        assert await store.move_token(replace(token, key=gone), event, TODAY) is None
     assert not await store.replace_device_token(gone, device(), b"c", TODAY)
-    assert await store.delete_token(gone) == []
-    assert await store.activate_token(gone, TODAY) == []
+    assert await store.delete_token(gone) is None
+    assert not await store.set_cron(gone, 20, 100)
 
 
 async def test_creating_again_gives_the_first_record(store: NtfStore) -> None:
@@ -77,39 +83,75 @@ async def test_activation_takes_the_device_from_other_tokens(store: NtfStore) ->
     subscription = new_subscription(old.key)
     created = await subscribe(store, subscription)
     new = await store.create_token(new_token(old.device_token))
-    queues = await store.activate_token(new.key, TODAY + DAY)
-    assert queues == [LiveQueue(created.server_key, subscription.notifier_id)]
+    move = await store.move_token(new, TokenInput.CODE_MATCHED, TODAY + DAY)
+    assert move is not None
+    assert (move.before, move.after) == (TokenStatus.REGISTERED, TokenStatus.ACTIVE)
+    assert move.deletion.tokens == [DeletedToken(old.token_id, old.device_token.provider)]
+    (deleted,) = move.deletion.subscriptions
+    assert (deleted.server_key, deleted.notifier_id) == (created.server_key, subscription.notifier_id)
+    assert (deleted.subscription_id, deleted.token_id) == (subscription.subscription_id, old.token_id)
+    assert deleted.server == subscription.server
     assert await find_token(store, old.token_id) is None
     assert await find_token(store, kept.token_id) == kept
     assert await find_subscription(store, subscription.subscription_id) is None
     active = await find_token(store, new.token_id)
     assert active is not None
-    assert (active.status, active.updated_on) == (TokenStatus.ACTIVE, TODAY + DAY)
-    assert await store.activate_token(new.key, TODAY + DAY) == []
+    assert (active.status, active.verified, active.updated_on) == (TokenStatus.ACTIVE, True, TODAY + DAY)
+    again = await store.move_token(active, TokenInput.CODE_MATCHED, TODAY + DAY)
+    assert again == (TokenStatus.ACTIVE, TokenStatus.ACTIVE, Deletion())
 
 
-async def test_a_token_that_died_meanwhile_is_not_activated(store: NtfStore) -> None:
+@pytest.mark.parametrize("status", TOKEN_STATUSES)
+async def test_tokens_move_as_the_table_says(store: NtfStore, status: TokenStatus) -> None:
+    for event in TokenInput:
+        token = await store.create_token(new_token())
+        await bring_to(store, token.key, status)
+        (seen,) = await store.tokens_by_key([token.key])
+        move = await store.move_token(seen, event, TODAY + DAY)
+        expected = TOKEN_MOVES.get((status, event))
+        assert (move and move[:2]) == (expected and (status, expected))
+        assert move is None or not any(move.deletion)
+        found = await find_token(store, token.token_id)
+        assert found is not None
+        assert found.status is (expected or status)
+        assert found.verified is (TokenStatus.ACTIVE in (status, expected))
+        assert found.updated_on == (TODAY + DAY if move and move.before is not move.after else TODAY)
+
+
+@pytest.mark.parametrize("event", TokenInput)
+async def test_what_was_decided_on_another_device_or_code_does_nothing(
+    store: NtfStore, event: TokenInput
+) -> None:
+    """TRPL came between look and act: the code is not the new device's, nor is what a provider said."""
+    victim = await active_token(store)
+    await subscribe(store, new_subscription(victim.key))
+    for device_token in (victim.device_token, None):
+        mine = await store.create_token(new_token())
+        where = device_token or mine.device_token
+        assert await store.replace_device_token(mine.key, where, unique(32), TODAY)
+        (before,) = await store.tokens_by_key([mine.key])
+        assert await store.move_token(mine, event, TODAY) is None
+        assert await store.tokens_by_key([mine.key]) == [before]
+        assert before.status is TokenStatus.REGISTERED
+    assert await find_token(store, victim.token_id) == victim
+    assert (await store.counts()).subscriptions == 1
+
+
+async def test_only_tokens_that_were_verified_once_subscribe(store: NtfStore) -> None:
+    """A provider's word makes no token one that may subscribe, nor does registering again."""
     token = await store.create_token(new_token())
-    await store.set_token_status(token.key, TokenStatus.INVALID_BAD)
-    await store.activate_token(token.key, TODAY)
-    found = await find_token(store, token.token_id)
-    assert found is not None
-    assert found.status is TokenStatus.INVALID_BAD
-
-
-async def test_status_moves_only_from_the_given_ones(store: NtfStore) -> None:
-    token = await store.create_token(new_token())
-    confirm = store.set_token_status(
-        token.key, TokenStatus.CONFIRMED, only_from=[TokenStatus.REGISTERED], updated_on=TODAY + DAY
-    )
-    assert await confirm
-    assert not await store.set_token_status(
-        token.key, TokenStatus.CONFIRMED, only_from=[TokenStatus.REGISTERED]
-    )
-    assert await store.set_token_status(token.key, TokenStatus.INVALID_TOPIC)
-    found = await find_token(store, token.token_id)
-    assert found is not None
-    assert (found.status, found.updated_on) == (TokenStatus.INVALID_TOPIC, TODAY + DAY)
+    for status in TOKEN_STATUSES:
+        if status is not TokenStatus.ACTIVE:
+            await bring_to(store, token.key, status)
+            refused = await store.create_subscriptions([new_subscription(token.key)])
+            assert refused == [SnewRefusal.AUTH], status
+    assert (await store.counts()).servers == 0, "what is refused leaves no row"
+    await bring_to(store, token.key, TokenStatus.ACTIVE)
+    for event in (TokenInput.CALLED_BAD, TokenInput.REGISTERED, TokenInput.CALLED_EXPIRED):
+        move = await look_and_move(store, token.key, event)
+        assert move is not None
+        created = await create_one(store, new_subscription(token.key))
+        assert (created is not None) is move.after.is_invalid
 
 
 async def test_replacing_the_device_keeps_the_subscriptions(store: NtfStore) -> None:
@@ -150,8 +192,12 @@ async def test_deleting_a_token_deletes_all_it_has(store: NtfStore) -> None:
     await store.add_notifications(
         created[0].server_key, [nmsg(news[0].notifier_id), nmsg(news[1].notifier_id)], received_at=1
     )
-    queues = await store.delete_token(token.key)
-    assert {queue.notifier_id for queue in queues} == {new.notifier_id for new in news}
+    deletion = await store.delete_token(token.key)
+    assert deletion is not None
+    assert deletion.tokens == [DeletedToken(token.token_id, token.device_token.provider)]
+    assert {one.notifier_id for one in deletion.subscriptions} == {new.notifier_id for new in news}
+    assert not deletion.more
+    assert await store.delete_more() == Deletion(subscriptions=[])
     counts = await store.counts()
     assert (counts.tokens, counts.subscriptions, counts.unsent_notifications) == (0, 0, 0)
     assert await find_token(store, token.token_id) is None
@@ -169,7 +215,7 @@ async def test_a_key_is_not_used_again(store: NtfStore) -> None:
 async def test_crons_come_when_due_longest_first(store: NtfStore) -> None:
     tokens = [await active_token(store) for _ in range(4)]
     for token, due in zip(tokens, (300, 100, 200, 900), strict=True):
-        await store.set_cron(token.key, 20, due)
+        assert await store.set_cron(token.key, 20, due)
     sleeping = await store.create_token(new_token())
     await store.set_cron(sleeping.key, 20, 50)
     assert await store.next_cron_due() == 100
@@ -186,27 +232,29 @@ async def test_crons_come_when_due_longest_first(store: NtfStore) -> None:
 
 async def test_purging_takes_the_unverified_and_the_dead(store: NtfStore) -> None:
     unverified = await store.create_token(new_token(updated_on=10 * DAY))
+    hopeless = await store.create_token(new_token(updated_on=10 * DAY))
+    await look_and_move(store, hopeless.key, TokenInput.CALLED_BAD, 11 * DAY)
     recent = await store.create_token(new_token(updated_on=30 * DAY))
-    active = await active_token(store)
-    dead = await store.create_token(new_token(updated_on=1 * DAY))
+    active, dead, replaced = [await active_token(store) for _ in range(3)]
     subscription = new_subscription(dead.key)
     await subscribe(store, subscription)
-    await store.set_token_status(dead.key, TokenStatus.INVALID_EXPIRED, updated_on=12 * DAY)
-    expired = await store.create_token(new_token(updated_on=2 * DAY))
-    await store.set_token_status(expired.key, TokenStatus.EXPIRED)
+    await look_and_move(store, dead.key, TokenInput.CALLED_EXPIRED, 12 * DAY)
+    await store.replace_device_token(replaced.key, device(), unique(32), 13 * DAY)
 
-    async def purge(limit: int) -> list[LiveQueue]:
-        return await store.purge_tokens(unverified_before=20 * DAY, invalid_before=5 * DAY, limit=limit)
+    async def purge(unverified_before: int, invalid_before: int, limit: int = 10) -> set[bytes]:
+        deletion = await store.purge_tokens(
+            unverified_before=unverified_before * DAY, invalid_before=invalid_before * DAY, limit=limit
+        )
+        return {token.token_id for token in deletion.tokens}
 
-    assert await purge(1) == []
-    assert (await store.counts()).tokens == 4
-    assert await purge(10) == []
-    assert await find_token(store, unverified.token_id) is None
-    assert await find_token(store, expired.token_id) is None
-    for kept in (recent, active, dead):
-        assert await find_token(store, kept.token_id) is not None
-    queues = await store.purge_tokens(unverified_before=0, invalid_before=13 * DAY, limit=10)
-    assert [queue.notifier_id for queue in queues] == [subscription.notifier_id]
+    assert await purge(20, 5, 1) == {unverified.token_id}
+    assert await purge(20, 5) == {hopeless.token_id}, "invalid, and never verified"
+    assert await purge(20, 12) == set()
+    assert await purge(20, 13) == {dead.token_id}
+    assert await purge(20, 14) == {replaced.token_id}
+    assert await find_subscription(store, subscription.subscription_id) is None
+    assert await find_token(store, recent.token_id) is not None
+    assert await find_token(store, active.token_id) == active
 
 
 async def test_a_closed_store_refuses(new_store: StoreFactory) -> None:

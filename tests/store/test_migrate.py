@@ -98,4 +98,4 @@ def test_a_locked_database_is_told(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreUnavailable, match="locked"):
-            migrate.migrate(path, to=0, timeout=0.05)
+            migrate.migrate(path, to=0)

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import tempfile
 from collections.abc import Awaitable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +17,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import ids_hash
-from protocol.statuses import SubInput, TokenStatus
-from store.records import Counts, NewSubscription, NewToken, SentEntry, ServerKey, SubKey, TokenKey
+from protocol.statuses import SubInput, TokenInput
+from store.records import (
+    Counts,
+    CreatedSubscription,
+    NewSubscription,
+    NewToken,
+    SentEntry,
+    ServerKey,
+    SubKey,
+    TokenKey,
+)
 from store.sqlite import SqliteStore
 from tests.store.builders import (
     NOW,
@@ -28,6 +38,7 @@ from tests.store.builders import (
     device,
     find_subscription,
     happened,
+    look_and_move,
     new_subscription,
     new_token,
     nmsg,
@@ -48,7 +59,8 @@ class Sums(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
-        self.store = SqliteStore(Path(self.folder.name) / "ntf.db")
+        self.path = Path(self.folder.name) / "ntf.db"
+        self.store = SqliteStore(self.path)
         self.run(self.store.open())
         self.server_keys: dict[SmpServer, ServerKey] = {}
 
@@ -67,7 +79,7 @@ class Sums(RuleBasedStateMachine):
     def associate_queues(self) -> object:
         """Both routers start with queues of our service, so that every rule has something to take away."""
         token = self.run(self.store.create_token(new_token()))
-        self.run(self.store.activate_token(token.key, TODAY))
+        self.run(self.store.move_token(token, TokenInput.CODE_MATCHED, TODAY))
         news = [new_subscription(token.key, server) for server in ROUTERS for _ in range(4)]
         for new in news:
             self.subscribe_again(new)
@@ -81,13 +93,9 @@ class Sums(RuleBasedStateMachine):
         assert device_token in DEVICES
         return self.run(self.store.create_token(new_token(DEVICES[DEVICES.index(device_token)]))).key
 
-    @rule(key=tokens)
-    def activate(self, key: TokenKey) -> None:
-        self.run(self.store.activate_token(key, TODAY))
-
-    @rule(key=tokens, status=st.sampled_from(TokenStatus))
-    def set_token_status(self, key: TokenKey, status: TokenStatus) -> None:
-        self.run(self.store.set_token_status(key, status))
+    @rule(key=tokens, event=st.sampled_from([*TokenInput, TokenInput.CODE_MATCHED]))
+    def move_token(self, key: TokenKey, event: TokenInput) -> None:
+        self.run(look_and_move(self.store, key, event))
 
     @rule(key=tokens)
     def replace_device(self, key: TokenKey) -> None:
@@ -107,7 +115,7 @@ class Sums(RuleBasedStateMachine):
 
         async def create() -> None:
             for new, created in zip(news, await self.store.create_subscriptions(news), strict=True):
-                if created is not None:
+                if isinstance(created, CreatedSubscription):
                     self.server_keys[new.server] = created.server_key
 
         self.run(create())
@@ -197,7 +205,7 @@ class Sums(RuleBasedStateMachine):
                     create_one(self.store, news[0]),
                     self.store.set_service_id(key, SERVICE_ID),
                     self.store.set_subscribed(key, ids, service_id=SERVICE_ID),
-                    self.store.activate_token(record.key, TODAY),
+                    self.store.move_token(record, TokenInput.CODE_MATCHED, TODAY),
                     self.store.add_notifications(key, [nmsg(one) for one in ids], received_at=NOW),
                     self.store.move_queues(key, [happened(ids[0], SubInput.QUEUE_DELETED)], now=NOW),
                     self.store.clear_service(key) if clear else self.store.set_disconnected(key),
@@ -223,8 +231,22 @@ class Sums(RuleBasedStateMachine):
             assert record.associated_count == len(rows)
             assert record.associated_hash == ids_hash(row.notifier_id for row in rows)
             associated += len(rows)
-        assert counts == await self.store._read(_count_rows)
+        with closing(sqlite3.connect(self.path)) as db:
+            assert counts == _count_rows(db)
+            assert not db.execute(_WRONG_ROUTERS).fetchall()
         assert counts.associated_subscriptions == associated
+
+
+_WRONG_ROUTERS = """
+SELECT token_key, server_key FROM token_routers r JOIN tokens t USING (token_key)
+WHERE t.status <> 'deleted' AND r.subscriptions <> (
+    SELECT count(*) FROM subscriptions s WHERE s.token_key = r.token_key AND s.server_key = r.server_key
+)
+UNION ALL
+SELECT s.token_key, s.server_key FROM subscriptions s
+LEFT JOIN token_routers r ON r.token_key = s.token_key AND r.server_key = s.server_key
+WHERE r.token_key IS NULL
+"""
 
 
 def _count_rows(db: sqlite3.Connection) -> Counts:
@@ -233,7 +255,7 @@ def _count_rows(db: sqlite3.Connection) -> Counts:
         return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
 
     return Counts(
-        tokens=count("tokens"),
+        tokens=count("tokens WHERE status <> 'deleted'"),
         active_tokens=count("tokens WHERE status = 'ACTIVE'"),
         subscriptions=count("subscriptions"),
         active_subscriptions=count("subscriptions WHERE state = 'ACTIVE'"),

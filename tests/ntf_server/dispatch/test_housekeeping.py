@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
-from ntf_server.clock import SECONDS_PER_DAY, day
-from ntf_server.housekeeping import Housekeeping, HousekeepingConfig
+from ntf_server.clock import SECONDS_PER_DAY, SystemClock
+from ntf_server.config import StoreConfig
+from ntf_server.housekeeping import Deletions, Housekeeping
 from protocol.addresses import SmpServer
-from protocol.statuses import TokenStatus
-from store.records import LiveQueue, QueueRow, ServerKey
+from protocol.statuses import TokenInput
+from store.journal_schema import JournalEvent
+from store.records import DeletedSubscription, QueueRow, ServerKey
+from store.sqlite_deletion import PAGE
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import Device, World
+from tests.ntf_server.dispatch.world import Device, World, make_world, until
+from tests.store.builders import look_and_move, new_subscription
 
 
 class Forgotten:
     """A subscriber that notes what it is to forget."""
 
     def __init__(self) -> None:
-        self.queues: list[LiveQueue] = []
+        self.queues: list[DeletedSubscription] = []
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None: ...
 
-    def forget(self, queues: Sequence[LiveQueue]) -> None:
+    def forget(self, queues: Sequence[DeletedSubscription]) -> None:
         self.queues += queues
 
 
@@ -31,14 +37,14 @@ async def exists(world: World, device: Device) -> bool:
 
 async def test_purges_what_is_old(slow_world: World, clock: SimulatedClock) -> None:
     world, subscriber = slow_world, Forgotten()
-    today = day(clock.now())
     dead, active, unverified = (
         await world.add_device(queues=1),
         await world.add_device(queues=1),
         await world.add_device(active=False),
     )
-    await world.store.set_token_status(dead.key, TokenStatus.INVALID_BAD, updated_on=today)
-    housekeeping = Housekeeping(world.store, subscriber, clock)
+    await look_and_move(world.store, dead.key, TokenInput.CALLED_BAD, int(clock.now()))
+    deletions = Deletions(subscriber, world.journal)
+    housekeeping = Housekeeping(world.store, deletions, clock, StoreConfig())
     await housekeeping.purge()
     assert not await exists(world, unverified)  # its day is long ago
     assert await exists(world, dead)
@@ -47,12 +53,39 @@ async def test_purges_what_is_old(slow_world: World, clock: SimulatedClock) -> N
     assert not await exists(world, dead)
     assert await exists(world, active)
     assert [queue.notifier_id for queue in subscriber.queues] == [dead.queues[0].notifier_id]
+    assert len(world.journal.of(JournalEvent.TOKEN_DELETED)) == 2
+    (deleted,) = world.journal.of(JournalEvent.SUB_DELETED)
+    assert deleted["token"] == dead.token_id
+    assert deleted["server"] == subscriber.queues[0].server.host_port
 
 
 async def test_zero_days_keep_for_ever(slow_world: World, clock: SimulatedClock) -> None:
-    world, subscriber = slow_world, Forgotten()
+    world = slow_world
     device = await world.add_device(active=False)
-    config = HousekeepingConfig(unverified_days=0, invalid_days=0)
+    config = StoreConfig(unverified_token_days=0, invalid_token_days=0)
     clock.advance(1000 * SECONDS_PER_DAY)
-    await Housekeeping(world.store, subscriber, clock, config).purge()
+    await Housekeeping(world.store, Deletions(Forgotten(), world.journal), clock, config).purge()
     assert await exists(world, device)
+
+
+async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
+    async with make_world(tmp_path, SystemClock()) as world:
+        device = await world.add_device()
+        await world.store.create_subscriptions([new_subscription(device.key) for _ in range(3 * PAGE)])
+        subscriber = Forgotten()
+        deletions = Deletions(subscriber, world.journal)
+        running = asyncio.ensure_future(
+            Housekeeping(world.store, deletions, SystemClock(), StoreConfig()).run()
+        )
+        await asyncio.sleep(0)
+        deletion = await world.store.delete_token(device.key)
+        assert deletion is not None
+        deletions.note(deletion)
+
+        async def is_empty() -> bool:
+            return (await world.store.counts()).subscriptions == 0
+
+        await until(is_empty)
+        running.cancel()
+        await asyncio.wait([running])
+        assert len(subscriber.queues) == len(world.journal.of(JournalEvent.SUB_DELETED)) == 3 * PAGE

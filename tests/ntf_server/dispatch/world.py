@@ -33,7 +33,7 @@ from protocol.push_messages import (
     open_push,
     seal_nmsg_meta,
 )
-from protocol.statuses import TokenStatus
+from protocol.statuses import TokenInput, TokenStatus
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, Notification, ServerKey, TokenKey
 from store.sqlite import SqliteStore
@@ -106,7 +106,7 @@ class World:
             )
         )
         if active:
-            await self.store.activate_token(record.key, 0)
+            await self.store.move_token(record, TokenInput.CODE_MATCHED, 0)
         secret = device_side.exchange(server_side.public)
         device = Device(record.key, record.token_id, name, secret, code)
         for _ in range(queues):

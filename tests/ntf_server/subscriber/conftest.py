@@ -21,12 +21,12 @@ from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import SubState
+from protocol.statuses import SubState, TokenInput
 from smp_client.dialer import Dialer
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from store.records import NewSubscription, NewToken, ServerKey, TokenKey
+from store.records import NewSubscription, NewToken, QueueRow, ServerKey, TokenKey
 from store.sqlite import SqliteStore
 from tests.store.builders import create_one
 
@@ -150,6 +150,11 @@ class Daemon:
                 self.subscriber.subscribe(key, server, row.queue)
         return key
 
+    async def delete(self, row: QueueRow) -> None:
+        """As SDEL does it."""
+        deleted = await self.store.delete_subscription(row.key)
+        self.subscriber.forget([deleted] if deleted else [])
+
     async def see_drop(self, router: Router) -> None:
         """Have the router drop its connections, and the daemon notice it."""
         seen = self.journal.count(JournalEvent.SMP_DISCONNECTED)
@@ -186,7 +191,7 @@ async def add_token(store: SqliteStore) -> TokenKey:
             updated_on=0,
         )
     )
-    await store.activate_token(token.key, 0)
+    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
     return token.key
 
 

@@ -18,7 +18,7 @@ from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from store.records import LiveQueue, ServerKey
+from store.records import ServerKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, until
 
@@ -66,9 +66,8 @@ class Trial:
         assert self.key is not None
         for queue in self.some_queues(5):
             for row in await self.daemon.store.queues_by_id(self.key, [queue.notifier_id]):
-                await self.daemon.store.delete_subscription(row.key)
+                await self.daemon.delete(row)
             self.given_up.add(queue.notifier_id)
-            self.daemon.subscriber.forget([LiveQueue(self.key, queue.notifier_id)])
 
     async def restart_router(self) -> None:
         port, state = self.router.port, self.router.state

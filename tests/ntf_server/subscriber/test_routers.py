@@ -19,7 +19,6 @@ from smp_client.dialer import Dialer
 from smp_router.router import Router, make_credentials
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
-from store.records import LiveQueue
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.certificates import KeyAlgorithm, make_ca, make_online
@@ -294,8 +293,7 @@ async def test_a_router_without_subscriptions_is_disconnected_and_comes_back(pla
         key = await daemon.add(router.address, [first])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
         (row,) = await daemon.store.queues_by_id(key, [first.notifier_id])
-        await daemon.store.delete_subscription(row.key)
-        daemon.subscriber.forget([LiveQueue(key, first.notifier_id)])
+        await daemon.delete(row)
         await until(lambda: not daemon.subscriber.status() and router.connections == 0)
         await daemon.add(router.address, [second])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
@@ -308,8 +306,7 @@ async def test_notifications_without_subscription_are_counted_and_dropped(plain_
         key = await daemon.add(router.address, [kept, forgotten])
         await until(lambda: daemon.count(SubState.ACTIVE) == 2)
         (row,) = await daemon.store.queues_by_id(key, [forgotten.notifier_id])
-        await daemon.store.delete_subscription(row.key)
-        daemon.subscriber.forget([LiveQueue(key, forgotten.notifier_id)])
+        await daemon.delete(row)
         await router.load.emit([forgotten], 3)
         await until(lambda: (JournalEvent.NTF_RECEIVED, 3, None) in daemon.journal.events)
         assert daemon.sink.notified == []

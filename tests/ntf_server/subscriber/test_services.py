@@ -21,7 +21,7 @@ from protocol.versions import VersionRange
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from store.records import LiveQueue, ServerKey
+from store.records import ServerKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
 from tests.smp_client.peer import scripted_router
@@ -133,8 +133,7 @@ async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
             await until(lambda: daemon.count(SubState.ACTIVE) == 20)
             for queue in queues[:3]:
                 (row,) = await daemon.store.queues_by_id(key, [queue.notifier_id])
-                await daemon.store.delete_subscription(row.key)
-                daemon.subscriber.forget([LiveQueue(key, queue.notifier_id)])
+                await daemon.delete(row)
             router.faults.drop_connections()
             await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 17) in daemon.journal.events)
             await until(lambda: daemon.status().subscribed)
