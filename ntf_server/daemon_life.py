@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from ntf_server.clock import Clock
 from ntf_server.journal import Journal
 from ntf_server.metrics import counter
-from store.interface import NtfStore, StoreError
+from store.interface import ControlStore, StoreError
 from store.journal_schema import JournalEvent
 
 RECORDED = counter("journal_events", "Events written to the journal or about to be")
@@ -31,7 +31,7 @@ class DaemonLife:
     def __init__(
         self,
         journal: Journal,
-        store: NtfStore,
+        store: ControlStore,
         clock: Clock,
         daemon: str,
         *,
