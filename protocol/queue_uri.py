@@ -6,12 +6,13 @@ A queue without a mode says nothing about who secures it: its recipient does, wi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 from protocol.addresses import SmpServer, parse_smp_server, pull_smp_server, push_smp_server
 from protocol.crypto import X25519PublicKey, decode_x25519_public, pull_x25519_public, push_key
-from protocol.encoding import EntityId, Reader, Writer, b64, short, unb64
+from protocol.encoding import EntityId, Reader, Writer, short
 from protocol.errors import DecodeError
+from protocol.query import bytes_text, parse_bytes, parse_versions, split_query, versions_text
 from protocol.smp_messages import QueueMode
 from protocol.versions import VersionRange, pull_version_range, push_version_range
 
@@ -22,8 +23,6 @@ CLIENT_QUEUE_MODES = 4
 
 _MODE_OF_Q = {"m": QueueMode.MESSAGING, "c": QueueMode.CONTACT}
 _MODE_OF_K = {"s": QueueMode.MESSAGING, **_MODE_OF_Q}
-MAX_PARAMETERS = 32
-"A link has five; later versions may add some, which are ignored."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,14 @@ class QueueUri:
         return self.mode is QueueMode.MESSAGING
 
     def __str__(self) -> str:
-        lowest, highest = self.versions.min, self.versions.max
+        lowest = self.versions.min
         server, later_hosts = self.server, ""
         if lowest < CLIENT_SEVERAL_HOSTS:
             server = SmpServer(server.hosts[:1], server.port, server.key_hash)
             later_hosts = ",".join(self.server.hosts[1:])
         parameters = {
-            "v": str(lowest) if lowest == highest else f"{lowest}-{highest}",
-            "dh": b64(self.dh_key.der).decode(),
+            "v": versions_text(self.versions),
+            "dh": bytes_text(self.dh_key.der),
         }
         if self.mode is not None:
             parameters["q"] = self.mode.value.decode().lower()
@@ -58,7 +57,7 @@ class QueueUri:
         if later_hosts:
             parameters["srv"] = later_hosts
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
-        return f"{server}/{b64(self.sender_id).decode()}#/?{query}"
+        return f"{server}/{bytes_text(self.sender_id)}#/?{query}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,37 +77,18 @@ def parse_queue_uri(text: str) -> QueueUri:
     address, slash, sender_id = address.removesuffix("/").rpartition("/")
     if not hash_mark or not slash:
         raise DecodeError
-    parameters = _parameters(query.removeprefix("/"))
+    parameters = split_query(query.removeprefix("/").removeprefix("?"))
     server = parse_smp_server(address)
     if later_hosts := parameters.get("srv"):
         hosts = (*server.hosts, *later_hosts.split(","))
         server = parse_smp_server(str(SmpServer(hosts, server.port, server.key_hash)))
     return QueueUri(
-        _version_range(parameters.get("v", "")),
+        parse_versions(parameters.get("v", "")),
         server,
-        EntityId(unb64(sender_id.encode("ascii", "replace"))),
-        decode_x25519_public(unb64(parameters.get("dh", "").encode("ascii", "replace"))),
+        EntityId(parse_bytes(sender_id)),
+        decode_x25519_public(parse_bytes(parameters.get("dh", ""))),
         _mode(parameters),
     )
-
-
-def _parameters(query: str) -> dict[str, str]:
-    try:
-        found = parse_qsl(query.removeprefix("?"), keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
-    except ValueError:
-        raise DecodeError from None
-    return dict(reversed(found))  # the first of a name counts
-
-
-def _version_range(text: str) -> VersionRange:
-    lowest, dash, highest = text.partition("-")
-    highest = highest if dash else lowest
-    if not all(len(word) <= 5 and word.isascii() and word.isdecimal() for word in (lowest, highest)):
-        raise DecodeError
-    versions = VersionRange(int(lowest), int(highest))
-    if not versions.min <= versions.max < 1 << 16:
-        raise DecodeError
-    return versions
 
 
 def _mode(parameters: dict[str, str]) -> QueueMode | None:

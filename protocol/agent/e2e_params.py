@@ -15,12 +15,12 @@ from protocol.agent.kem import (
     push_optional_kem,
     sized,
 )
-from protocol.agent.query import bytes_text, parse_bytes, parse_versions, required, split_query, versions_text
 from protocol.agent.versions import E2E_PQ
 from protocol.agent.x448 import X448Pair, X448PublicKey, decode_x448, pull_x448, push_x448
 from protocol.crypto import sha256
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
+from protocol.query import bytes_text, parse_bytes, parse_versions, required, split_query, versions_text
 from protocol.versions import VersionRange, pull_version_range, push_version_range
 
 

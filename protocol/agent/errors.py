@@ -45,3 +45,7 @@ class NoSendingChain(RatchetError):
 
 class KemStateError(RatchetError):
     """The peer accepted a key that we did not propose."""
+
+
+class LinkError(Exception):
+    """A_LINK: the data that a router keeps for a short link is not what the link's owner put there."""

@@ -175,7 +175,7 @@ def _decrypt(
             continue
         key = keys.get(header.number)
         if key is not None:
-            return _open_skipped(ratchet, SkippedKey(header_key, header.number, key), message)
+            return _opened(ratchet, key, message, used=SkippedKey(header_key, header.number, key))
         return _decrypt_next(ratchet, _step_of(ratchet, header_key), header, message, fresh)
     header_keys = [ratchet.rcv.header_key] if ratchet.rcv else []
     for header_key in (*header_keys, ratchet.next_rcv_header_key):
@@ -201,19 +201,23 @@ def _step_of(ratchet: Ratchet, header_key: bytes) -> _Step:
     raise UnknownHeader
 
 
-def _open_skipped(ratchet: Ratchet, used: SkippedKey, message: RatchetMessage) -> Decrypted:
-    return replace(_opened(ratchet, used.key, message), used=used)
-
-
-def _opened(ratchet: Ratchet, key: MessageKey, message: RatchetMessage) -> Decrypted:
+def _opened(
+    ratchet: Ratchet,
+    key: MessageKey,
+    message: RatchetMessage,
+    added: tuple[SkippedKey, ...] = (),
+    used: SkippedKey | None = None,
+) -> Decrypted:
     associated = ratchet.associated_data + message.header
+    plaintext = b""
+    error: RatchetError | None = None
     try:
         plaintext = open_sealed(key.key, key.iv, associated, message.tag, message.body)
     except AeadError:
-        return Decrypted(ratchet, error=BodyNotOpened())
+        error = BodyNotOpened()
     except DecodeError:
-        return Decrypted(ratchet, error=MalformedMessage())
-    return Decrypted(ratchet, plaintext)
+        error = MalformedMessage()
+    return Decrypted(ratchet, plaintext, error, added, used)
 
 
 def _decrypt_next(
@@ -236,7 +240,7 @@ def _decrypt_next(
     received = replace(
         ratchet, rcv=ReceivingChain(chain_key, ratchet.rcv.header_key), received=ratchet.received + 1
     )
-    return replace(_opened(received, key, message), added=(*added, *more))
+    return _opened(received, key, message, added + more)
 
 
 def _skip(ratchet: Ratchet, until: int) -> tuple[Ratchet, tuple[SkippedKey, ...]]:
@@ -250,6 +254,8 @@ def _skip(ratchet: Ratchet, until: int) -> tuple[Ratchet, tuple[SkippedKey, ...]
         raise DuplicateMessage
     if received + MAX_SKIPPED < until:
         raise TooManySkipped(until + 1 - received)
+    if received == until:
+        return ratchet, ()
     chain_key, header_key, keys = ratchet.rcv.chain_key, ratchet.rcv.header_key, []
     for number in range(received, until):
         chain_key, key, _ = _chain(chain_key)

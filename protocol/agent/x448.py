@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric import x448
 
@@ -22,24 +23,29 @@ class X448PublicKey:
         return _SPKI + self.raw
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class X448Pair:
     private: bytes = field(repr=False)
     public: X448PublicKey
 
+    @cached_property
+    def _key(self) -> x448.X448PrivateKey:
+        return x448.X448PrivateKey.from_private_bytes(self.private)
+
     def exchange(self, peer: X448PublicKey) -> bytes:
         """The shared secret; a peer key that would make it all zeros is refused."""
-        private = x448.X448PrivateKey.from_private_bytes(self.private)
         try:
-            return private.exchange(x448.X448PublicKey.from_public_bytes(peer.raw))
+            return self._key.exchange(x448.X448PublicKey.from_public_bytes(peer.raw))
         except ValueError:
             raise DecodeError from None
 
 
 def x448_pair(private: bytes) -> X448Pair:
     """The pair of 56 random bytes."""
-    public = x448.X448PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-    return X448Pair(private, X448PublicKey(public))
+    key = x448.X448PrivateKey.from_private_bytes(private)
+    pair = X448Pair(private, X448PublicKey(key.public_key().public_bytes_raw()))
+    pair.__dict__["_key"] = key  # reading a private key costs as much as using it
+    return pair
 
 
 def decode_x448(der: bytes) -> X448PublicKey:

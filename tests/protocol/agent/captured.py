@@ -8,11 +8,36 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from protocol.agent.e2e_params import E2eKeys
+from protocol.addresses import SmpServer
+from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
+from protocol.agent.e2e_params import E2eKeys, E2eParams, E2eUri
 from protocol.agent.kem import Accepted, Encapsulated, KemPair, KemParams, Proposed
+from protocol.agent.messages import (
+    AMessage,
+    Hello,
+    NewQueue,
+    QueueAdd,
+    QueueAddress,
+    QueueContinue,
+    QueueKey,
+    QueueKeys,
+    QueuesUse,
+    QueueTest,
+    QueueUse,
+    RatchetReady,
+    Receipt,
+    Receipts,
+    UserMessage,
+)
 from protocol.agent.ratchet_state import Ratchet
+from protocol.agent.short_links import LinkKind, Scheme, ShortLink
 from protocol.agent.x3dh import AcceptedKem, RatchetKem
 from protocol.agent.x448 import X448Pair, X448PublicKey, x448_pair
+from protocol.crypto import X25519PublicKey, decode_public_key
+from protocol.encoding import EntityId
+from protocol.queue_uri import QueueInfo, QueueUri
+from protocol.smp_messages import QueueMode
+from protocol.versions import VersionRange
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "agent-vectors.json.xz"
 
@@ -140,3 +165,82 @@ def _kem_state(kem: RatchetKem | None) -> Any:
         "shared": kem.accepted.shared.hex(),
     }
     return {"accepted": accepted, "public": kem.pair.public.hex(), "secret": kem.pair.secret.hex()}
+
+
+def server(value: Any) -> SmpServer:
+    return SmpServer(tuple(value["hosts"]), value["port"], raw(value["key_hash"]))
+
+
+def _mode(value: Any) -> QueueMode | None:
+    return None if value["mode"] is None else QueueMode(value["mode"].encode())
+
+
+def queue_uri(value: Any) -> QueueUri:
+    key = X25519PublicKey(raw(value["dh_public"]))
+    versions = VersionRange(*value["versions"])
+    return QueueUri(versions, server(value["server"]), EntityId(raw(value["sender_id"])), key, _mode(value))
+
+
+def queue_info(value: Any) -> QueueInfo:
+    key = X25519PublicKey(raw(value["dh_public"]))
+    return QueueInfo(
+        value["version"], server(value["server"]), EntityId(raw(value["sender_id"])), key, _mode(value)
+    )
+
+
+def address(value: Any) -> QueueAddress:
+    return QueueAddress(server(value["server"]), EntityId(raw(value["sender_id"])))
+
+
+def e2e_params(value: Any) -> E2eParams:
+    return E2eParams(value["version"], public(value["k1"]), public(value["k2"]), kem_params(value["kem"]))
+
+
+def request(value: Any) -> ConnectionRequest:
+    versions, queues = VersionRange(*value["agent_versions"]), tuple(map(queue_uri, value["queues"]))
+    if value["mode"] == "contact":
+        return ContactRequest(versions, queues, value["data"])
+    e2e = value["e2e"]
+    keys = E2eUri(
+        VersionRange(*e2e["versions"]), public(e2e["k1"]), public(e2e["k2"]), kem_params(e2e["kem"])
+    )
+    return InvitationRequest(versions, queues, keys, value["data"])
+
+
+def a_message(value: Any) -> AMessage:
+    match value["type"]:
+        case "HELLO":
+            return Hello()
+        case "A_MSG":
+            return UserMessage(raw(value["body"]))
+        case "A_RCVD":
+            receipts = value["receipts"]
+            return Receipts(tuple(Receipt(r["id"], raw(r["hash"]), raw(r["info"])) for r in receipts))
+        case "A_QCONT":
+            return QueueContinue(address(value["address"]))
+        case "QADD":
+            return QueueAdd(tuple(_new_queue(item) for item in value["queues"]))
+        case "QKEY":
+            keys = [
+                QueueKey(queue_info(q["queue"]), decode_public_key(raw(q["key_der"])))
+                for q in value["queues"]
+            ]
+            return QueueKeys(tuple(keys))
+        case "QUSE":
+            return QueuesUse(tuple(QueueUse(address(q["address"]), q["primary"]) for q in value["queues"]))
+        case "QTEST":
+            return QueueTest(tuple(map(address, value["addresses"])))
+        case "EREADY":
+            return RatchetReady(value["id"])
+    raise AssertionError(value["type"])
+
+
+def _new_queue(value: Any) -> NewQueue:
+    replaced = value["replaced"]
+    return NewQueue(queue_uri(value["queue"]), replaced and address(replaced))
+
+
+def short_link(value: Any) -> ShortLink:
+    kind = LinkKind[value["type"].upper()]
+    link_id = value["link_id"] and EntityId(raw(value["link_id"]))
+    return ShortLink(kind, server(value["server"]), raw(value["link_key"]), link_id, Scheme(value["scheme"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import unquote_plus
 
 from protocol.encoding import b64, unb64
 from protocol.errors import DecodeError
@@ -11,14 +12,22 @@ from protocol.versions import VersionRange
 
 _VERSIONS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _MAX_VERSION = 0xFFFF
+MAX_PARAMETERS = 32
+"A link has six; later versions may add some."
 
 
 def split_query(text: str) -> dict[str, str]:
-    """Values as they stand; the first of a name counts. Names that nobody knows come from later versions."""
+    """The first of a name counts. Names that nobody knows come from later versions."""
     fields: dict[str, str] = {}
-    for part in text.split("&"):
-        name, _, value = part.partition("=")
-        fields.setdefault(name, value)
+    parts = text.split("&")
+    if len(parts) > MAX_PARAMETERS:
+        raise DecodeError
+    try:
+        for part in parts:
+            name, _, value = part.partition("=")
+            fields.setdefault(name, unquote_plus(value, errors="strict"))
+    except UnicodeDecodeError:
+        raise DecodeError from None
     return fields
 
 

@@ -1,0 +1,108 @@
+"""What a link offers: queues to send to, versions, and for an invitation the keys of a ratchet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from protocol.agent.e2e_params import E2eUri, e2e_uri_text, parse_e2e_uri, pull_e2e_uri, push_e2e_uri
+from protocol.agent.versions import AGENT_VERSIONS
+from protocol.encoding import Reader, Writer
+from protocol.errors import DecodeError
+from protocol.query import parse_versions, required, split_query, versions_text
+from protocol.queue_uri import QueueUri, parse_queue_uri, pull_queue_uri, push_queue_uri
+from protocol.smp_messages import QueueMode
+from protocol.versions import VersionRange, pull_version_range, push_version_range
+
+_LINK = re.compile(r"(?:simplex:|https://[^\s/?#]+)/(invitation|contact)/?#/?\?([!-~]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ContactRequest:
+    """A link that many may use."""
+
+    agent_versions: VersionRange
+    queues: tuple[QueueUri, ...]
+    data: str | None = None
+    "The application's."
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationRequest:
+    """A link for one."""
+
+    agent_versions: VersionRange
+    queues: tuple[QueueUri, ...]
+    e2e: E2eUri
+    data: str | None = None
+
+
+ConnectionRequest = ContactRequest | InvitationRequest
+
+
+def request_text(request: ConnectionRequest) -> str:
+    fields = {
+        "v": versions_text(request.agent_versions),
+        "smp": ";".join(map(str, request.queues)),
+    }
+    kind = "contact"
+    if isinstance(request, InvitationRequest):
+        kind, fields["e2e"] = "invitation", e2e_uri_text(request.e2e)
+    if request.data is not None:
+        fields["data"] = request.data
+    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in fields.items())
+    return f"simplex:/{kind}#/?{query}"
+
+
+def parse_request(text: str) -> ConnectionRequest:
+    match = _LINK.fullmatch(text)
+    if match is None:
+        raise DecodeError
+    fields = split_query(match[2])
+    versions = parse_versions(required(fields, "v"))
+    queues = tuple(parse_queue_uri(queue) for queue in required(fields, "smp").split(";"))
+    data = fields.get("data")
+    if match[1] == "contact":
+        return ContactRequest(_lifted(versions), queues, data)
+    return InvitationRequest(versions, queues, parse_e2e_uri(required(fields, "e2e")), data)
+
+
+def _lifted(versions: VersionRange) -> VersionRange:
+    """Old addresses name a version that was never used with them."""
+    lowest = AGENT_VERSIONS.min
+    return VersionRange(max(lowest, versions.min), max(lowest, versions.max))
+
+
+def pull_request(r: Reader) -> ConnectionRequest:
+    tag = r.pull_bytes(1)
+    if tag not in (b"C", b"I"):
+        raise DecodeError
+    versions = pull_version_range(r)
+    queues = tuple(map(_with_mode, r.pull_nonempty(pull_queue_uri)))
+    data = r.pull_optional(_pull_text)
+    if tag == b"C":
+        return ContactRequest(_lifted(versions), queues, data)
+    return InvitationRequest(versions, queues, pull_e2e_uri(r), data)
+
+
+def push_request(w: Writer, request: ConnectionRequest) -> None:
+    invitation = isinstance(request, InvitationRequest)
+    w.push_bytes(b"I" if invitation else b"C")
+    push_version_range(w, request.agent_versions)
+    w.push_nonempty(request.queues, push_queue_uri)
+    w.push_optional(request.data, lambda w, data: w.push_large(data.encode()))
+    if isinstance(request, InvitationRequest):
+        push_e2e_uri(w, request.e2e)
+
+
+def _with_mode(queue: QueueUri) -> QueueUri:
+    """The binary form of our version range says nothing for an address."""
+    return queue if queue.mode else replace(queue, mode=QueueMode.CONTACT)
+
+
+def _pull_text(r: Reader) -> str:
+    try:
+        return r.pull_large().decode()
+    except UnicodeDecodeError:
+        raise DecodeError from None
