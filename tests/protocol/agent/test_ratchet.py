@@ -110,7 +110,9 @@ def test_any_changed_bit(position: int, bit: int) -> None:
     creator, joiner = talking()
     message = bytearray(creator.encrypt(b"x", SIZE, E2E_PQ))
     message[position % len(message)] ^= 1 << bit
-    with pytest.raises((MalformedMessage, UnknownHeader, BodyNotOpened)):
+    with pytest.raises(
+        RatchetError
+    ):  # with another version in front the numbers in the header read otherwise
         joiner.decrypt(bytes(message), FRESH)
 
 
