@@ -42,6 +42,7 @@ from protocol.statuses import TokenStatus
 from smp_client.backoff import Backoff
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.requests import SessionTiming
+from transport.cancellation import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Agent:
         _raise_failure(task)
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             tasks.create_task(self._supervisor.run(), name="notification supervisor")
             tasks.create_task(self._finish(), name="unfinished calls")
 

@@ -31,6 +31,7 @@ from protocol.smp_messages import Ndel, Nid, Nkey, NotifierKeys, SmpCommand
 from protocol.statuses import SUBSCRIBABLE, TokenStatus
 from smp_client.backoff import Backoff
 from smp_client.requests import Request
+from transport.cancellation import TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -83,12 +84,12 @@ class Supervisor:
         self._config = config
         self._commands: asyncio.Queue[tuple[Command, Sequence[int]]] = asyncio.Queue(COMMAND_QUEUE)
         self._wakes: dict[Server, asyncio.Event] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: TaskGroup | None = None
         self._progress = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled, beginning with what an earlier run left."""
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             self._tasks = tasks
             for left in await self._store.subscriptions():
                 self._wake(left.smp_server)

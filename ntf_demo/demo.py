@@ -34,6 +34,7 @@ from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
+from transport.cancellation import TaskGroup
 from transport.certificates import KeyAlgorithm
 
 LOCALHOST = "127.0.0.1"
@@ -311,7 +312,7 @@ def _last_body(messages: Sequence[object]) -> bytes | None:
 async def _burst(story: Story, world: Playground, phone: Agent, bob: Agent, senders: Sequence[int]) -> None:
     story.chapter("Bob writes to all of the queues at once")
     seen = len(world.accepted())
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         for sender, text in zip(senders, BURST, strict=True):
             tasks.create_task(bob.send(sender, text.encode()))
     received: list[Message] = []

@@ -37,6 +37,7 @@ from store.interface import StoreError
 from store.journal_schema import load_or_create_key
 from store.policy import RowCaps
 from store.sqlite import SqliteStore
+from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class App:
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         housekeeping = Housekeeping(self.store, self._deletions, self._clock, self._config.STORE)
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")
             background = [
                 tasks.create_task(self.subscriber.run(), name="router subscriber"),
@@ -257,7 +258,7 @@ class App:
 async def running(app: App) -> AsyncIterator[App]:
     """A server inside another program: the demo, tests and benchmarks."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         serving = tasks.create_task(app.run(stop, ready.set), name="ntf server")
         waiting = tasks.create_task(ready.wait(), name="ntf server ready")
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ from protocol.encoding import EntityId
 from smp_client.dialer import Dialer
 from store.interface import SubscriberStore
 from store.records import DeletedSubscription, QueueRow, ServerKey
+from transport.cancellation import TaskGroup
 
 SESSIONS = gauge("smp_sessions_count", "SMP sessions count")
 
@@ -64,14 +65,14 @@ class RouterSubscriber:
         self._journal = journal
         self._dialer = dialer or Dialer(config.network(), now=lambda: as_datetime(clock.now()))
         self._watches: dict[ServerKey, RouterWatch] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
         """Subscribe everything stored, then whatever is handed over, until cancelled."""
         for record in await self._store.servers():
             self._watch(record.key, record.server)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 self._tasks = tasks
                 for key in list(self._watches):
                     self._start(tasks, key)
@@ -125,7 +126,7 @@ class RouterSubscriber:
                 self._start(self._tasks, key)
         return watch
 
-    def _start(self, tasks: asyncio.TaskGroup, key: ServerKey) -> None:
+    def _start(self, tasks: TaskGroup, key: ServerKey) -> None:
         watch = self._watches[key]
         tasks.create_task(self._run_watch(key, watch), name=f"router {watch.host}")
 

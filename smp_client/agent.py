@@ -18,6 +18,7 @@ from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, WrongIdentity
 from smp_client.requests import SessionTiming
 from smp_client.session import CONNECT_TIMEOUT, Service, SmpSession, connect_smp
+from transport.cancellation import TaskGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class RouterAgent:
 
     async def _use(self, session: SmpSession) -> float | None:
         delay: float | None = None
-        async with session, asyncio.TaskGroup() as tasks:
+        async with session, TaskGroup() as tasks:
             name = f"router {self._server.hosts[0]}"
             work = tasks.create_task(self._duties.serve(session), name=f"{name} subscriptions")
             end = tasks.create_task(session.wait_closed(), name=f"{name} end of session")

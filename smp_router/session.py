@@ -22,6 +22,7 @@ from smp_router.commands import respond
 from smp_router.faults import Weather
 from smp_router.queues import new_id
 from smp_router.services import Service
+from transport.cancellation import TaskGroup
 from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
 from transport.streams import TlsStream
@@ -76,7 +77,7 @@ class Session:
         if early is None or self.client is None:
             return
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 sender = tasks.create_task(self._send(self.client), name="router sender")
                 await self._receive(self.client, early)
                 sender.cancel()

@@ -45,7 +45,7 @@ from protocol.push_messages import PUSH_PADDING, seal_push
 from protocol.statuses import INPUT_FOR_REASON, TokenInput, TokenStatus
 from store.interface import PushStore, StoreError
 from store.records import LastNotification, SentEntry, TokenKey, TokenPush, TokenRecord
-from transport.cancellation import raise_if_cancelled
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ class Dispatcher:
         self._scheduler.want_sweep(self._clock.monotonic())
         self._ended.clear()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self._store_outcomes(), name="push outcomes")
                 try:
                     await self._work()
@@ -241,14 +241,14 @@ class Dispatcher:
 
     async def _work(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as self._work_limit, asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(None) as self._work_limit, TaskGroup() as tasks:
                 tasks.create_task(self._sweep_when_due(), name="push sweep")
                 await self._dispatch(tasks)
         self._work_limit = None
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+    async def _dispatch(self, tasks: TaskGroup) -> None:
         while not self._stopping:
             self._wake.clear()
             now = self._clock.monotonic()
@@ -305,7 +305,7 @@ class Dispatcher:
 
     # Starting pushes
 
-    async def _start(self, taken: Sequence[Taken], tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
         urgent = [item.job.token_key for item in taken if item.job.urgent]
         messages = [item.job.token_key for item in taken if not item.job.urgent]
         tokens: list[TokenRecord] = []

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from transport.cancellation import raise_if_cancelled
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 STEPS = 6
 "Turns of the loop within which all the races below are decided."
@@ -38,21 +38,43 @@ async def alone(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def in_a_group(work: Callable[[], Awaitable[None]]) -> None:
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         tasks.create_task(work())  # type: ignore[arg-type]
         await asyncio.Event().wait()
 
 
 async def in_a_group_with_a_deadline(work: Callable[[], Awaitable[None]]) -> None:
-    async with asyncio.timeout(0), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(0), TaskGroup() as tasks:
         tasks.create_task(work())  # type: ignore[arg-type]
 
 
 async def in_nested_groups(work: Callable[[], Awaitable[None]]) -> None:
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         tasks.create_task(fail_late())
-        async with asyncio.TaskGroup() as inner:
+        async with TaskGroup() as inner:
             inner.create_task(work())  # type: ignore[arg-type]
+
+
+async def in_a_group_that_waits(work: Callable[[], Awaitable[None]]) -> None:
+    async with TaskGroup() as tasks:
+        tasks.create_task(work())  # type: ignore[arg-type]
+
+
+async def with_a_clean_up_that_fails(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    finally:
+        raise ValueError("a fault while cleaning up")
+
+
+SHAPES = [
+    alone,
+    in_a_group,
+    in_a_group_that_waits,
+    in_a_group_with_a_deadline,
+    in_nested_groups,
+    with_a_clean_up_that_fails,
+]
 
 
 async def survive(step: Callable[[], Awaitable[None]]) -> None:
@@ -67,7 +89,7 @@ async def survive(step: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("turns", range(STEPS))
 @pytest.mark.parametrize("work", [fail_when_cancelled, fail_late, fail_now])
-@pytest.mark.parametrize("shape", [alone, in_a_group, in_a_group_with_a_deadline, in_nested_groups])
+@pytest.mark.parametrize("shape", SHAPES)
 async def test_a_cancelled_task_ends(
     shape: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     work: Callable[[], Awaitable[None]],
@@ -85,3 +107,32 @@ async def test_a_cancelled_task_ends(
 
 async def test_without_a_cancellation_nothing_happens() -> None:
     raise_if_cancelled()
+
+
+@pytest.mark.parametrize("shape", [in_a_group, in_a_group_that_waits, in_nested_groups])
+async def test_a_group_that_fails_leaves_no_trace_of_a_cancellation(
+    shape: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+) -> None:
+    async def fail_soon() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("a fault")
+
+    task = asyncio.current_task()
+    assert task is not None
+    for work in (fail_now, fail_soon):
+        with pytest.raises(ExceptionGroup):
+            await shape(work)
+        assert not task.cancelling()
+        raise_if_cancelled()
+
+
+@pytest.mark.parametrize("shape", [in_a_group, in_a_group_that_waits])
+async def test_a_cancellation_wins_in_the_group_itself(
+    shape: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+) -> None:
+    task = asyncio.ensure_future(shape(fail_late))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
