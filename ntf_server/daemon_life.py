@@ -16,6 +16,7 @@ from ntf_server.journal import Journal
 from ntf_server.metrics import counter
 from store.interface import ControlStore, StoreError
 from store.journal_schema import JournalEvent
+from transport.cancellation import TaskGroup
 
 RECORDED = counter("journal_events", "Events written to the journal or about to be")
 DROPPED = counter("journal_dropped", "Events lost because the journal could not be written for too long")
@@ -51,7 +52,7 @@ class DaemonLife:
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[None]:
         """The journal is written, and says that the daemon runs, from now until the end."""
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             tasks.create_task(self._journal.run(), name="journal")
             try:
                 await self._started()
