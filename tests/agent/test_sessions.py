@@ -21,7 +21,7 @@ from protocol.crypto import X25519PrivateKey, X25519PublicKey
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, IdTkn, NtfCommand, NtfResponse, Ok, Ping, Pong
 from protocol.ntf_handshake import NtfServerHandshake
-from protocol.smp_messages import Ids, New, Nid, NotifierIds, SmpMessage
+from protocol.smp_messages import Ids, New, SmpMessage
 from protocol.smp_messages import Pong as SmpPong
 from protocol.versions import NTF_ALPN, NTF_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
@@ -177,14 +177,11 @@ IDS = Ids(
 )
 
 
-@pytest.mark.parametrize(
-    "answer", [SmpPong(), Nid(NotifierIds(EntityId(b"n"), WEAK_KEY))], ids=["wrong word", "weak key"]
-)
-async def test_notifier_answered_with_nonsense(world: Playground, tmp_path: Path, answer: SmpMessage) -> None:
+async def test_notifier_answered_with_nonsense(world: Playground, tmp_path: Path) -> None:
     async def script(session: PeerSession) -> None:
         while commands := await session.receive():
             session.answer(
-                [(c.corr_id, c.entity_id, IDS if isinstance(c.message, New) else answer) for c in commands]
+                [(c.corr_id, c.entity_id, IDS if isinstance(c.message, New) else SmpPong()) for c in commands]
             )
 
     async with scripted_router(script) as address, open_agent(agent_config(tmp_path / "agent")) as agent:
