@@ -204,7 +204,7 @@ async def _tell(story: Story, world: Playground, folder: Path) -> None:
     story.fact("notification server", _shortened(str(world.server.address)))
     async with (
         open_agent(AgentConfig(folder=folder / "phone")) as phone,
-        open_agent(AgentConfig(folder=folder / "bob")) as bob,
+        open_agent(AgentConfig(folder=folder / "sender")) as bob,
     ):
         await _register(story, world, phone)
         connections = [await phone.create_connection(world.router.address) for _ in range(QUEUES)]

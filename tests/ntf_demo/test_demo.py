@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CAPTURE = ROOT / "docs" / "demo.txt"
 DEADLINE = 60.0
+LINK = re.compile(r"smp://\S+#/\?\S+")
 
 
 async def start(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:
@@ -59,14 +60,29 @@ async def test_prints_what_the_documentation_shows(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+async def agent(tmp_path: Path, arguments: str) -> str:
+    process = await start(tmp_path, "-m", "agent", *shlex.split(arguments))
+    out, err = await finish(process)
+    assert process.returncode == 0, err
+    return out
+
+
 async def test_kept_servers_can_be_played_with(tmp_path: Path) -> None:
     process = await start(tmp_path, "-m", "ntf_server", "demo", "--keep")
     seen = await read_until(process, "Hello from another terminal")
-    command = next(line for line in seen.splitlines() if " register " in line)
-    name, *arguments = shlex.split(command)
-    assert name == "ntf-agent"
-    out, err = await finish(await start(tmp_path, "-m", "agent", *arguments))
-    assert out == "Token: ACTIVE\n", err
+    register, create, join, listen, send = [
+        line.removeprefix("    ntf-agent ") for line in seen.splitlines() if "    ntf-agent " in line
+    ]
+    assert await agent(tmp_path, register) == "Token: ACTIVE\n"
+    link = LINK.search(await agent(tmp_path, create))
+    assert link is not None
+    await agent(tmp_path, join.replace("LINK", link[0]))
+    listening = await start(tmp_path, "-m", "agent", *shlex.split(listen))
+    await read_until(listening, "Listening")
+    await agent(tmp_path, send)
+    await read_until(listening, "Hello from another terminal")
+    listening.terminate()
+    await finish(listening)
     process.send_signal(signal.SIGINT)
     _, err = await finish(process)
     assert (process.returncode, err) == (0, "")

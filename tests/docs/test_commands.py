@@ -1,0 +1,162 @@
+"""Every command that the documentation shows: understood by its program, and run where it can be."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import _parser as agent_parser
+from analytics.__main__ import parser as analytics_parser
+from ntf_server.__main__ import _parser as server_parser
+from smp_router.__main__ import make_parser as router_parser
+from tests.docs.pages import Block, all_blocks, blocks, commands
+from tests.ntf_server.test_cli import ANY_PORT
+from tests.test_architecture import ROOT
+
+TIMEOUT = 120
+BIN = Path(sys.executable).parent
+PARSERS = {
+    "ntf-server": server_parser,
+    "ntf-agent": agent_parser,
+    "ntf-analytics": analytics_parser,
+    "smp-router": router_parser,
+}
+IDENTITY = "LcJUMfVhwD8yxjAiSaDzzGF3-kLG4Uh0Fl_ZIjrRwjI="
+PLACEHOLDERS = {"ntf://…": f"ntf://{IDENTITY}@h:1", "smp://…": f"smp://{IDENTITY}@h:1"}
+ALL = [(block, command) for block in all_blocks() for command in commands(block)]
+
+
+def words(command: str) -> list[str]:
+    for placeholder, value in PLACEHOLDERS.items():
+        command = command.replace(placeholder, value)
+    return shlex.split(command)
+
+
+@pytest.mark.parametrize(("block", "command"), ALL, ids=[f"{b.where}: {c}" for b, c in ALL])
+def test_programs_understand_it(block: Block, command: str) -> None:
+    program, *arguments = words(command)
+    if program in PARSERS:
+        parse(PARSERS[program](), arguments, command)
+    elif program == "python":
+        module = arguments[1].partition("=")[0]
+        assert importlib.util.find_spec(module) is not None, command
+    else:
+        assert (ROOT / program).exists() or (BIN / program).exists(), command
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str], command: str) -> None:
+    try:
+        parser.parse_args(arguments)
+    except SystemExit as stopped:
+        if stopped.code != 0:
+            raise AssertionError(command) from None
+
+
+class Terminal:
+    """Runs lines one after the other in a home of their own; what serves stays until the end."""
+
+    def __init__(self, home: Path, **replaced: str) -> None:
+        self._home = home
+        self._replaced = replaced
+        self._serving: list[subprocess.Popen[str]] = []
+        self.env = os.environ | ANY_PORT | {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def run(self, line: str) -> str:
+        done = subprocess.run(
+            self._words(line),
+            cwd=self._home,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        return done.stdout
+
+    def start(self, line: str) -> str:
+        """The first line that it prints."""
+        process = subprocess.Popen(
+            self._words(line), cwd=self._home, env=self.env, stdout=subprocess.PIPE, text=True
+        )
+        self._serving.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    def close(self) -> None:
+        for process in self._serving:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT) == 0
+            process.communicate()
+
+    def _words(self, line: str) -> list[str]:
+        line = line.removeprefix(".venv/bin/").replace("~", str(self._home))
+        for old, new in self._replaced.items():
+            line = line.replace(old, new)
+        return shlex.split(line)
+
+
+@contextlib.contextmanager
+def terminal(home: Path, replaced: dict[str, str] | None = None) -> Iterator[Terminal]:
+    shell = Terminal(home, **(replaced or {}))
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+def shown(page: str, first: str) -> list[str]:
+    """The commands of the block that has one starting like this."""
+    for block in blocks(ROOT / page):
+        if any(command.startswith(first) for command in commands(block)):
+            return commands(block)
+    raise AssertionError(f"{page} has no block with {first}")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_first_server(tmp_path: Path, page: str) -> None:
+    _, init, start = shown(page, "ntf-server init")
+    with terminal(tmp_path) as shell:
+        assert "Server address: ntf://" in shell.run(init)
+        assert "Server address: ntf://" in shell.start(start)
+
+
+def test_router(tmp_path: Path, unused_tcp_port: int) -> None:
+    init, start = shown("docs/router.md", "smp-router init")
+    with terminal(tmp_path, {"5223": str(unused_tcp_port)}) as shell:
+        address = shell.run(init).splitlines()[0]
+        assert shell.start(start).strip() == address
+
+
+def test_fake_push(tmp_path: Path, unused_tcp_port: int) -> None:
+    (start,) = shown("docs/push.md", "ntf-server fake-push")
+    with terminal(tmp_path, {"/tmp/": f"{tmp_path}/", "5443": str(unused_tcp_port)}) as shell:
+        assert '"ca_file"' in shell.start(start)
+        (curl,) = [block.text for block in blocks(ROOT / "docs" / "push.md") if block.text.startswith("curl")]
+        if shutil.which("curl"):
+            assert '"violations": []' in shell.run(curl.replace("\\\n", ""))
+
+
+def test_journal_maintenance(tmp_path: Path) -> None:
+    lines = shown("docs/analytics.md", "ntf-analytics compact")
+    (tmp_path / "ntf").mkdir()
+    replaced = {
+        "/var/lib/ntf": f"{tmp_path}/ntf",
+        "/tmp/journal": f"{tmp_path}/ntf/journal",
+        "1000000": "1000",
+    }
+    with terminal(tmp_path, replaced) as shell:
+        shell.run(next(line for line in lines if line.startswith("ntf-analytics generate")))
+        for command in ("compact", "retain"):
+            shell.run(next(line for line in lines if line.startswith(f"ntf-analytics {command}")))
