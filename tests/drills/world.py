@@ -31,7 +31,7 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from tests.drills.attacker import Attack, attacking
 from tests.ntf_server.ntf_client import Device, NtfClient
-from tests.ntf_server.test_cli import init
+from tests.ntf_server.test_cli import ANY_PORT, init
 from transport.errors import TransportError
 
 DEADLINE = 60.0
@@ -302,7 +302,7 @@ async def running_daemon(folder: Path, env: Mapping[str, str] | None = None) -> 
         assert made.returncode == 0, made.stderr
     metrics_port = free_port()
     defaults = {
-        "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+        **ANY_PORT,
         "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
         "NTF_METRICS_PORT": str(metrics_port),
     }
