@@ -28,7 +28,8 @@ from transport.certificates import (
     make_online,
     write_server_files,
 )
-from transport.streams import RECEIVE_SIZE, TlsStream, connect, serve
+from transport.server import serve
+from transport.streams import RECEIVE_SIZE, TlsStream, connect
 from transport.tls import client_context, server_context
 
 NTF_BLOCK, SMP_BLOCK = 512, 16384

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from ntf_server import setup
-from ntf_server.client_session import ClientLimits
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
@@ -25,8 +24,7 @@ from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_lim
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import Journal, JournalSettings, NullJournal
-from ntf_server.limits import Rate
-from ntf_server.listener import Listener, ListenerSettings
+from ntf_server.listener import Listener
 from ntf_server.metrics import gauge, histogram
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
@@ -223,7 +221,6 @@ class App:
 
     def _make_listener(self) -> Listener:
         config = self._config
-        limits = config.LIMITS
         commands = Commands(
             self.store,
             self.subscriber,
@@ -234,24 +231,16 @@ class App:
             journal=self._journal,
             deletions=self._deletions,
         )
-        client = ClientLimits(
-            handshake_timeout=limits.handshake_timeout,
-            commands=Rate(per_second=limits.commands_per_second, burst=limits.commands_burst),
-            tokens_per_connection=limits.tokens_per_connection,
+        return Listener(
+            config.TRANSPORT,
+            config.LIMITS,
+            config.INACTIVE_CLIENTS,
+            self._credentials,
+            commands,
+            self._clock,
+            self._random,
+            max_clients=self.descriptors.clients,
         )
-        settings = ListenerSettings(
-            host=config.TRANSPORT.listen or None,
-            port=config.TRANSPORT.port,
-            max_connections=self.descriptors.clients,
-            connections_per_address=limits.connections_per_address,
-            address_rate=Rate(
-                per_second=limits.address_commands_per_second, burst=limits.address_commands_burst
-            ),
-            idle_ttl=config.INACTIVE_CLIENTS.ttl if config.INACTIVE_CLIENTS.disconnect else 0.0,
-            idle_check_interval=config.INACTIVE_CLIENTS.check_interval,
-            client=client,
-        )
-        return Listener(settings, self._credentials, commands, self._clock, self._random)
 
 
 @asynccontextmanager

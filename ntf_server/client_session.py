@@ -6,43 +6,42 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ntf_server.authentication import Request
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands, same_run
-from ntf_server.limits import Bucket, Rate, RateLimiter
+from ntf_server.config import LimitsConfig
+from ntf_server.limits import AddressLimits, Bucket, Rate, Turns, source_of
 from ntf_server.metrics import counter
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import SigningKey, X25519PrivateKey
-from protocol.errors import QUOTA
-from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, NtfResponse, Tnew
+from protocol.encoding import NO_CORR, NO_ENTITY
+from protocol.errors import BLOCK, QUOTA, TooLarge
+from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, NtfResponse, Tnew, Trpl
 from protocol.ntf_handshake import NtfServerHandshake
 from protocol.session_params import SessionParams
-from protocol.versions import NTF_ALPN, NTF_LEGACY, NTF_VERSIONS
+from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE, NTF_LEGACY, NTF_VERSIONS
 from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)
 
-MAX_RUN = 512
+MAX_RUN = 128
 "Commands authorised and written together; more than a block, less than a long pause for others."
+
+PART_SIZE = MAX_RUN * NTF_BLOCK_SIZE
+"What is read of one client before others get a turn."
+
+NONSENSE = Rate(per_second=5, burst=500)
+"Transmissions that are no commands. A client of another version sends a few; two blocks of them are enough."
 
 HANDSHAKE_FAILURES = counter("client_handshake_failures", "Client connections refused", ["reason"])
 BROKEN_BLOCKS = counter("client_broken_blocks", "Connections ended because of a broken block")
 OVER_LIMIT = counter("client_over_limit", "Commands answered QUOTA because of a rate limit", ["limit"])
-
-DEFAULT_COMMAND_RATE = Rate(per_second=500, burst=5000)
+DROPPED = counter("clients_dropped", "Connections ended because of what the client did", ["reason"])
 
 Item = Received[NtfCommand] | Rejected
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientLimits:
-    """Deadlines and rates of a connection."""
-
-    handshake_timeout: float = 15.0
-    send_timeout: float = 60.0
-    commands: Rate = DEFAULT_COMMAND_RATE
-    tokens_per_connection: int = 1000
+Answer = Outgoing[NtfResponse]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,24 @@ class ServerIdentity:
     signer: SigningKey
 
 
+class Part(NamedTuple):
+    """Some of the transmissions that a client sent."""
+
+    items: list[Item]
+    end: int
+    "Where in the received bytes it ends."
+    failed: bool = False
+    "What follows cannot be read: the connection has to end."
+
+
+class Dropped(Exception):
+    """The client is not worth keeping; `reason` is a label of the metric."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class ClientSession:
     """Processes the commands of one connection in order; reads on only when the answers were taken."""
 
@@ -61,17 +78,23 @@ class ClientSession:
         stream: TlsStream,
         commands: Commands,
         identity: ServerIdentity,
-        limits: ClientLimits,
-        address_rate: RateLimiter,
+        limits: LimitsConfig,
+        addresses: AddressLimits,
+        turns: Turns,
         clock: Clock,
         random: Callable[[int], bytes],
     ) -> None:
         self._stream = stream
         self._commands = commands
         self._limits = limits
-        self._address_rate = address_rate
+        self._addresses = addresses
+        self._turns = turns
+        self._source = source_of(stream.peer[0])
         self._clock = clock
-        self._bucket = Bucket(limits.commands, clock.monotonic())
+        self._rate = Rate(per_second=limits.commands_per_second, burst=limits.commands_burst)
+        now = clock.monotonic()
+        self._accepted, self._refused = Bucket(self._rate, now), Bucket(self._rate, now)
+        self._nonsense = Bucket(NONSENSE, now)
         self._tokens = 0
         self._busy = self._stopping = False
         handshake = NtfServerHandshake(
@@ -86,22 +109,19 @@ class ClientSession:
         )
 
     async def run(self) -> None:
-        """Until the peer closes, breaks the protocol or the server shuts down."""
+        """Until the peer closes, breaks the protocol, is dropped, or the server shuts down."""
         self._stream.write(self._connection.data_to_send())
-        items: list[Item] | None = []
         try:
-            async with asyncio.timeout(self._limits.handshake_timeout):
-                while self._connection.params is None and items is not None:
-                    items = await self._receive()
-        except TimeoutError:
-            HANDSHAKE_FAILURES.labels("timeout").inc()
-            return
-        while items is not None and not self._stopping:
-            self._busy = True
-            if items:
-                await self._respond(items)
-            self._busy = False
-            items = None if self._stopping else await self._receive()
+            data = await self._shake_hands()
+            while data:
+                self._busy = True
+                goes_on = await self._serve(data)
+                self._busy = False
+                data = await self._stream.receive() if goes_on and not self._stopping else b""
+        except Dropped as dropped:
+            DROPPED.labels(dropped.reason).inc()
+            logger.info("a client was disconnected: %s", dropped)
+            self._stream.abort()
 
     def stop(self) -> None:
         """End the connection, after commands in progress have been answered."""
@@ -109,24 +129,49 @@ class ClientSession:
         if not self._busy:
             self._stream.close()
 
-    async def _receive(self) -> list[Item] | None:
-        """The transmissions of all blocks received so far; None at the end of the connection."""
-        data = await self._stream.receive()
-        if not data:
-            return None
+    async def _shake_hands(self) -> bytes:
+        """What the client sent behind its part of the handshake; empty at the end of the connection."""
+        received = b""
+        try:
+            async with asyncio.timeout(self._limits.handshake_timeout):
+                while len(received) < NTF_BLOCK_SIZE:
+                    if not (data := await self._stream.receive()):
+                        return b""
+                    received += data
+        except TimeoutError:
+            HANDSHAKE_FAILURES.labels("timeout").inc()
+            return b""
+        return received
+
+    async def _serve(self, data: bytes) -> bool:
+        """Answer what was received, a bounded part at a time; whether the connection goes on."""
+        start = 0
+        while start < len(data):
+            await self._turns.take(min(len(data) - start, PART_SIZE))
+            part = self._read(data, start)
+            if part.items:
+                await self._respond(part.items)
+            if part.failed:
+                return False
+            start = part.end
+        return True
+
+    def _read(self, data: bytes, start: int) -> Part:
+        """The transmissions of the next blocks."""
         items: list[Item] = []
-        for event in self._connection.receive_data(data):
-            match event:
-                case Block():
-                    items += event.items
-                case HandshakeDone():
-                    pass
-                case Failed():
-                    self._count_failure(event)
-                    if items:
-                        await self._respond(items)
-                    return None
-        return items
+        for at in range(start, min(start + PART_SIZE, len(data)), NTF_BLOCK_SIZE):
+            for event in self._connection.receive_data(data[at : at + NTF_BLOCK_SIZE]):
+                match event:
+                    case Block():
+                        items += event.items
+                    case HandshakeDone():
+                        pass
+                    case Failed():
+                        self._count_failure(event)
+                        return Part(items, len(data), failed=True)
+            if len(items) >= MAX_RUN:
+                return Part(items, at + NTF_BLOCK_SIZE)
+        return Part(items, start + PART_SIZE)
 
     def _count_failure(self, failed: Failed) -> None:
         if self._connection.params is None:
@@ -139,35 +184,75 @@ class ClientSession:
         assert params is not None
         for run in _runs(items):
             responses = await self._run(params, run)
-            data = self._connection.send(
+            answers = [
                 Outgoing(item.corr_id, item.entity_id, response)
                 for item, response in zip(run, responses, strict=True)
-            )
-            self._stream.write(data)
-            async with asyncio.timeout(self._limits.send_timeout):
-                await self._stream.drain()
+            ]
+            self._stream.write(self._encode(answers))
+            try:
+                async with asyncio.timeout(self._limits.send_timeout):
+                    await self._stream.drain()
+            except TimeoutError:
+                text = f"it took no answers for {self._limits.send_timeout:g} seconds"
+                raise Dropped("unread", text) from None
+
+    def _encode(self, answers: list[Answer]) -> bytes:
+        try:
+            return self._connection.send(answers)
+        except TooLarge:
+            return self._connection.send(map(self._fitting, answers))
+
+    def _fitting(self, answer: Answer) -> Answer:
+        """Ids may be so long that no answer has room beside them: then the transmission was none."""
+        try:
+            self._connection.send([answer])
+        except TooLarge:
+            return Outgoing(NO_CORR, NO_ENTITY, Err(BLOCK))
+        return answer
 
     async def _run(self, params: SessionParams, run: Sequence[Item]) -> list[NtfResponse]:
-        if isinstance(run[0], Rejected):
-            return [Err(item.error) for item in run if isinstance(item, Rejected)]
         requests = [item for item in run if isinstance(item, Received)]
-        limit = self._over_limit(requests)
+        limit = self._over_limit(run)
         if limit is not None:
-            OVER_LIMIT.labels(limit).inc(len(requests))
+            OVER_LIMIT.labels(limit).inc(len(run))
+            self._count_refused(len(run))
+        if not requests:
+            self._count_nonsense(len(run))
+            return [Err(item.error) for item in run if isinstance(item, Rejected)]
+        if limit is not None:
             return [Err(QUOTA)] * len(requests)
         return await self._commands.run(params, requests)
 
-    def _over_limit(self, requests: Sequence[Request]) -> str | None:
-        now, amount = self._clock.monotonic(), len(requests)
-        if self._limits.commands.per_second and not self._bucket.take(self._limits.commands, now, amount):
+    def _over_limit(self, run: Sequence[Item]) -> str | None:
+        """The limit that forbids these commands, if one does. What is no command counts all the same."""
+        now, amount = self._clock.monotonic(), len(run)
+        if not self._accepted.take(self._rate, now, amount):
             return "connection"
-        if not self._address_rate.allows(self._stream.peer[0], now, amount):
+        if not self._addresses.allow_commands(self._source, now, amount):
             return "address"
-        if isinstance(requests[0].message, Tnew):
-            self._tokens += 1
-            if self._limits.tokens_per_connection and self._tokens > self._limits.tokens_per_connection:
-                return "tokens"
+        first = run[0]
+        if isinstance(first, Received) and isinstance(first.message, Tnew | Trpl):
+            return self._over_registrations(first, now)
         return None
+
+    def _over_registrations(self, request: Request, now: float) -> str | None:
+        """TNEW and TRPL alike make a push to a device that never agreed to it."""
+        self._tokens += 1
+        if self._limits.tokens_per_connection and self._tokens > self._limits.tokens_per_connection:
+            return "tokens"
+        if not self._addresses.allow_verification(self._source, now):
+            return "verifications"
+        if isinstance(request.message, Tnew) and not self._addresses.allow_token(self._source, now):
+            return "address tokens"
+        return None
+
+    def _count_refused(self, amount: int) -> None:
+        if not self._refused.take(self._rate, self._clock.monotonic(), amount):
+            raise Dropped("flood", "it went on after thousands of commands were answered QUOTA")
+
+    def _count_nonsense(self, amount: int) -> None:
+        if not self._nonsense.take(NONSENSE, self._clock.monotonic(), amount):
+            raise Dropped("nonsense", "it sent hundreds of transmissions that are no commands")
 
 
 def _runs(items: Sequence[Item]) -> Iterator[list[Item]]:

@@ -104,7 +104,7 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuthSection:
+class AuthConfig:
     """Passwords of the control port. Empty: that role cannot log in."""
 
     control_port_admin_password: str = key("", TEXT, "Role admin: may also resubscribe.", secret=True)
@@ -112,7 +112,7 @@ class AuthSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransportSection:
+class TransportConfig:
     """Where clients connect."""
 
     host: str = key("", TEXT, "Name or address in the server's address. Made by init.")
@@ -199,7 +199,7 @@ class WebPushSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InactiveClientsSection:
+class InactiveClientsConfig:
     """Idle client connections."""
 
     disconnect: bool = key(True, SWITCH, "")
@@ -208,21 +208,28 @@ class InactiveClientsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitsSection:
-    """What one client, or one address, may use. 0 is no limit."""
+class LimitsConfig:
+    """What one client, or one address (IPv6: one /64), may use. 0 is no limit."""
 
     handshake_timeout: float = key(15.0, seconds(0.1, 600), "TLS and NTF handshake, each.")
-    connections: int = key(50_000, whole(0, 10_000_000), "In all.")
+    connections: int = key(50_000, whole(0, 10_000_000), "In all; no more than open files allow.")
     connections_per_address: int = key(5000, whole(0, 10_000_000), "Phones share addresses: keep it large.")
     commands_per_second: int = key(500, whole(0, 1_000_000), "Per connection, in the long run.")
     commands_burst: int = key(5000, whole(1, 10_000_000), "Per connection, at once.")
     address_commands_per_second: int = key(5000, whole(0, 1_000_000), "Per address, in the long run.")
     address_commands_burst: int = key(50_000, whole(1, 10_000_000), "Per address, at once.")
-    tokens_per_connection: int = key(1000, whole(0, 1_000_000), "TNEW on one connection.")
+    send_timeout: float = key(
+        60.0, seconds(0.1, 3600), "A client that takes no answers for so long is dropped."
+    )
+    tokens_per_connection: int = key(1000, whole(0, 1_000_000), "TNEW and TRPL on one connection.")
+    address_tokens_per_day: int = key(10_000, whole(0, 100_000_000), "TNEW from one address.")
+    address_verifications_per_hour: int = key(
+        2000, whole(0, 100_000_000), "TNEW and TRPL from one address: each makes a push to a device."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsSection:
+class MetricsConfig:
     """Prometheus and health checks over local HTTP: /metrics, /health/live, /health/ready."""
 
     host: str = key("127.0.0.1", TEXT, "")
@@ -242,7 +249,7 @@ class JournalSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogSection:
+class LogConfig:
     """Where and how much is logged. Device tokens, keys and queue ids never are."""
 
     level: str = key("info", choice("debug", "info", "warning", "error"), "")
@@ -252,18 +259,18 @@ class LogSection:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     STORE: StoreConfig = field(default_factory=StoreConfig)
-    AUTH: AuthSection = field(default_factory=AuthSection)
-    TRANSPORT: TransportSection = field(default_factory=TransportSection)
+    AUTH: AuthConfig = field(default_factory=AuthConfig)
+    TRANSPORT: TransportConfig = field(default_factory=TransportConfig)
     SUBSCRIBER: SubscriberSection = field(default_factory=SubscriberSection)
     PUSH: PushSection = field(default_factory=PushSection)
     APNS: ApnsSection = field(default_factory=ApnsSection)
     FCM: FcmSection = field(default_factory=FcmSection)
     WEBPUSH: WebPushSection = field(default_factory=WebPushSection)
-    INACTIVE_CLIENTS: InactiveClientsSection = field(default_factory=InactiveClientsSection)
-    LIMITS: LimitsSection = field(default_factory=LimitsSection)
-    METRICS: MetricsSection = field(default_factory=MetricsSection)
+    INACTIVE_CLIENTS: InactiveClientsConfig = field(default_factory=InactiveClientsConfig)
+    LIMITS: LimitsConfig = field(default_factory=LimitsConfig)
+    METRICS: MetricsConfig = field(default_factory=MetricsConfig)
     JOURNAL: JournalSection = field(default_factory=JournalSection)
-    LOG: LogSection = field(default_factory=LogSection)
+    LOG: LogConfig = field(default_factory=LogConfig)
 
 
 SECTIONS: Mapping[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from ntf_server.client_session import HANDSHAKE_FAILURES, ClientLimits, ClientSession, ServerIdentity
+from ntf_server.client_session import HANDSHAKE_FAILURES, PART_SIZE, ClientSession, ServerIdentity
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands
-from ntf_server.limits import UNLIMITED, ConnectionCounter, Rate, RateLimiter
+from ntf_server.config import InactiveClientsConfig, LimitsConfig, TransportConfig
+from ntf_server.limits import AddressLimits, ConnectionCounter, Turns, source_of
 from ntf_server.metrics import counter, gauge
 from protocol.versions import NTF_ALPN
 from transport.certificates import Credentials
 from transport.errors import TransportError
-from transport.streams import Server, TlsStream, serve
+from transport.server import Server, ServerConfig, serve
+from transport.streams import TlsStream
 from transport.tls import server_context
 
 CLIENTS = gauge("clients", "Client connections now")
 REFUSED = counter("clients_refused", "Connections refused because of a limit")
-SHUTDOWN_TIMEOUT = 5.0
 EXPIRED = counter("clients_expired", "Idle connections ended")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListenerSettings:
-    host: str | None
-    port: int
-    max_connections: int = 0
-    connections_per_address: int = 0
-    address_rate: Rate = UNLIMITED
-    idle_ttl: float = 43_200.0
-    "0: idle clients are never disconnected."
-    idle_check_interval: float = 3600.0
-    client: ClientLimits = field(default_factory=ClientLimits)
+SHUTDOWN_TIMEOUT = 5.0
+MAX_HANDSHAKES = 500
+"TLS handshakes that have begun: each holds some 50 kB until it ends."
+READ_LIMIT = 64 * 1024
+"What a client may have sent while its commands are worked on: more than any client sends at once."
+BYTES_PER_TURN = PART_SIZE
+"Of clients' blocks, worked on in one turn of the event loop: about two milliseconds."
+WRITE_LIMIT = 0
+"A client that has not taken its answers is not read."
 
 
 class Listener:
@@ -41,33 +37,42 @@ class Listener:
 
     def __init__(
         self,
-        settings: ListenerSettings,
+        transport: TransportConfig,
+        limits: LimitsConfig,
+        inactive: InactiveClientsConfig,
         credentials: Credentials,
         commands: Commands,
         clock: Clock,
         random: Callable[[int], bytes],
+        *,
+        max_clients: int,
     ) -> None:
-        self._settings = settings
+        self._transport = transport
+        self._limits = limits
+        self._inactive = inactive
         self._commands = commands
         self._clock = clock
         self._random = random
         self._context = server_context(credentials, [NTF_ALPN])
         self._identity = ServerIdentity(key_hash=credentials.identity, signer=credentials.signing_key)
-        self._counter = ConnectionCounter(settings.max_connections, settings.connections_per_address)
-        self._address_rate = RateLimiter(settings.address_rate)
+        self._counter = ConnectionCounter(max_clients, limits.connections_per_address)
+        self._addresses = AddressLimits(limits)
+        self._turns = Turns(BYTES_PER_TURN)
         self._sessions: dict[TlsStream, ClientSession] = {}
         self._server: Server | None = None
 
     async def open(self) -> None:
-        self._server = await serve(
-            self._handle,
-            self._settings.host,
-            self._settings.port,
-            context=self._context,
-            handshake_timeout=self._settings.client.handshake_timeout,
+        config = ServerConfig(
+            handshake_timeout=self._limits.handshake_timeout,
+            max_handshakes=MAX_HANDSHAKES,
+            read_limit=READ_LIMIT,
+            write_limit=WRITE_LIMIT,
             admit=self._admit,
+            release=lambda address: self._counter.release(source_of(address)),
             on_handshake_error=_count_tls_failure,
         )
+        host, port = self._transport.listen or None, self._transport.port
+        self._server = await serve(self._handle, host, port, context=self._context, config=config)
 
     @property
     def port(self) -> int:
@@ -87,32 +92,31 @@ class Listener:
     async def run(self) -> None:
         """End idle connections, for ever."""
         while True:
-            await asyncio.sleep(self._settings.idle_check_interval)
+            await asyncio.sleep(self._inactive.check_interval)
             self.end_idle()
 
     def end_idle(self) -> None:
-        if not self._settings.idle_ttl:
+        if not self._inactive.disconnect:
             return
-        oldest = asyncio.get_running_loop().time() - self._settings.idle_ttl
+        oldest = asyncio.get_running_loop().time() - self._inactive.ttl
         for stream in [stream for stream in self._sessions if stream.last_received < oldest]:
             EXPIRED.inc()
             stream.close()
 
     def _admit(self, address: str) -> bool:
-        admitted = self._counter.admits(address)
+        admitted = self._counter.admit(source_of(address))
         if not admitted:
             REFUSED.inc()
         return admitted
 
     async def _handle(self, stream: TlsStream) -> None:
-        address = stream.peer[0]
-        self._counter.opened(address)
         session = ClientSession(
             stream,
             self._commands,
             self._identity,
-            self._settings.client,
-            self._address_rate,
+            self._limits,
+            self._addresses,
+            self._turns,
             self._clock,
             self._random,
         )
@@ -123,7 +127,6 @@ class Listener:
         finally:
             CLIENTS.dec()
             del self._sessions[stream]
-            self._counter.closed(address)
 
 
 def _count_tls_failure(error: TransportError) -> None:

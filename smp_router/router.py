@@ -20,7 +20,8 @@ from smp_router.services import Services
 from smp_router.session import Session
 from smp_router.state import RouterState
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
-from transport.streams import Server, TlsStream, serve
+from transport.server import Server, ServerConfig, serve
+from transport.streams import TlsStream
 from transport.tls import server_context
 
 
@@ -88,8 +89,10 @@ class Router:
             host,
             port,
             context=lambda: self._context,
-            handshake_timeout=self._config.handshake_timeout,
-            admit=lambda _peer: not self._weather.refusing,
+            config=ServerConfig(
+                handshake_timeout=self._config.handshake_timeout,
+                admit=lambda _peer: not self._weather.refusing,
+            ),
         )
         self._port = self._server.port
         loop = asyncio.get_running_loop()

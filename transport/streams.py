@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime
 from typing import TypeAlias
 
 from OpenSSL import SSL
 
-from transport.cancellation import raise_if_cancelled
 from transport.engine import MAX_PLAINTEXT, TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
@@ -22,9 +19,6 @@ READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then th
 RECEIVE_SIZE = 128 * 1024  # the most that is read from a socket at once
 WRITE_SIZE = 4 * MAX_PLAINTEXT  # the most that is given to a socket at once
 CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up
-SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
-
-logger = logging.getLogger(__name__)
 
 HandshakeCallback: TypeAlias = "Callable[[TlsStream, TransportError | None], None]"
 
@@ -37,6 +31,11 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+
+
+def receive_buffer() -> memoryview:
+    """Where all streams of this thread receive, one after the other."""
+    return _scratch.buffer
 
 
 class TlsStream(asyncio.BufferedProtocol):
@@ -71,6 +70,7 @@ class TlsStream(asyncio.BufferedProtocol):
         "peer_chain",
         "read_limit",
         "session_id",
+        "write_limit",
     )
 
     def __init__(
@@ -81,8 +81,12 @@ class TlsStream(asyncio.BufferedProtocol):
         client_side: bool,
         check: Callable[[tuple[bytes, ...]], None] | None = None,
         read_limit: int = READ_LIMIT,
+        write_limit: int | None = None,
     ) -> None:
-        """`on_handshake` is called once, when the handshake ended; `check` may refuse the peer's chain."""
+        """`on_handshake` is called once, when the handshake ended; `check` may refuse the peer's chain.
+
+        With more than `write_limit` bytes unsent `drain` waits (None: asyncio's own limit).
+        """
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._client_side = client_side
@@ -90,6 +94,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._on_handshake: HandshakeCallback | None = on_handshake
         self._check = check
         self.read_limit = read_limit
+        self.write_limit = write_limit
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received: list[bytes] = []
@@ -191,6 +196,8 @@ class TlsStream(asyncio.BufferedProtocol):
         """Start the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self.write_limit is not None:
+            transport.set_write_buffer_limits(self.write_limit)
         address = transport.get_extra_info("peername")
         if address:
             self.peer = (
@@ -300,11 +307,14 @@ class TlsStream(asyncio.BufferedProtocol):
         self._cancel_timer()
         if self._transport is not None and not self._transport.is_closing():
             if self._check is None:
-                self._transport.write(self._engine.take_outgoing())
+                self._transport.write(self._last_words())
             self._transport.abort()
         if self._on_handshake is not None:
             self._finish_handshake(error)
         self._wake_reader()
+
+    def _last_words(self) -> bytes:
+        return self._engine.take_outgoing()
 
     def _finish_handshake(self, error: TransportError | None) -> None:
         callback, self._on_handshake = self._on_handshake, None
@@ -411,178 +421,3 @@ async def _connect_socket(family: int, address: tuple[object, ...]) -> socket.so
         sock.close()
         raise
     return sock
-
-
-class Server:
-    """A listening TLS server; it owns the tasks that run the handler."""
-
-    def __init__(
-        self,
-        handler: Callable[[TlsStream], Awaitable[None]],
-        context: SSL.Context | Callable[[], SSL.Context],
-        *,
-        handshake_timeout: float,
-        admit: Callable[[str], bool] | None,
-        on_handshake_error: Callable[[TransportError], None] | None,
-    ) -> None:
-        self._handler = handler
-        self._context = context
-        self._handshake_timeout = handshake_timeout
-        self._admit = admit
-        self._on_handshake_error = on_handshake_error
-        self._listener: asyncio.Server | None = None
-        self._streams: set[TlsStream] = set()
-        self._handshaking: set[TlsStream] = set()
-        self._running: dict[asyncio.Task[None], TlsStream] = {}
-        self._closing = False
-
-    async def listen(self, host: str | None, port: int, backlog: int) -> None:
-        """Start to accept connections."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            self._accept, host, port, backlog=backlog, reuse_address=True
-        )
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        """The listening sockets."""
-        return () if self._listener is None else tuple(self._listener.sockets)
-
-    @property
-    def port(self) -> int:
-        """The port really listened on."""
-        return int(self.sockets[0].getsockname()[1])
-
-    @property
-    def connections(self) -> int:
-        """How many connections have a running handler."""
-        return len(self._running)
-
-    def stop_accepting(self) -> None:
-        """Accept no more and drop unfinished handshakes; handlers go on."""
-        self._closing = True
-        if self._listener is not None:
-            self._listener.close()
-        for stream in list(self._handshaking):
-            stream.abort()
-
-    def close(self) -> None:
-        """Accept no more, drop unfinished handshakes, cancel the handlers."""
-        self.stop_accepting()
-        for task in list(self._running):
-            task.cancel()
-
-    async def wait_closed(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
-        """Wait until all handlers and connections have ended; what takes too long is logged and cut off."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self._running:
-                    await asyncio.wait(list(self._running))
-                for stream in list(self._streams):
-                    await stream.wait_closed()
-        except TimeoutError:
-            for task in self._running:
-                logger.error("%s did not stop in time", task.get_name())
-        for stream in list(self._streams):
-            stream.abort()
-            await stream.wait_closed()
-
-    def admit(self, stream: TlsStream) -> bool:
-        """Whether a connection that was just accepted may start its handshake."""
-        if (
-            self._closing
-            or not stream.peer[0]
-            or (self._admit is not None and not self._admit(stream.peer[0]))
-        ):
-            return False
-        self._handshaking.add(stream)
-        stream.start_timeout(self._handshake_timeout)
-        return True
-
-    def opened(self, stream: TlsStream) -> None:
-        """A socket was opened."""
-        self._streams.add(stream)
-
-    def lost(self, stream: TlsStream) -> None:
-        """Its socket was closed."""
-        self._streams.discard(stream)
-
-    def _accept(self) -> _AcceptedStream:
-        context = self._context() if callable(self._context) else self._context
-        return _AcceptedStream(context, self._handshake_finished, owner=self)
-
-    def _handshake_finished(self, stream: TlsStream, error: TransportError | None) -> None:
-        admitted = stream in self._handshaking
-        self._handshaking.discard(stream)
-        if error is None:
-            name = f"tls {stream.peer[0]} {stream.peer[1]}"
-            task = asyncio.get_running_loop().create_task(self._run(stream), name=name)
-            self._running[task] = stream
-            task.add_done_callback(self._forget)
-        elif admitted and not self._closing and self._on_handshake_error is not None:
-            self._on_handshake_error(error)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
-
-    async def _run(self, stream: TlsStream) -> None:
-        try:
-            await self._handler(stream)
-        except ConnectionClosed:
-            stream.abort()
-        except Exception as error:
-            stream.abort()
-            raise_if_cancelled()
-            # The error's text may hold what the peer sent, so only its kind and place are logged.
-            place = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("a connection's handler failed with %s\n%s", type(error).__name__, place)
-        finally:
-            stream.close()
-
-
-class _AcceptedStream(TlsStream):
-    """A server's side of a connection: its peer is admitted, or dropped before TLS starts."""
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, context: SSL.Context, on_handshake: HandshakeCallback, *, owner: Server) -> None:
-        super().__init__(context, on_handshake, client_side=False)
-        self._owner = owner
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        self._owner.lost(self)
-
-    def _start(self) -> None:
-        self._owner.opened(self)
-        if self._owner.admit(self):
-            super()._start()
-        else:
-            self.abort()
-
-
-async def serve(
-    handler: Callable[[TlsStream], Awaitable[None]],
-    host: str | None,
-    port: int,
-    *,
-    context: SSL.Context | Callable[[], SSL.Context],
-    handshake_timeout: float = 15.0,
-    admit: Callable[[str], bool] | None = None,
-    on_handshake_error: Callable[[TransportError], None] | None = None,
-    backlog: int = 1024,
-) -> Server:
-    """Listen, and run `handler` for every connection whose handshake succeeded.
-
-    The stream is closed when the handler returns, and aborted when it raises. `admit` gets the peer's address
-    before TLS starts. A function as `context` is called per connection, so certificates can be replaced.
-    """
-    server = Server(
-        handler,
-        context,
-        handshake_timeout=handshake_timeout,
-        admit=admit,
-        on_handshake_error=on_handshake_error,
-    )
-    await server.listen(host, port, backlog)
-    return server

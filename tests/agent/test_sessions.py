@@ -28,7 +28,8 @@ from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, ConnectFailed, HandshakeFailed, WrongIdentity
 from tests.agent.world import DEVICE, agent_config, verified
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
-from transport.streams import TlsStream, serve
+from transport.server import serve
+from transport.streams import TlsStream
 from transport.tls import server_context
 
 Answer = Callable[[NtfCommand], NtfResponse]

@@ -15,9 +15,9 @@ import pytest
 from ntf_server.app import App, running
 from protocol.blocks import pad
 from protocol.connection import Outgoing
-from protocol.encoding import NO_ENTITY
-from protocol.errors import QUOTA, ErrorType, store_error
-from protocol.ntf_commands import Err, IdTkn, NtfCommand, Ping, Pong, Tchk, Tkn
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.errors import BLOCK, QUOTA, ErrorType, store_error
+from protocol.ntf_commands import Err, IdTkn, NtfCommand, NtfResponse, Ok, Ping, Pong, Tchk, Tkn, Trpl
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.statuses import TokenStatus
 from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE
@@ -147,6 +147,100 @@ async def test_tokens_per_connection(tmp_path: Path) -> None:
         answers = [await client.ask(device.tnew, NO_ENTITY, device.key) for device in devices]
         assert [isinstance(answer, IdTkn) for answer in answers] == [True, True, False]
         assert answers[2] == Err(QUOTA)
+        client.close()
+
+
+async def test_replacements_count_as_tokens(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"tokens_per_connection": 2})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        assert await device.ask(client, Trpl(null_token())) == Ok()
+        assert await device.ask(client, Trpl(null_token())) == Err(QUOTA)
+        client.close()
+
+
+@pytest.mark.parametrize("limit", ["address_verifications_per_hour", "address_tokens_per_day"])
+async def test_registrations_of_an_address(tmp_path: Path, limit: str) -> None:
+    """Counted over all of its connections."""
+    config = make_config(tmp_path, LIMITS={limit: 3})
+    async with running(make_app(tmp_path, config)) as app:
+        answers = []
+        for _ in range(5):
+            client, device = await NtfClient.open(app.address), Device.make(null_token())
+            answers.append(await client.ask(device.tnew, NO_ENTITY, device.key))
+            client.close()
+        assert [isinstance(answer, IdTkn) for answer in answers] == [True] * 3 + [False] * 2
+        assert answers[4] == Err(QUOTA)
+
+
+async def test_client_that_does_not_read_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    limits = {"send_timeout": 0.3, "commands_per_second": 0, "address_commands_per_second": 0}
+    async with running(make_app(tmp_path, make_config(tmp_path, LIMITS=limits))) as app:
+        client = await NtfClient.open(app.address)
+        client.stream.read_limit = 1  # it reads no more than TLS needs
+        pings = client.connection.send([Outgoing(builders.corr_id(), NO_ENTITY, Ping()) for _ in range(2000)])
+        with pytest.raises(ConnectionClosed):
+            async with asyncio.timeout(DEADLINE):
+                while True:
+                    client.stream.write(pings)
+                    await client.stream.drain()
+        assert "it took no answers for 0.3 seconds" in caplog.text
+        assert "Traceback" not in caplog.text
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_ids_that_leave_no_room_for_an_answer(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    client = await NtfClient.open(app.address)
+    long, ping = CorrId(b"c" * 250), Outgoing(builders.corr_id(), NO_ENTITY, Ping())
+    strange = Outgoing[NtfCommand](long, EntityId(b"e" * 250), Ping())
+    client.stream.write(client.connection.send([ping]) + client.connection.send([strange]))
+    first, second = await client.receive(2)
+    assert first.message == Pong()
+    assert (second.corr_id, second.entity_id, second.message) == (b"", b"", Err(BLOCK))
+    client.stream.write(client.connection.send([Outgoing(long, NO_ENTITY, Ping())]))
+    (answer,) = await client.receive(1)
+    assert (answer.corr_id, answer.message) == (long, Pong())
+    client.close()
+    assert not caplog.records
+
+
+async def test_nonsense_is_answered_for_a_while(app: App, client: NtfClient) -> None:
+    nonsense = pad(bytes([200]) + bytes(2 * 200), NTF_BLOCK_SIZE)
+    client.stream.write(nonsense)
+    assert [answer.message for answer in await client.receive(200)] == [Err(BLOCK)] * 200
+    assert await client.ask(Ping()) == Pong()
+    client.stream.write(nonsense * 2)
+    with pytest.raises(ConnectionClosed):
+        await client.receive(201)
+    other = await NtfClient.open(app.address)
+    assert await other.ask(Ping()) == Pong()
+    other.close()
+
+
+async def test_flood_after_quota_ends_the_connection(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"commands_per_second": 1, "commands_burst": 20})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        answers: list[NtfResponse] = []
+        with pytest.raises(ConnectionClosed):
+            while len(answers) < 100:
+                answers.append(await client.ask(Ping()))
+        assert answers[:20] == [Pong()] * 20
+        assert 20 <= answers.count(Err(QUOTA)) <= 30
+
+
+async def test_connections_count_before_their_handshake(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"connections_per_address": 2})
+    async with running(make_app(tmp_path, config)) as app:
+        silent = [await asyncio.open_connection("127.0.0.1", app.listener.port) for _ in range(2)]
+        with pytest.raises((ConnectionClosed, TlsFailed, OSError)):
+            await NtfClient.open(app.address)
+        for _, writer in silent:
+            writer.close()
+        client = await _open_soon(app)
+        assert await client.ask(Ping()) == Pong()
         client.close()
 
 

@@ -16,7 +16,8 @@ from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
-from transport.streams import TlsStream, serve
+from transport.server import serve
+from transport.streams import TlsStream
 from transport.tls import server_context
 
 

@@ -30,7 +30,8 @@ from smp_client.requests import Request, SessionTiming
 from smp_client.session import Service, SmpSession, connect_smp
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
 from transport.certificates import make_service
-from transport.streams import TlsStream, serve
+from transport.server import serve
+from transport.streams import TlsStream
 from transport.tls import server_context
 
 QUICK = SessionTiming(answer=0.4, ping_after=0.1, ping_limit=0.2)

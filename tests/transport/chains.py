@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from transport.certificates import Credentials, KeyAlgorithm, PrivateKey
-from transport.streams import Server, TlsStream, connect, serve
+from transport.server import Server, ServerConfig, serve
+from transport.streams import TlsStream, connect
 from transport.tls import client_context, server_context
 
 NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
@@ -81,7 +82,7 @@ async def running(
 ) -> AsyncIterator[Server]:
     """A server on a free port of the loopback interface."""
     context = server_context(credentials, alpn, ask_client_certificate=ask_client_certificate)
-    server = await serve(handler, "127.0.0.1", 0, context=context, **options)
+    server = await serve(handler, "127.0.0.1", 0, context=context, config=ServerConfig(**options))
     try:
         yield server
     finally:

@@ -15,7 +15,8 @@ from OpenSSL import SSL
 from tests.transport.chains import ALPN, NOW, clock, make_chain, reach, running, until
 from transport.certificates import Credentials, KeyAlgorithm, make_service
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
-from transport.streams import TlsStream, connect, serve
+from transport.server import serve
+from transport.streams import TlsStream, connect
 from transport.tls import client_context, server_context
 
 

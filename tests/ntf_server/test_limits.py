@@ -1,0 +1,95 @@
+"""Limits without a clock and without a network."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ntf_server.config import LimitsConfig
+from ntf_server.limits import (
+    AddressLimits,
+    Bucket,
+    ConnectionCounter,
+    Rate,
+    RateLimiter,
+    Turns,
+    source_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("/run/socket", "/run/socket"),
+    ],
+)
+def test_sources(address: str, source: str) -> None:
+    assert source_of(address) == source
+
+
+def test_a_bucket_refills() -> None:
+    rate = Rate.over(10, seconds=100)
+    bucket = Bucket(rate, now=0)
+    assert [bucket.take(rate, 0) for _ in range(11)] == [True] * 10 + [False]
+    assert [bucket.take(rate, 20) for _ in range(3)] == [True, True, False]
+    assert bucket.take(rate, 10_000, amount=10)
+    assert not bucket.take(rate, 10_000)
+
+
+def test_sources_have_buckets_of_their_own_and_memory_is_bounded() -> None:
+    limiter = RateLimiter(Rate(per_second=0.001, burst=1), capacity=3)
+    assert [limiter.allows(source, 0) for source in "abc"] == [True] * 3
+    assert not limiter.allows("a", 0)
+    assert limiter.allows("d", 0)  # forgets "b", the one not seen for longest
+    assert not limiter.allows("a", 0)
+    assert limiter.allows("b", 0)
+
+
+def test_no_limit() -> None:
+    limits = AddressLimits(
+        LimitsConfig(
+            address_commands_per_second=0, address_tokens_per_day=0, address_verifications_per_hour=0
+        )
+    )
+    for _ in range(10_000):
+        assert limits.allow_commands("a", 0, 500)
+        assert limits.allow_token("a", 0)
+        assert limits.allow_verification("a", 0)
+
+
+def test_defaults_leave_room_for_a_carrier() -> None:
+    limits = AddressLimits(LimitsConfig())
+    assert all(limits.allow_verification("carrier", 0) for _ in range(1000))
+    assert all(limits.allow_token("carrier", 0) for _ in range(1000))
+
+
+def test_connections_are_counted_in_all_and_per_source() -> None:
+    counter = ConnectionCounter(3, 2)
+    assert [counter.admit(source) for source in ("a", "a", "a", "b", "c")] == [True, True, False, True, False]
+    counter.release("a")
+    assert counter.admit("c")
+    assert counter.total == 3
+
+
+async def test_turns_are_shared_out_in_order() -> None:
+    turns, done = Turns(10), list[int]()
+
+    async def work(number: int) -> None:
+        await turns.take(5)
+        done.append(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        workers = [tasks.create_task(work(number)) for number in range(8)]
+        await asyncio.sleep(0)
+        assert done == [0, 1]
+        workers[2].cancel()
+    assert done == [0, 1, 3, 4, 5, 6, 7]
+    await turns.take(100)  # more than a turn has is let through alone
+    await asyncio.wait_for(turns.take(1), 10)

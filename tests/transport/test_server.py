@@ -1,0 +1,160 @@
+"""Accepting: connections count from the start, handshakes are paced, and a lack of files is survived."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+from tests.transport.chains import make_chain, reach, running, until
+from transport import server as accepting
+from transport.engine import TlsEngine
+from transport.errors import TransportError
+from transport.tls import client_context
+
+
+class Gate:
+    """Counts who is inside."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.inside: Counter[str] = Counter()
+
+    def admit(self, address: str) -> bool:
+        if self.inside.total() >= self.limit:
+            return False
+        self.inside[address] += 1
+        return True
+
+    def release(self, address: str) -> None:
+        self.inside[address] -= 1
+
+
+def tcp(port: int) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setblocking(False)
+    return sock
+
+
+async def test_connections_count_from_accept_until_their_socket_is_closed() -> None:
+    gate = Gate(2)
+    async with running(make_chain(2), admit=gate.admit, release=gate.release) as server:
+        silent = [tcp(server.port), tcp(server.port)]
+        await until(lambda: gate.inside.total() == 2)
+        with pytest.raises((TransportError, OSError)):
+            await reach(server, None)
+        silent[0].close()
+        await until(lambda: gate.inside.total() == 1)
+        stream = await reach(server, None)
+        stream.write(b"hello")
+        assert await stream.receive() == b"hello"
+        stream.close()
+        silent[1].close()
+        await until(lambda: gate.inside.total() == 0)
+
+
+async def test_a_slow_handshake_makes_room_where_room_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "GRACE", 0.2)
+    gate = Gate(1)
+    async with running(make_chain(2), admit=gate.admit, release=gate.release) as server:
+        silent = tcp(server.port)
+        await until(lambda: gate.inside.total() == 1)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    stream = await reach(server, None)
+                    break
+                except (TransportError, OSError):
+                    await asyncio.sleep(0.05)
+        stream.abort()
+        silent.close()
+
+
+async def test_handshakes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that begins and does not go on holds up others for the grace period at most."""
+    monkeypatch.setattr(accepting, "GRACE", 0.3)
+    monkeypatch.setattr(accepting, "LOOK_FOR_ROOM", 0.05)
+    async with running(make_chain(2), max_handshakes=1) as server:
+        stuck = tcp(server.port)
+        stuck.sendall(bytes.fromhex("1603010200 01"))  # the head of a ClientHello of 512 bytes
+        await until(lambda: len(server._handshakes._begun) == 1)
+        started = time.monotonic()
+        stream = await reach(server, None)
+        assert time.monotonic() - started > 0.1
+        await until(lambda: not server._handshakes._begun)
+        stream.abort()
+        stuck.close()
+
+
+async def test_many_at_once_leave_the_loop_free() -> None:
+    """However many peers arrive, the loop is never busy with them for long."""
+    async with running(make_chain(2)) as server:
+        longest, running_on = 0.0, True
+
+        async def watch() -> None:
+            nonlocal longest
+            while running_on:
+                before = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - before)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch())
+            # Their first flights wait in the sockets before the server looks at any of them.
+            hello = _client_hello()
+            peers = [tcp(server.port) for _ in range(300)]
+            for peer in peers:
+                peer.send(hello)
+            await until(lambda: all(_has_answer(peer) for peer in peers))
+            running_on = False
+        for peer in peers:
+            peer.close()
+    assert longest < 0.1  # all 300 in one go take several times as long
+
+
+def _client_hello() -> bytes:
+    engine = TlsEngine(client_context([]), client_side=True)
+    engine.shake_hands()
+    return engine.take_outgoing()
+
+
+def _has_answer(peer: socket.socket) -> bool:
+    try:
+        return bool(peer.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+async def test_no_files_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The server waits a little, says so, and goes on when there are files again."""
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE", 0.3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running(make_chain(2)) as server:
+        peer = socket.socket()
+        peer.setblocking(False)
+        used = peer.fileno() + 1
+        taken = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+            while True:
+                try:
+                    taken.append(socket.socket())
+                except OSError:
+                    break
+            peer.connect_ex(("127.0.0.1", server.port))
+            await until(lambda: "cannot accept connections" in caplog.text)
+            await asyncio.sleep(0.1)
+            assert len(caplog.records) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for sock in taken:
+                sock.close()
+        stream = await reach(server, None)
+        stream.write(b"hello")
+        assert await stream.receive() == b"hello"
+        stream.abort()
+        peer.close()

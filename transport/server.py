@@ -1,0 +1,413 @@
+"""Accepting TLS connections without letting those who connect slow down those who are connected.
+
+A few sockets are accepted per turn of the event loop, and handshakes, which are mostly public-key arithmetic,
+share a millisecond of each turn. However many peers arrive at once, everything else goes on in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from OpenSSL import SSL
+
+from transport.engine import TlsEngine
+from transport.errors import ConnectionClosed, TlsFailed, TransportError
+from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream, receive_buffer
+
+BACKLOG = 1024
+HANDSHAKE_TIMEOUT = 15.0
+SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
+ACCEPTS_PER_TURN = 4
+ACCEPT_PAUSE = 0.5  # the system has no socket for us: asking at once again would be asking for ever
+HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
+HANDSHAKE_READ = 4096  # what is taken from a peer at a time before it has shown that it speaks TLS
+GRACE = 3.0  # where room is short, a handshake that takes longer makes room
+LOOK_FOR_ROOM = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How connections are accepted."""
+
+    handshake_timeout: float = HANDSHAKE_TIMEOUT
+    max_handshakes: int = 0
+    "Handshakes that have begun and not ended; further ones wait. 0: no limit."
+    read_limit: int = READ_LIMIT
+    write_limit: int | None = None
+    admit: Callable[[str], bool] | None = None
+    "Asked with the peer's address when it was accepted, before anything is spent on it."
+    release: Callable[[str], None] | None = None
+    "Called once for each connection that was admitted, when it is gone."
+    on_handshake_error: Callable[[TransportError], None] | None = None
+
+
+DEFAULT = ServerConfig()
+
+
+class Server:
+    """A listening TLS server; it owns the tasks that run the handler."""
+
+    def __init__(
+        self,
+        handler: Callable[[TlsStream], Awaitable[None]],
+        context: SSL.Context | Callable[[], SSL.Context],
+        config: ServerConfig,
+    ) -> None:
+        self._handler = handler
+        self._context = context
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._streams: set[AcceptedStream] = set()
+        self._unfinished: dict[AcceptedStream, float] = {}
+        "Connections before the end of their handshake, and since when; oldest first."
+        self._handshakes = Handshakes(config.max_handshakes)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], TlsStream] = {}
+        self._closing = False
+        self._resume: asyncio.TimerHandle | None = None
+
+    async def listen(self, host: str | None, port: int) -> None:
+        """Start to accept connections."""
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                self._listening.append(_listen(family, address))
+        except OSError:
+            self._close_listening()
+            raise
+        self._start_accepting()
+
+    @property
+    def port(self) -> int:
+        """The port really listened on."""
+        return int(self._listening[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """How many connections have a running handler."""
+        return len(self._running)
+
+    def stop_accepting(self) -> None:
+        """Accept no more and drop unfinished handshakes; handlers go on."""
+        if not self._closing:
+            self._closing = True
+            self._stop_listening()
+            self._close_listening()
+        for stream in list(self._unfinished):
+            stream.abort()
+
+    def close(self) -> None:
+        """Accept no more, drop unfinished handshakes, cancel the handlers."""
+        self.stop_accepting()
+        for task in list(self._running):
+            task.cancel()
+
+    async def wait_closed(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
+        """Wait until all handlers and connections have ended; what takes too long is logged and cut off."""
+        try:
+            async with asyncio.timeout(timeout):
+                while tasks := [*self._running, *self._opening]:
+                    await asyncio.wait(tasks)
+                for stream in list(self._streams):
+                    await stream.wait_closed()
+        except TimeoutError:
+            for task in self._running:
+                logger.error("%s did not stop in time", task.get_name())
+        for stream in list(self._streams):
+            stream.abort()
+            await stream.wait_closed()
+
+    # Accepting
+
+    def _start_accepting(self) -> None:
+        self._resume = None
+        for sock in self._listening:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    def _stop_listening(self) -> None:
+        for sock in self._listening:
+            self._loop.remove_reader(sock)
+        if self._resume is not None:
+            self._resume.cancel()
+            self._resume = None
+
+    def _close_listening(self) -> None:
+        for sock in self._listening:
+            sock.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("cannot accept connections: %s", error.strerror)
+                self._stop_listening()
+                self._resume = self._loop.call_later(ACCEPT_PAUSE, self._start_accepting)
+                return
+            peer = str(address[0])
+            if self._config.admit is None or self._config.admit(peer):
+                self._open(sock, peer)
+            else:
+                sock.close()
+                self._drop_slowest()  # for the next one
+
+    def _drop_slowest(self) -> None:
+        """End the oldest unfinished handshake, if its peer had time enough."""
+        oldest, since = next(iter(self._unfinished.items()), (None, 0.0))
+        if oldest is not None and self._loop.time() - since > GRACE:
+            del self._unfinished[oldest]
+            oldest.give_up()
+
+    def _open(self, sock: socket.socket, peer: str) -> None:
+        context = self._context() if callable(self._context) else self._context
+        stream = AcceptedStream(context, self._handshake_finished, self, peer, self._config)
+        self._streams.add(stream)
+        self._unfinished[stream] = self._loop.time()
+        task = self._loop.create_task(self._connect(stream, sock), name=f"tls accept {peer}")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(self, stream: AcceptedStream, sock: socket.socket) -> None:
+        try:
+            sock.setblocking(False)
+            await self._loop.connect_accepted_socket(lambda: stream, sock)
+        except OSError:  # gone already
+            sock.close()
+            self._unfinished.pop(stream, None)
+            self.lost(stream)
+
+    def opened(self, stream: AcceptedStream) -> None:
+        """Its socket is ready: the peer has to begin the handshake."""
+        stream.start_timeout(self._config.handshake_timeout)
+        if self._closing:
+            stream.abort()
+
+    def lost(self, stream: AcceptedStream) -> None:
+        """Its socket was closed."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+            if self._config.release is not None:
+                self._config.release(stream.address)
+
+    def go_on(self, stream: AcceptedStream) -> None:
+        """The peer sent something that its handshake can go on with."""
+        self._handshakes.add(stream)
+
+    def _handshake_finished(self, stream: TlsStream, error: TransportError | None) -> None:
+        assert isinstance(stream, AcceptedStream)
+        self._unfinished.pop(stream, None)
+        self._handshakes.remove(stream)
+        if error is None:
+            name = f"tls {stream.peer[0]} {stream.peer[1]}"
+            task = self._loop.create_task(self._run(stream), name=name)
+            self._running[task] = stream
+            task.add_done_callback(self._forget)
+        elif not self._closing and self._config.on_handshake_error is not None:
+            self._config.on_handshake_error(error)
+
+    # Handlers
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+
+    async def _run(self, stream: TlsStream) -> None:
+        try:
+            await self._handler(stream)
+        except ConnectionClosed:
+            stream.abort()
+        except Exception as error:
+            stream.abort()
+            # The error's text may hold what the peer sent, so only its kind and place are logged.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("a connection's handler failed with %s\n%s", type(error).__name__, place)
+        finally:
+            stream.close()
+
+
+class Handshakes:
+    """Gives the handshakes that can go on a millisecond of each turn of the event loop.
+
+    Those that have begun go first, since they free what they use when they end.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._begun: dict[AcceptedStream, float] = {}
+        "And since when, oldest first."
+        self._ready: deque[AcceptedStream] = deque()
+        self._waiting: deque[AcceptedStream] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: AcceptedStream) -> None:
+        """Let it go on when it is its turn."""
+        (self._ready if stream in self._begun else self._waiting).append(stream)
+        self._schedule()
+
+    def remove(self, stream: AcceptedStream) -> None:
+        """It ended."""
+        self._begun.pop(stream, None)
+        if self._waiting:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        until = self._loop.time() + HANDSHAKE_TURN
+        while (stream := self._next()) is not None:
+            stream.shake_hands()
+            if self._loop.time() >= until:
+                break
+        if self._ready or (self._waiting and self._has_room()):
+            self._schedule()
+        elif self._waiting and self._timer is None:
+            self._timer = self._loop.call_later(LOOK_FOR_ROOM, self._look_for_room)
+
+    def _next(self) -> AcceptedStream | None:
+        if self._ready:
+            return self._ready.popleft()
+        if not (self._waiting and self._has_room()):
+            return None
+        stream = self._waiting.popleft()
+        if not stream.is_gone:
+            self._begun[stream] = self._loop.time()
+        return stream
+
+    def _has_room(self) -> bool:
+        return not self._limit or len(self._begun) < self._limit
+
+    def _look_for_room(self) -> None:
+        """End the handshakes whose peers had time enough, if others wait."""
+        self._timer = None
+        if not self._waiting:
+            return
+        began_before = self._loop.time() - GRACE
+        for stream in [stream for stream, since in self._begun.items() if since < began_before]:
+            stream.give_up()
+        self._schedule()
+
+
+class AcceptedStream(TlsStream):
+    """A server's side of a connection. Until its peer says something it has no TLS state and costs little."""
+
+    __slots__ = ("_early", "_owner", "_shaking", "_started", "address")
+
+    def __init__(
+        self,
+        context: SSL.Context,
+        on_handshake: HandshakeCallback,
+        owner: Server,
+        address: str,
+        config: ServerConfig,
+    ) -> None:
+        super().__init__(
+            context,
+            on_handshake,
+            client_side=False,
+            read_limit=config.read_limit,
+            write_limit=config.write_limit,
+        )
+        self._owner = owner
+        self.address = address
+        self.peer = (address, 0)
+        self._shaking, self._started = True, False
+        self._early = b""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is nobody to shake hands with."""
+        return self._no_more or self._transport is None or self._transport.is_closing()
+
+    def shake_hands(self) -> None:
+        """Go on with what the peer sent, and let it send more."""
+        early, self._early = self._early, b""
+        if self.is_gone or self._transport is None:
+            return
+        if not self._started:
+            self._started = True
+            self._engine = TlsEngine(self._context, client_side=False)
+        buffer = receive_buffer()
+        self._engine.lend(buffer)[: len(early)] = early
+        self._engine.feed(buffer, len(early))
+        self._process()
+        self._shaking = not self._engine.established
+        if not (self._reading_paused or self.is_gone):
+            self._transport.resume_reading()
+
+    def give_up(self) -> None:
+        """Others need the room."""
+        self._fail(TlsFailed("the peer took too long for the handshake while others waited"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See TlsStream."""
+        return receive_buffer()[:HANDSHAKE_READ] if self._shaking else super().get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See TlsStream; during the handshake, the bytes wait for their turn."""
+        if not self._shaking:
+            super().buffer_updated(nbytes)
+            return
+        assert self._transport is not None
+        self.last_received = self._loop.time()
+        self._early = bytes(receive_buffer()[:nbytes])
+        self._transport.pause_reading()
+        self._owner.go_on(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See TlsStream."""
+        super().connection_lost(error)
+        self._owner.lost(self)
+
+    def _start(self) -> None:
+        self._owner.opened(self)
+
+    def _last_words(self) -> bytes:
+        return super()._last_words() if self._started else b""
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # there is another socket for IPv4
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def serve(
+    handler: Callable[[TlsStream], Awaitable[None]],
+    host: str | None,
+    port: int,
+    *,
+    context: SSL.Context | Callable[[], SSL.Context],
+    config: ServerConfig = DEFAULT,
+) -> Server:
+    """Listen, and run `handler` for every connection whose handshake succeeded.
+
+    The stream is closed when the handler returns, and aborted when it raises. A function as `context` is
+    called per connection, so certificates can be replaced.
+    """
+    server = Server(handler, context, config)
+    await server.listen(host, port)
+    return server
