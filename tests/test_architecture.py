@@ -75,7 +75,7 @@ def test_sizes(path: Path) -> None:
 
 
 TEXT = {".py", ".md", ".sql", ".toml", ".yml", ".yaml", ".ini", ".txt", ".service", ".html", ".sh", ""}
-NOT_OURS = {".git", ".venv", "requirements", "__pycache__", "build"}
+NOT_OURS = {".git", ".hypothesis", ".venv", "requirements", "__pycache__", "build"}
 OF_A_WORKPLACE = re.compile(
     r"[^\w.]/work/|\bshared/(?:spec|seeds|golden|design)|\bissues? #?\d|BRIEF\.md|\b(?:C" + r"EO|worktree)\b"
 )
