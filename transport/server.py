@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from OpenSSL import SSL
 
+from transport.cancellation import raise_if_cancelled
 from transport.engine import TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream, receive_buffer
@@ -228,6 +229,7 @@ class Server:
             stream.abort()
         except Exception as error:
             stream.abort()
+            raise_if_cancelled()
             # The error's text may hold what the peer sent, so only its kind and place are logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("a connection's handler failed with %s\n%s", type(error).__name__, place)
