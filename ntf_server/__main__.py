@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ntf_server import setup
 from ntf_server.app import run_until_signal
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config
+from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.status import print_status
@@ -36,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         return int(args.run(args))
-    except EXPECTED as error:
+    except (FolderInUse, *EXPECTED) as error:
         print(f"ntf-server: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, FolderInUse) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -206,6 +208,12 @@ def _add_migrate(parser: argparse.ArgumentParser) -> None:
 
 def _migrate(args: argparse.Namespace) -> int:
     path = setup.database_path(_load(args))
+    expect_database(args.config_dir, path)
+    with held(path.parent):
+        return _migrate_held(args, path)
+
+
+def _migrate_held(args: argparse.Namespace, path: Path) -> int:
     steps = migrate.migrate(path, to=args.to, dry_run=True)
     if not steps:
         print(f"{path}: nothing to do")
@@ -218,6 +226,8 @@ def _migrate(args: argparse.Namespace) -> int:
     if goes_down and not (args.yes or _confirmed("A downgrade may lose data. Go on?")):
         return 1
     migrate.migrate(path, to=args.to)
+    if args.to == 0:
+        (args.config_dir / MADE_MARK).unlink(missing_ok=True)
     print(f"{path}: done")
     return 0
 
@@ -234,8 +244,9 @@ def _delete(args: argparse.Namespace) -> int:
     question = f"Remove the configuration and identity in {args.config_dir} and all data in {data_dir}?"
     if not (args.yes or _confirmed(question)):
         return 1
-    for file in setup.delete(args.config_dir, data_dir):
-        print(f"removed {file}")
+    with held(data_dir) if data_dir is not None and data_dir.is_dir() else nullcontext():
+        for file in setup.delete(args.config_dir, data_dir):
+            print(f"removed {file}")
     return 0
 
 

@@ -20,6 +20,7 @@ from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
 from ntf_server.control import ControlPort, Role
 from ntf_server.daemon_life import DaemonLife
+from ntf_server.data_folder import expect_database, held, remember_database
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
@@ -31,7 +32,7 @@ from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
 from protocol.addresses import NtfServer
-from store.interface import StoreError
+from store.interface import StoreError, StoreVanished
 from store.journal_schema import load_or_create_key
 from store.policy import RowCaps
 from store.sqlite import SqliteStore
@@ -41,6 +42,7 @@ from transport.certificates import load_server_files
 logger = logging.getLogger(__name__)
 
 COUNTS_INTERVAL = 15.0
+STORE_CHECK_INTERVAL = 1.0
 PUSH_DRAIN_TIMEOUT = 10.0
 MICROSECONDS = 1_000_000
 DELIVERY_STEPS = 3
@@ -70,9 +72,11 @@ class App:
         self._clock = clock or SystemClock()
         self._random = random
         self._is_ready = False
+        self._vanished: StoreVanished | None = None
         self.metrics_port = 0
         self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
         data_dir = setup.data_folder(config)
+        expect_database(config_dir, setup.database_path(config))
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._data_dir = data_dir
         self.store = SqliteStore(
@@ -101,11 +105,14 @@ class App:
         return setup.address(self._config_dir, self._config, self.listener.port)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        """Serve until `stop` is set, then finish what is in progress."""
+        """Serve until `stop` is set, then finish what is in progress. StoreVanished if the database is taken
+        away meanwhile: what would be answered from now on could not be kept."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._providers.close)
+            stack.enter_context(held(self._data_dir))
             stack.push_async_callback(self.store.close)
             await self.store.open()
+            remember_database(self._config_dir)
             if isinstance(self._journal, Journal):
                 life = DaemonLife(self._journal, self.store, self._clock, self._name())
                 await stack.enter_async_context(life.recorded())
@@ -117,11 +124,15 @@ class App:
             if self._config.TRANSPORT.control_port:
                 await self._control.open(self._config.TRANSPORT.control_port)
             await self._serve(stop, ready)
+        if self._vanished is not None:
+            raise self._vanished
 
     async def check(self) -> None:
         """Open and migrate the store, and close it: what `--maintenance` does."""
-        await self.store.open()
-        await self.store.close()
+        with held(self._data_dir):
+            await self.store.open()
+            remember_database(self._config_dir)
+            await self.store.close()
         await self._providers.close()
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
@@ -135,6 +146,7 @@ class App:
                 ),
                 tasks.create_task(housekeeping.run(), name="housekeeping"),
                 tasks.create_task(self._publish_counts(), name="counts"),
+                tasks.create_task(self._watch_store(stop), name="store watch"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
             if self._config.METRICS.file is not None:
@@ -159,6 +171,19 @@ class App:
 
     def _missing(self) -> str:
         return "" if self._is_ready else "not accepting clients"
+
+    async def _watch_store(self, stop: asyncio.Event) -> None:
+        while True:
+            await asyncio.sleep(STORE_CHECK_INTERVAL)
+            try:
+                await self.store.check()
+            except StoreVanished as error:
+                logger.critical("stopping: %s", error)
+                self._vanished = error
+                stop.set()
+                return
+            except StoreError:
+                continue  # whoever needs it waits and says so
 
     async def _publish_counts(self) -> None:
         while True:

@@ -44,10 +44,9 @@ from protocol.ntf_commands import (
 from protocol.session_params import SessionParams
 from protocol.statuses import TokenInput, TokenStatus
 from store.interface import CommandStore, StoreError
-from store.journal_schema import JournalEvent
+from store.journal_schema import DeletionReason, JournalEvent
 from store.records import (
     CreatedSubscription,
-    Deletion,
     NewSubscription,
     NewToken,
     SnewRefusal,
@@ -163,7 +162,10 @@ class Commands:
                     break
             if not _same_secret(record, command):
                 return Err(AUTH)
-            if await self._store.move_token(record, TokenInput.REGISTERED, self._today()):
+            move = await self._store.move_token(record, TokenInput.REGISTERED, self._today())
+            if move is not None:
+                if move.before is not move.after:
+                    self._record(JournalEvent.TOKEN_REGISTERED, record)
                 break
         else:
             return Err(INTERNAL)
@@ -190,7 +192,7 @@ class Commands:
         move = await self._store.move_token(token, TokenInput.CODE_MATCHED, self._today())
         if move is None:
             return Err(AUTH)
-        self._deletions.note(move.deletion)
+        self._deletions.note(move.deletion, DeletionReason.SUPERSEDED)
         if move.before is not move.after:
             TOKENS_VERIFIED.inc()
             self._record(JournalEvent.TOKEN_VERIFIED, token)
@@ -216,7 +218,7 @@ class Commands:
         if deletion is None:
             return Err(AUTH)
         TOKENS_DELETED.inc()
-        self._deletions.note(deletion)
+        self._deletions.note(deletion, DeletionReason.REQUESTED)
         return Ok()
 
     async def tcrn(self, token: TokenRecord, command: Tcrn) -> NtfResponse:
@@ -255,8 +257,6 @@ class Commands:
     ) -> NtfResponse:
         if isinstance(result, SnewRefusal):
             return Err(QUOTA if result is SnewRefusal.QUOTA else AUTH)
-        if result.replaced is not None:
-            self._deletions.note(Deletion(subscriptions=[result.replaced]))
         if result.created:
             SUBSCRIPTIONS_CREATED.inc()
             self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, token, new)
@@ -281,7 +281,14 @@ class Commands:
         if deleted is None:
             return Err(AUTH)
         SUBSCRIPTIONS_DELETED.inc()
-        self._deletions.note(Deletion(subscriptions=[deleted]))
+        self._subscriber.forget([deleted])
+        self._journal.record(
+            JournalEvent.SUB_DELETED,
+            subscription=deleted.subscription_id,
+            token=deleted.token_id,
+            server=deleted.server.host_port,
+            error=DeletionReason.REQUESTED,
+        )
         return Ok()
 
     async def ping(self, entity: None, command: Ping) -> NtfResponse:

@@ -11,7 +11,7 @@ from ntf_server.config import StoreConfig
 from ntf_server.interfaces import Subscriber
 from ntf_server.journal import EventSink
 from store.interface import HousekeepingStore, StoreError
-from store.journal_schema import JournalEvent
+from store.journal_schema import DeletionReason, JournalEvent
 from store.records import Deletion
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ STORE_PAUSE = 10.0
 
 
 class Deletions:
-    """What every deletion leads to, whoever caused it: the subscriber forgets, the journal notes."""
+    """What the end of a token leads to, whoever caused it: the subscriber forgets, the journal notes."""
 
     def __init__(self, subscriber: Subscriber, journal: EventSink) -> None:
         self._subscriber = subscriber
@@ -33,19 +33,16 @@ class Deletions:
         self.more = asyncio.Event()
         "Deleted tokens have rows left: housekeeping goes on with them."
 
-    def note(self, deletion: Deletion) -> None:
+    def note(self, deletion: Deletion, reason: DeletionReason) -> None:
         if deletion.subscriptions:
             self._subscriber.forget(deletion.subscriptions)
-        for subscription in deletion.subscriptions:
-            self._journal.record(
-                JournalEvent.SUB_DELETED,
-                subscription=subscription.subscription_id,
-                token=subscription.token_id,
-                server=subscription.server.host_port,
-            )
         for token in deletion.tokens:
             self._journal.record(
-                JournalEvent.TOKEN_DELETED, token=token.token_id, provider=token.provider.tag
+                JournalEvent.TOKEN_DELETED,
+                token=token.token_id,
+                provider=token.provider.tag,
+                error=reason,
+                count=token.subscriptions,
             )
         if deletion.more:
             self.more.set()
@@ -81,7 +78,7 @@ class Housekeeping:
         more = True
         while more:
             deletion = await self._store.delete_more()
-            self._deletions.note(deletion)
+            self._deletions.note(deletion, DeletionReason.PURGED)
             more = deletion.more
 
     async def purge(self) -> None:
@@ -93,7 +90,7 @@ class Housekeeping:
                 invalid_before=self._before(self._config.invalid_token_days),
                 limit=BATCH,
             )
-            self._deletions.note(deletion)
+            self._deletions.note(deletion, DeletionReason.PURGED)
             found = bool(deletion.tokens)
 
     def _before(self, days: int) -> int:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, render_config
+from ntf_server.data_folder import LOCK_FILE, MADE_MARK
 from ntf_server.push.credentials import load_p256_key, make_vapid_key, vapid_public_key
 from protocol.addresses import NTF_PORT, NtfServer
 from transport.certificates import (
@@ -27,7 +28,7 @@ VAPID_KEY = "vapid.pem"
 DATABASE = "ntf-server.db"
 JOURNAL_FOLDER = "journal"
 JOURNAL_KEY = "journal.key"
-DATA_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", JOURNAL_FOLDER, JOURNAL_KEY)
+DATA_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", JOURNAL_FOLDER, JOURNAL_KEY, LOCK_FILE)
 IDENTITY_FILES = (CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY, FINGERPRINT)
 
 
@@ -47,7 +48,7 @@ def init(options: InitOptions, now: datetime) -> Config:
     if config_file.exists() and not options.force:
         raise ConfigError(f"{config_file} exists; --force makes a new configuration and a new identity")
     if options.force:
-        for name in (*IDENTITY_FILES, VAPID_KEY):
+        for name in (*IDENTITY_FILES, VAPID_KEY, MADE_MARK):
             (options.config_dir / name).unlink(missing_ok=True)
     for folder in (options.config_dir, options.data_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def vapid_key_text(config: Config) -> str | None:
 
 def delete(config_dir: Path, data_dir: Path | None) -> list[Path]:
     """Remove what init and the server made; other files in these folders stay. Returns what was removed."""
-    files = [config_dir / name for name in (*IDENTITY_FILES, VAPID_KEY, CONFIG_FILE)]
+    files = [config_dir / name for name in (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)]
     if data_dir is not None:
         files += [data_dir / name for name in DATA_FILES]
     removed = [file for file in files if file.exists()]

@@ -198,6 +198,9 @@ class HousekeepingStore(Protocol):
 class ControlStore(Protocol):
     """For operators."""
 
+    async def check(self) -> None:
+        """StoreVanished if the database was taken away; reads and writes fail with it too."""
+
     async def counts(self) -> Counts: ...
 
     async def subscribable_count(self) -> int:

@@ -85,8 +85,7 @@ class CreatedSubscription(NamedTuple):
     """Answer to SNEW. `created` is False for a repeated one: the id is the one given first.
 
     `handed_over`: the row is new, or was dead and is revived, and is PENDING now: the caller gives `queue` to
-    its router's subscriber. A row that was alive is in its care already. `replaced` is the queue's row of a
-    token that is being deleted. Do not print: holds a key.
+    its router's subscriber. A row that was alive is in its care already. Do not print: holds a key.
     """
 
     subscription_id: EntityId
@@ -94,7 +93,6 @@ class CreatedSubscription(NamedTuple):
     queue: QueueRow
     created: bool
     handed_over: bool
-    replaced: DeletedSubscription | None = None
 
 
 class SnewRefusal(Enum):
@@ -107,10 +105,11 @@ class DeletedToken(NamedTuple):
 
     token_id: EntityId
     provider: Provider
+    subscriptions: int
 
 
 class DeletedSubscription(NamedTuple):
-    """A row that is gone: the subscriber forgets its queue, the journal notes it. Do not print."""
+    """A row that is gone: the subscriber forgets its queue. Do not print."""
 
     server_key: ServerKey
     notifier_id: EntityId

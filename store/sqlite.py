@@ -49,6 +49,7 @@ from store.records import (
 from store.sqlite_engine import (
     STATEMENT_CACHE,
     CommitObserver,
+    DatabaseFile,
     GroupReader,
     GroupWriter,
     Lane,
@@ -93,8 +94,9 @@ class SqliteStore:
         self._connections: list[aiosqlite.Connection] = []
         self._writer: Lane[Transaction] | None = None
         self._reader: Lane[sqlite3.Connection] | None = None
-        self._run_writes = GroupWriter(path, on_commit)
-        self._run_reads = GroupReader(path)
+        self._file = DatabaseFile(path)
+        self._run_writes = GroupWriter(self._file, on_commit)
+        self._run_reads = GroupReader(self._file)
         self._create_subscriptions = flattened(sqlite_subscriptions.creator(caps))
 
     async def open(self) -> None:
@@ -104,6 +106,7 @@ class SqliteStore:
             with store_errors(self._path):
                 writing = await self._connect(self._prepare)
                 reading = await self._connect(_prepare_reader)
+                self._file.remember()
         except BaseException:
             await self._disconnect()
             raise
@@ -312,6 +315,9 @@ class SqliteStore:
 
     async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
         return await self._read(lambda db: sqlite_notifications.unsent_tokens(db, after, limit))
+
+    async def check(self) -> None:
+        await self._read(lambda db: None)
 
     async def counts(self) -> Counts:
         return await self._read(sqlite_notifications.counts)

@@ -21,7 +21,11 @@ PAGE = 500
 DELETED = "deleted"
 "Stands in the place of a status; no state of the protocol."
 
-_TOKEN = f"SELECT token_id, device_token, status FROM tokens WHERE token_key = ? AND status <> '{DELETED}'"
+_TOKEN = f"""
+SELECT token_id, device_token, status,
+    (SELECT ifnull(sum(subscriptions), 0) FROM token_routers r WHERE r.token_key = t.token_key)
+FROM tokens t WHERE token_key = ? AND status <> '{DELETED}'
+"""
 _MARK = f"""
 UPDATE tokens SET status = '{DELETED}', device_token = x'', verify_key = CAST(token_key AS BLOB),
     dh_private = x'', dh_secret = x'', code = x'', cron_minutes = 0, cron_due = NULL
@@ -64,11 +68,11 @@ def _mark(tx: Transaction, key: TokenKey) -> DeletedToken | None:
     row = tx.db.execute(_TOKEN, (key,)).fetchone()
     if row is None:
         return None
-    token_id, device_token, status = row
+    token_id, device_token, status, count = row
     tx.tokens -= 1
     tx.active_tokens -= status == TokenStatus.ACTIVE
     tx.db.execute(_MARK, (key,))
-    return DeletedToken(EntityId(token_id), decode_device_token(device_token).provider)
+    return DeletedToken(EntityId(token_id), decode_device_token(device_token).provider, count)
 
 
 def _page(tx: Transaction, keys: Collection[TokenKey]) -> tuple[list[DeletedSubscription], bool]:

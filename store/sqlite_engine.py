@@ -8,6 +8,7 @@ all that wait run as the next group.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import aiosqlite
 
-from store.interface import StoreError, StoreUnavailable
+from store.interface import StoreError, StoreUnavailable, StoreVanished
 from store.sqlite_errors import store_error
 from store.sqlite_transaction import Transaction
 
@@ -148,20 +149,40 @@ def _runs(group: Sequence[Operation]) -> Iterator[tuple[Batch[Any, Any, Any], li
         yield batch, [operation.argument for operation in run]
 
 
+class DatabaseFile:
+    """The file that was opened. Once removed or replaced, it still takes writes that nobody will find."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened: os.stat_result | None = None
+
+    def remember(self) -> None:
+        self._opened = self.path.stat()
+
+    def check(self) -> None:
+        try:
+            is_same = self._opened is not None and os.path.samestat(self._opened, self.path.stat())
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise StoreVanished(f"{self.path} was removed or replaced while the server ran")
+
+
 class GroupWriter:
     """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
 
-    def __init__(self, path: Path, on_commit: CommitObserver | None) -> None:
-        self._path = path
+    def __init__(self, file: DatabaseFile, on_commit: CommitObserver | None) -> None:
+        self._file = file
         self._on_commit = on_commit
         self._synchronous = ""
 
     def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
         started = time.perf_counter()
         try:
+            self._file.check()
             self._begin(db, durable=any(operation.durable for operation in group))
-        except sqlite3.Error as error:
-            return [_Failed(store_error(error, self._path))] * len(group)
+        except (sqlite3.Error, StoreError) as error:
+            return [_Failed(_for_caller(error, self._file.path))] * len(group)
         try:
             results = self._transact(db, group)
         except Exception as error:
@@ -169,7 +190,7 @@ class GroupWriter:
                 db.execute("ROLLBACK")
             if len(group) > 1:
                 return [self(db, [operation])[0] for operation in group]
-            return [_Failed(_for_caller(error, self._path))]
+            return [_Failed(_for_caller(error, self._file.path))]
         if self._on_commit is not None:
             self._on_commit(time.perf_counter() - started, len(group))
         return results
@@ -195,18 +216,19 @@ class GroupWriter:
 class GroupReader:
     """Runs groups of reads, all on one state of the database: that of the last commit or a later one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
 
     def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
         results: list[Any] = []
         try:
+            self._file.check()
             db.execute("BEGIN")
             for batch, arguments in _runs(group):
                 results += batch(db, arguments)
         except Exception as error:
             if len(group) == 1:
-                return [_Failed(_for_caller(error, self._path))]
+                return [_Failed(_for_caller(error, self._file.path))]
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")

@@ -161,8 +161,9 @@ class Creation:
         routers = len(owner.routers) + (server_key not in owner.routers)
         if not self._caps.admits(owner.subscriptions + 1, routers):
             return SnewRefusal.QUOTA
-        replaced = None if row is None else sqlite_deletion.subscriptions(self._tx, [row.queue.key])[0]
-        return self._insert(owner, new)._replace(replaced=replaced)
+        if row is not None:
+            sqlite_deletion.subscriptions(self._tx, [row.queue.key])
+        return self._insert(owner, new)
 
     def _insert(self, owner: _Owner, new: NewSubscription) -> CreatedSubscription:
         server_key = self._servers[new.server]

@@ -86,7 +86,7 @@ async def test_activation_takes_the_device_from_other_tokens(store: NtfStore) ->
     move = await store.move_token(new, TokenInput.CODE_MATCHED, TODAY + DAY)
     assert move is not None
     assert (move.before, move.after) == (TokenStatus.REGISTERED, TokenStatus.ACTIVE)
-    assert move.deletion.tokens == [DeletedToken(old.token_id, old.device_token.provider)]
+    assert move.deletion.tokens == [DeletedToken(old.token_id, old.device_token.provider, 1)]
     (deleted,) = move.deletion.subscriptions
     assert (deleted.server_key, deleted.notifier_id) == (created.server_key, subscription.notifier_id)
     assert (deleted.subscription_id, deleted.token_id) == (subscription.subscription_id, old.token_id)
@@ -194,7 +194,7 @@ async def test_deleting_a_token_deletes_all_it_has(store: NtfStore) -> None:
     )
     deletion = await store.delete_token(token.key)
     assert deletion is not None
-    assert deletion.tokens == [DeletedToken(token.token_id, token.device_token.provider)]
+    assert deletion.tokens == [DeletedToken(token.token_id, token.device_token.provider, 3)]
     assert {one.notifier_id for one in deletion.subscriptions} == {new.notifier_id for new in news}
     assert not deletion.more
     assert await store.delete_more() == Deletion(subscriptions=[])

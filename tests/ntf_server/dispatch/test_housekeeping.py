@@ -11,7 +11,7 @@ from ntf_server.config import StoreConfig
 from ntf_server.housekeeping import Deletions, Housekeeping
 from protocol.addresses import SmpServer
 from protocol.statuses import TokenInput
-from store.journal_schema import JournalEvent
+from store.journal_schema import DeletionReason, JournalEvent
 from store.records import DeletedSubscription, QueueRow, ServerKey
 from store.sqlite_deletion import PAGE
 from tests.ntf_server.dispatch.clock import SimulatedClock
@@ -53,10 +53,10 @@ async def test_purges_what_is_old(slow_world: World, clock: SimulatedClock) -> N
     assert not await exists(world, dead)
     assert await exists(world, active)
     assert [queue.notifier_id for queue in subscriber.queues] == [dead.queues[0].notifier_id]
-    assert len(world.journal.of(JournalEvent.TOKEN_DELETED)) == 2
-    (deleted,) = world.journal.of(JournalEvent.SUB_DELETED)
-    assert deleted["token"] == dead.token_id
-    assert deleted["server"] == subscriber.queues[0].server.host_port
+    first, second = world.journal.of(JournalEvent.TOKEN_DELETED)
+    assert (first["token"], first["count"]) == (unverified.token_id, 0)
+    assert (second["token"], second["count"]) == (dead.token_id, 1)
+    assert first["error"] == second["error"] == DeletionReason.PURGED
 
 
 async def test_zero_days_keep_for_ever(slow_world: World, clock: SimulatedClock) -> None:
@@ -80,7 +80,7 @@ async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         deletion = await world.store.delete_token(device.key)
         assert deletion is not None
-        deletions.note(deletion)
+        deletions.note(deletion, DeletionReason.REQUESTED)
 
         async def is_empty() -> bool:
             return (await world.store.counts()).subscriptions == 0
@@ -88,4 +88,6 @@ async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
         await until(is_empty)
         running.cancel()
         await asyncio.wait([running])
-        assert len(subscriber.queues) == len(world.journal.of(JournalEvent.SUB_DELETED)) == 3 * PAGE
+        assert len(subscriber.queues) == 3 * PAGE
+        (deleted,) = world.journal.of(JournalEvent.TOKEN_DELETED)
+        assert (deleted["count"], deleted["error"]) == (3 * PAGE, DeletionReason.REQUESTED)

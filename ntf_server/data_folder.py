@@ -1,0 +1,69 @@
+"""The folder of the data: one process uses it at a time, and a database that vanished is an error."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from store.interface import StoreVanished
+
+LOCK_FILE = "ntf-server.lock"
+MADE_MARK = "database.made"
+"In the folder of the identity, which is rarely on the same volume as the data."
+
+_PID_DIGITS = 32
+
+
+class FolderInUse(Exception):
+    """Another process holds the folder; the message names it."""
+
+    exit_code = 2
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """For as long as the block runs, nobody else gets in. The lock ends with the process, however it ends."""
+    descriptor = _lock(folder)
+    try:
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    path = folder / LOCK_FILE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            pid = os.pread(descriptor, _PID_DIGITS, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise FolderInUse(f"{folder} is in use by process {pid}: stop it first") from None
+        # Whoever held it before has removed it: the lock is on a file that nobody else sees.
+        os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+
+
+def expect_database(config_dir: Path, database: Path) -> None:
+    """StoreVanished if there was a database and now there is none, or an empty file."""
+    mark = config_dir / MADE_MARK
+    if mark.exists() and not (database.is_file() and database.stat().st_size):
+        raise StoreVanished(
+            f"{database} is missing or empty, but this server had a database: mount its volume or restore a"
+            f" backup; to begin with an empty one, remove {mark}"
+        )
+
+
+def remember_database(config_dir: Path) -> None:
+    (config_dir / MADE_MARK).touch(mode=0o600)
