@@ -84,6 +84,27 @@ class Failed:
     error: HandshakeErrorType
 
 
+def read_item(
+    params: SessionParams, data: bytes, codec: Codec[In], *, checks_credentials: bool
+) -> Received[In] | Rejected:
+    """One transmission of a block."""
+    try:
+        raw = parse_transmission(params, data)
+    except DecodeError:
+        return Rejected(NO_CORR, NO_ENTITY, BLOCK)
+    error = raw.fault
+    if error is None:
+        try:
+            message = codec.decode(raw.command, params.version)
+        except DecodeError as problem:
+            return Rejected(raw.corr_id, raw.entity_id, problem.error)
+        if checks_credentials:
+            error = check_credentials(codec.credentials(message), raw.auth, raw.entity_id)
+        if error is None:
+            return new_tuple(Received, (raw.corr_id, raw.entity_id, message, raw))
+    return Rejected(raw.corr_id, raw.entity_id, error)
+
+
 class Connection(Generic[In, Out]):
     """Feed it what the stream received; send what `data_to_send` returns.
 
@@ -155,24 +176,8 @@ class Connection(Generic[In, Out]):
 
     def _items(self, content: bytes, params: SessionParams) -> list[Received[In] | Rejected]:
         transmissions = split_batch(content) if params.batch else [content]
-        return [self._item(params, transmission) for transmission in transmissions]
-
-    def _item(self, params: SessionParams, data: bytes) -> Received[In] | Rejected:
-        try:
-            raw = parse_transmission(params, data)
-        except DecodeError:
-            return Rejected(NO_CORR, NO_ENTITY, BLOCK)
-        error = raw.fault
-        if error is None:
-            try:
-                message = self._codec_in.decode(raw.command, params.version)
-            except DecodeError as problem:
-                return Rejected(raw.corr_id, raw.entity_id, problem.error)
-            if self._checks_credentials:
-                error = check_credentials(self._codec_in.credentials(message), raw.auth, raw.entity_id)
-            if error is None:
-                return new_tuple(Received, (raw.corr_id, raw.entity_id, message, raw))
-        return Rejected(raw.corr_id, raw.entity_id, error)
+        codec, checks = self._codec_in, self._checks_credentials
+        return [read_item(params, data, codec, checks_credentials=checks) for data in transmissions]
 
     def send(self, batch: Iterable[Outgoing[Out]]) -> bytes:
         """Whole padded blocks, ready for the stream. A server's answers and a client's commands alike."""

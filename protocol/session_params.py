@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protocol import versions
 from protocol.crypto import Ed25519PrivateKey, Ed25519PublicKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import EntityId
+from protocol.versions import VersionRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,15 @@ class ServiceSession:
     fingerprint: bytes
     session_key: Ed25519PublicKey = field(repr=False)
     private_key: Ed25519PrivateKey | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProof:
+    """What a router showed in its handshake; a proxy passes it on to clients, who check it for themselves."""
+
+    versions: VersionRange
+    chain: tuple[bytes, ...] = field(repr=False)
+    signed_key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +43,10 @@ class SessionParams:
     peer_session_key: X25519PublicKey | None = field(default=None, repr=False)
     "At a client, the server's: authenticators are made with it."
     service: ServiceSession | None = field(default=None, repr=False)
+    shared_secret: bytes | None = field(default=None, repr=False)
+    "Of both session keys, if the client sent one: seals what a proxy forwards."
+    proof: RouterProof | None = field(default=None, repr=False)
+    "At a client, the router's."
 
 
 def ntf_params(
@@ -62,6 +76,8 @@ def smp_params(
     own_session_key: X25519PrivateKey | None = None,
     peer_session_key: X25519PublicKey | None = None,
     service: ServiceSession | None = None,
+    shared_secret: bytes | None = None,
+    proof: RouterProof | None = None,
 ) -> SessionParams:
     has_keys = version >= versions.SMP_SESSION_KEYS
     return SessionParams(
@@ -74,4 +90,6 @@ def smp_params(
         own_session_key=own_session_key if has_keys else None,
         peer_session_key=peer_session_key if has_keys else None,
         service=service,
+        shared_secret=shared_secret,
+        proof=proof,
     )

@@ -40,7 +40,7 @@ from protocol.handshake import (
     offered_range,
     parse_hello,
 )
-from protocol.session_params import ServiceSession, smp_params
+from protocol.session_params import RouterProof, ServiceSession, smp_params
 from protocol.signed_key import CertificateChain, LargeString, ShortString, open_signed_key, sign_key
 from protocol.versions import (
     SMP_BLOCK_ENCRYPTION,
@@ -158,13 +158,18 @@ class SmpServerHandshake:
         if hello.version not in self._versions:
             raise HandshakeError(TE_VERSION)
         service = None if hello.service is None else self._check_service(hello.service, hello.version)
+        shared = None if hello.session_key is None else self._exchange(hello.session_key)
         params = smp_params(
-            hello.version, self._session_id, own_session_key=self._session_key, service=service
+            hello.version,
+            self._session_id,
+            own_session_key=self._session_key,
+            service=service,
+            shared_secret=shared,
         )
         reply = None if service is None else b"R" + short(service.service_id)
-        if hello.version < SMP_BLOCK_ENCRYPTION or hello.session_key is None or hello.proxy == b"T":
+        if hello.version < SMP_BLOCK_ENCRYPTION or shared is None or hello.proxy == b"T":
             return Step(reply, Agreed(params))
-        sending, receiving = session_chains(self._session_id, self._exchange(hello.session_key))
+        sending, receiving = session_chains(self._session_id, shared)
         return Step(reply, Agreed(params, sending, receiving))
 
     def _exchange(self, client_key: bytes) -> bytes:
@@ -200,14 +205,21 @@ class SmpClientHandshake:
         session_key: X25519PrivateKey | None = None,
         service: ServiceLogin | None = None,
         versions: VersionRange = SMP_VERSIONS,
+        *,
+        proxy: bool = False,
     ) -> None:
-        """`router_chain`: what the router showed in TLS. `service`: only if TLS sent its certificate."""
+        """`router_chain`: what the router showed in TLS. `service`: only if TLS sent its certificate.
+
+        A `proxy` encrypts what it forwards itself, so blocks are not encrypted once more where the router
+        knows of proxies.
+        """
         self._session_id = session_id
         self._key_hash = key_hash
         self._router_chain = list(router_chain)
         self._session_key = session_key
         self._service = service
         self._versions = versions
+        self._proxy = proxy
         self._awaiting_service: Agreed | None = None
 
     def start(self) -> None:
@@ -220,8 +232,11 @@ class SmpClientHandshake:
         if hello.session_id != self._session_id:
             raise HandshakeError(TE_SESSION)
         version = agree_version(self._versions, offered_range(hello))
-        router_key = None if hello.auth is None else self._router_key(hello.auth)
-        agreed = self._agreed(version, router_key)
+        if hello.auth is None:
+            agreed = self._agreed(version, None, None)
+        else:
+            proof = RouterProof(offered_range(hello), tuple(self._router_chain), bytes(hello.auth.signed_key))
+            agreed = self._agreed(version, self._router_key(hello.auth), proof)
         service = self._service if self._service and version >= self._service.role.since else None
         reply = self._hello(version, service)
         if service is None:
@@ -240,14 +255,19 @@ class SmpClientHandshake:
             raise HandshakeError(TE_BAD_AUTH)
         return key
 
-    def _agreed(self, version: int, router_key: X25519PublicKey | None) -> Agreed:
-        params = smp_params(version, self._session_id, peer_session_key=router_key)
-        if version < SMP_BLOCK_ENCRYPTION or self._session_key is None or router_key is None:
+    def _agreed(self, version: int, router_key: X25519PublicKey | None, proof: RouterProof | None) -> Agreed:
+        shared = None
+        if self._session_key is not None and router_key is not None:
+            try:
+                shared = self._session_key.exchange(router_key)
+            except DecodeError:
+                raise HandshakeError(TE_BAD_AUTH) from None
+        params = smp_params(
+            version, self._session_id, peer_session_key=router_key, shared_secret=shared, proof=proof
+        )
+        unencrypted = self._proxy and version >= SMP_PROXY_FLAG
+        if version < SMP_BLOCK_ENCRYPTION or shared is None or unencrypted:
             return Agreed(params)
-        try:
-            shared = self._session_key.exchange(router_key)
-        except DecodeError:
-            raise HandshakeError(TE_BAD_AUTH) from None
         receiving, sending = session_chains(self._session_id, shared)
         return Agreed(params, sending, receiving)
 
@@ -256,7 +276,7 @@ class SmpClientHandshake:
             "version": version,
             "key_hash": self._key_hash,
             "session_key": None if self._session_key is None else self._session_key.public.der,
-            "proxy": b"F",
+            "proxy": b"T" if self._proxy else b"F",
             "has_service": b"0" if service is None else b"1",
             "service": None,
         }

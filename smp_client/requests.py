@@ -149,9 +149,20 @@ class RequestSession(Generic[In, Out]):
                 if isinstance(event, HandshakeDone):
                     return [later for later in events[index + 1 :] if not isinstance(later, HandshakeDone)]
 
-    async def request(self, entity_id: EntityId, message: Out, key: AuthPrivateKey | None = None) -> In:
-        """The answer to one command; raises `ClientError` if there is none."""
-        (answer,) = await self.request_many([Request(entity_id, message, key)])
+    async def request(
+        self,
+        entity_id: EntityId,
+        message: Out,
+        key: AuthPrivateKey | None = None,
+        *,
+        corr_id: CorrId | None = None,
+    ) -> In:
+        """The answer to one command; raises `ClientError` if there is none.
+
+        A `corr_id` of the caller's is for commands that contain something made from it.
+        """
+        corr_ids = None if corr_id is None else [corr_id]
+        (answer,) = await self.send(self.new_batch(1), [Request(entity_id, message, key)], corr_ids)
         if isinstance(answer, ClientError):
             raise answer
         return answer
@@ -164,9 +175,17 @@ class RequestSession(Generic[In, Out]):
         """For `send`: lets the caller look at the answers while they arrive."""
         return Batch(size, self._loop.create_future())
 
-    async def send(self, batch: Batch[In], requests: Sequence[Request[Out]]) -> list[In | ClientError]:
+    def new_corr_id(self) -> CorrId:
+        return self._corr_ids(1)[0]
+
+    async def send(
+        self,
+        batch: Batch[In],
+        requests: Sequence[Request[Out]],
+        corr_ids: Sequence[CorrId] | None = None,
+    ) -> list[In | ClientError]:
         """Send the requests of a new batch and wait for all answers."""
-        corr_ids = self._corr_ids(len(requests))
+        corr_ids = corr_ids or self._corr_ids(len(requests))
         try:
             for start in range(0, len(requests), SIGNED_AT_ONCE):
                 part = range(start, min(start + SIGNED_AT_ONCE, len(requests)))

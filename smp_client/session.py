@@ -70,14 +70,18 @@ async def connect_smp(
     timeout: float = CONNECT_TIMEOUT,
     random: Callable[[int], bytes] = os.urandom,
     versions: VersionRange = SMP_VERSIONS,
+    proxy: bool = False,
 ) -> SmpSession:
-    """Connect and agree on a session within `timeout`. Raises `ClientError`; nothing stays open then."""
+    """Connect and agree on a session within `timeout`. Raises `ClientError`; nothing stays open then.
+
+    `proxy`: the session is one in which others' commands are forwarded.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     context = client_context([SMP_ALPN], None if service is None else service.credentials)
     stream = await dialer.dial(server, context, timeout)
     try:
-        handshake = _handshake(stream, server, service, random, versions)
+        handshake = _handshake(stream, server, service, random, versions, proxy)
         connection = Connection(handshake, SMP_MESSAGES, SMP_COMMANDS, checks_credentials=False)
         session = SmpSession(
             stream, connection, ping=Ping(), on_events=on_events, timing=timing, random=random
@@ -99,6 +103,7 @@ def _handshake(
     service: Service | None,
     random: Callable[[int], bytes],
     versions: VersionRange,
+    proxy: bool,
 ) -> SmpClientHandshake:
     login = None
     if service is not None and stream.certificate_sent:
@@ -115,4 +120,5 @@ def _handshake(
         X25519PrivateKey(random(KEY_SEED_SIZE)),
         login,
         versions,
+        proxy=proxy,
     )

@@ -15,6 +15,7 @@ from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
 from smp_router.client import Client, Reception, RouterMessage
 from smp_router.config import RouterConfig
 from smp_router.queues import Message, Notifier, Prepared, Queue
+from smp_router.relays import Relays
 from smp_router.services import Service
 from smp_router.state import RouterState
 from smp_router.subscriptions import Subscriptions
@@ -31,6 +32,8 @@ class Broker:
         self.config = config
         self.recipients = Subscriptions(state.services)
         self.notifiers = Subscriptions(state.services)
+        self.relays: Relays | None = None
+        "Sessions with other routers, while the router runs."
         self.counts: Counter[str] = Counter()
         "What happened since the start, for the metrics."
         self._now = now

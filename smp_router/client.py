@@ -57,6 +57,8 @@ class Client:
         self.unsent = 0
         self.overrun = False
         "More waits than `max_unsent` allows: the client must be disconnected."
+        self.forwarding = 0
+        "Commands that are under way to other routers."
         self.wake = asyncio.Event()
         self._max_unsent = max_unsent
         self._gone = False

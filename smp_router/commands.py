@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -70,14 +70,21 @@ from smp_router import authentication
 from smp_router.authentication import Request, acting_service
 from smp_router.broker import ALL_SENT, Broker
 from smp_router.client import Client, Reception
+from smp_router.proxy_commands import proxy_forward, proxy_session, relay_forward
 from smp_router.queues import Link, Message, Notifier, Queue, agree_secret, new_id
 from smp_router.services import Service
+
+CORR_ID_SIZE = 24
+"Of ids that are random, as the protocol wants them: the same one again is the same command again."
+
+Response = SmpMessage | Coroutine[Any, Any, SmpMessage]
+"What has to wait for another router is a coroutine; it raises ProtocolError as the others do."
 
 
 class Handler(NamedTuple):
     authenticate: Callable[[Broker, Client, Any], Any]
     "Finds the queue, notifier or service that `run` is given."
-    run: Callable[[Broker, Client, Any, Any], SmpMessage]
+    run: Callable[[Broker, Client, Any, Any], Response]
     in_services_name: bool = False
     "May also carry the signature of a service."
     when_blocked: bool = False
@@ -86,7 +93,7 @@ class Handler(NamedTuple):
     "Taken from a proxy, in the name of one of its clients."
 
 
-def respond(broker: Broker, client: Client, request: Request) -> SmpMessage:
+def respond(broker: Broker, client: Client, request: Request) -> Response:
     """Carry out a command. Raises ProtocolError with the answer it deserves."""
     handler = HANDLERS[type(request.message)]
     subject = handler.authenticate(broker, client, request)
@@ -318,9 +325,12 @@ def _message_info(message: Message) -> dict[str, str]:
 def _send(broker: Broker, client: Client, request: Received[Send], queue: Queue) -> SmpMessage:
     _refuse_unless(len(request.message.body) <= max_message_length(client.params.version), LARGE_MSG)
     _refuse_blocked(queue)
+    if len(request.corr_id) == CORR_ID_SIZE and request.corr_id == queue.last_corr_id:
+        return Ok()
     broker.counts["messages_received"] += 1
     _refuse_unless(broker.state.stored_messages < broker.config.max_messages, QUOTA)
     _refuse_unless(broker.send(queue, request.message) is not None, QUOTA)
+    queue.last_corr_id = request.corr_id
     if queue.link is not None and queue.mode is QueueMode.MESSAGING and queue.sender_key is not None:
         broker.state.set_link(queue, None)  # it was used: whoever secured the queue has what it led to
     return Ok()
@@ -340,6 +350,26 @@ def _nsubs(broker: Broker, client: Client, request: Received[Nsubs], service: Se
             if queue is not None and queue.notifier is not None:
                 broker.offer_pending(queue.notifier)
     return Soks(service.queues)
+
+
+def _prxy(broker: Broker, client: Client, request: Received[Prxy], _subject: None) -> Response:
+    fits = password_fits(broker.config.password, request.message.password)
+    return proxy_session(broker, client, request, fits)
+
+
+def _pfwd(broker: Broker, client: Client, request: Received[Pfwd], _subject: None) -> Response:
+    return proxy_forward(broker, client, request)
+
+
+def _rfwd(broker: Broker, client: Client, request: Received[Rfwd], _subject: None) -> SmpMessage:
+    return relay_forward(broker, client, request, _respond_to_forwarded)
+
+
+def _respond_to_forwarded(broker: Broker, client: Client, request: Request) -> SmpMessage:
+    _refuse_unless(HANDLERS[type(request.message)].by_proxy, CMD_PROHIBITED)
+    response = respond(broker, client, request)
+    assert not isinstance(response, Coroutine)
+    return response
 
 
 def _ping(broker: Broker, client: Client, request: Received[Ping], _subject: None) -> SmpMessage:
@@ -368,7 +398,7 @@ HANDLERS: Mapping[type[Any], Handler] = {
     Ldel: Handler(authentication.recipient, _ldel),
     Lkey: Handler(authentication.securing_reader, _lkey, by_proxy=True),
     Lget: Handler(authentication.reader, _lget, when_blocked=True, by_proxy=True),
-    Prxy: Handler(authentication.nobody, _ping),
-    Pfwd: Handler(authentication.nobody, _ping),
-    Rfwd: Handler(authentication.nobody, _ping),
+    Prxy: Handler(authentication.nobody, _prxy),
+    Pfwd: Handler(authentication.nobody, _pfwd),
+    Rfwd: Handler(authentication.nobody, _rfwd),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ class RouterConfig:
     "Seconds of silence after which a client is disconnected."
     max_unsent: int = 8 * 1024 * 1024
     "Bytes that may wait for one client; a client that reaches it is disconnected."
+    max_forwarded: int = 64
+    "Commands of one client that may be under way to other routers; more are answered PROXY BROKER TIMEOUT."
+    max_forwarded_per_relay: int = 1000
+    "Commands of all clients under way to one router."
+    max_relays: int = 500
+    "Routers that commands are forwarded to."
+    relay_timeout: float = 30.0
+    "Seconds for connecting to another router, and for its answers."
+    relay_idle: float = 600.0
+    "Seconds after which a session with another router that nobody uses is closed."
     message_ttl: float = 21 * 86400.0
     "Seconds until a message that nobody took is forgotten."
     suspended_ttl: float = 21 * 86400.0
@@ -46,16 +56,8 @@ class RouterConfig:
     "Stored in all queues together; SEND is answered QUOTA beyond it."
 
 
-_LIMITS = ("quota", "max_pending", "max_unsent", "max_queues", "max_messages")
-_TIMES = (
-    "interval",
-    "handshake_timeout",
-    "send_timeout",
-    "idle_timeout",
-    "message_ttl",
-    "suspended_ttl",
-    "expiry_interval",
-)
+_LIMITS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "int")
+_TIMES = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "float")
 _KEYS = {"host", "port", "listen", "min_version", "max_version", "password", *_LIMITS, *_TIMES}
 
 

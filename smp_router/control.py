@@ -49,6 +49,7 @@ class Control:
             "drop_connections": lambda _: faults.drop_connections(),
             "refuse": lambda a: faults.refuse(_flag(a)),
             "black_hole": lambda a: faults.black_hole(_flag(a)),
+            "lose_answers": lambda a: faults.lose_answers(_flag(a)),
             "delay": lambda a: faults.delay(_number(a, "seconds")),
             "forget_services": lambda _: faults.forget_services(),
             "change_service_ids": lambda _: faults.change_service_ids(),

@@ -24,6 +24,7 @@ class Weather:
 
     def __init__(self) -> None:
         self.refusing = False
+        self.losing_answers = False
         self.delay = 0.0
         self._calm = asyncio.Event()
         self._calm.set()
@@ -92,6 +93,10 @@ class Faults:
     def black_hole(self, on: bool = True) -> None:
         """Keep connections open, read from them, answer nothing. What was read is forgotten; events wait."""
         self._weather.set_black_hole(on)
+
+    def lose_answers(self, on: bool = True) -> None:
+        """Carry commands out and answer nothing. Events are sent."""
+        self._weather.losing_answers = on
 
     def delay(self, seconds: float) -> None:
         """Wait this long before anything is sent, also the first block of a connection; 0 ends it."""

@@ -72,6 +72,8 @@ class Queue:
     notifier: Notifier | None = None
     link: Link | None = None
     messages: deque[Message] = field(default_factory=deque, repr=False)
+    last_corr_id: bytes = field(default=b"", repr=False)
+    "Of the last SEND that was taken: a sender that did not see the answer may send it again."
     suspended_at: int | None = None
     blocked: BlockingInfo | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from smp_router.broker import Broker
 from smp_router.config import RouterConfig
 from smp_router.faults import Faults, Weather
 from smp_router.load import Load
+from smp_router.relays import Relays
 from smp_router.services import Services
 from smp_router.session import Session
 from smp_router.state import RouterState
@@ -96,6 +98,7 @@ class Router:
         )
         self._port = self._server.port
         loop = asyncio.get_running_loop()
+        self._broker.relays = Relays(self._config)
         self._tasks.append(loop.create_task(self._expire(), name="router expiry"))
         if self._config.interval:
             self._tasks.append(loop.create_task(self._deliver_rounds(), name="router delivery rounds"))
@@ -112,6 +115,9 @@ class Router:
             self._server.close()
             await self._server.wait_closed()
             self._server = None
+        if self._broker.relays is not None:
+            await self._broker.relays.close()
+            self._broker.relays = None
 
     @property
     def port(self) -> int:
@@ -130,6 +136,16 @@ class Router:
     def connections(self) -> int:
         """Connections that are open now, in whatever state."""
         return len(self._sessions)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What happened since the router was made."""
+        return self._broker.counts
+
+    @property
+    def relays_waiting(self) -> int:
+        """Commands that were forwarded to other routers and are not answered yet."""
+        return 0 if self._broker.relays is None else self._broker.relays.waiting
 
     def block(self, entity_id: EntityId, info: BlockingInfo | None) -> bool:
         """Block the queue with any such id, or with None allow it again; False if there is none."""
@@ -164,6 +180,8 @@ class Router:
         while True:
             await asyncio.sleep(self._config.expiry_interval)
             await self._broker.expire()
+            if self._broker.relays is not None:
+                await self._broker.relays.close_idle()
 
     async def _deliver_rounds(self) -> None:
         while True:

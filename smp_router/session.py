@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Coroutine
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.errors import INTERNAL, ProtocolError
+from protocol.errors import INTERNAL, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
 from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
-from smp_router.commands import respond
+from smp_router.commands import Response, respond
 from smp_router.faults import Weather
 from smp_router.queues import new_id
 from smp_router.services import Service
-from transport.cancellation import TaskGroup
+from transport.cancellation import TaskGroup, raise_if_cancelled
 from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
 from transport.streams import TlsStream
@@ -40,6 +42,12 @@ def signing_key(credentials: Credentials) -> SigningKey:
 def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
     """A client that knows no ALPN knows only the oldest version."""
     return versions if alpn == SMP_ALPN else SMP_LEGACY
+
+
+def _internal(failure: Exception) -> Err:
+    """A defect of ours, not of the client: it is told so, and its other commands go on."""
+    logger.error("a command failed unexpectedly: %s", type(failure).__name__)
+    return Err(INTERNAL)
 
 
 class Session:
@@ -61,6 +69,9 @@ class Session:
             handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True
         )
         self.client: Client | None = None
+        self._tasks: TaskGroup | None = None
+        self._waiting: set[asyncio.Task[None]] = set()
+        "For other routers; as many as a client may have under way."
 
     def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
         return self._broker.state.find_or_create_service(Service(new_id(), fingerprint, role)).service_id
@@ -78,9 +89,12 @@ class Session:
             return
         try:
             async with TaskGroup() as tasks:
+                self._tasks = tasks
                 sender = tasks.create_task(self._send(self.client), name="router sender")
                 await self._receive(self.client, early)
                 sender.cancel()
+                for waiting in list(self._waiting):
+                    waiting.cancel()
         finally:
             self._broker.release(self.client)
 
@@ -129,23 +143,50 @@ class Session:
     def _process(self, client: Client, block: Block[SmpCommand]) -> None:
         if self._weather.black_hole:
             return
-        client.push([self._answer(client, item) for item in block.items])
+        answers: list[Outgoing[RouterMessage]] = []
+        for item in block.items:
+            response = self._respond(client, item)
+            if isinstance(response, Coroutine):
+                self._answer_later(client, item, response)
+            else:
+                answers.append(Outgoing(item.corr_id, item.entity_id, response))
+        self._push_answers(client, answers)
 
-    def _answer(self, client: Client, item: Received[SmpCommand] | Rejected) -> Outgoing[RouterMessage]:
-        answer: SmpMessage
+    def _push_answers(self, client: Client, answers: list[Outgoing[RouterMessage]]) -> None:
+        if not self._weather.losing_answers:
+            client.push(answers)
+
+    def _respond(self, client: Client, item: Received[SmpCommand] | Rejected) -> Response:
         if isinstance(item, Rejected):
-            answer = Err(item.error)
-        else:
+            return Err(item.error)
+        try:
+            self._weather.strike(type(item.message))
+            return respond(self._broker, client, item)
+        except ProtocolError as refusal:
+            return Err(refusal.error)
+        except Exception as failure:
+            return _internal(failure)
+
+    def _answer_later(
+        self,
+        client: Client,
+        item: Received[SmpCommand] | Rejected,
+        response: Coroutine[Any, Any, SmpMessage],
+    ) -> None:
+        async def wait() -> None:
             try:
-                self._weather.strike(type(item.message))
-                answer = respond(self._broker, client, item)
+                answer = await response
             except ProtocolError as refusal:
                 answer = Err(refusal.error)
             except Exception as failure:
-                # A defect of ours, not of the client: it is told so, and its other commands go on.
-                logger.error("a command failed unexpectedly: %s", type(failure).__name__)
-                answer = Err(INTERNAL)
-        return Outgoing(item.corr_id, item.entity_id, answer)
+                raise_if_cancelled()
+                answer = _internal(failure)
+            self._push_answers(client, [Outgoing(item.corr_id, item.entity_id, answer)])
+
+        assert self._tasks is not None
+        task = self._tasks.create_task(wait(), name="router forwarding")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
 
     async def _send(self, client: Client) -> None:
         """Send what waits. A client that does not take it in time is cut off, which also ends `_receive`."""
@@ -158,7 +199,7 @@ class Session:
                     await self._send_some(client)
         except TimeoutError:
             logger.warning("a client was disconnected: it does not take what is sent to it")
-        except ConnectionClosed:
+        except (ConnectionClosed, TooLarge):  # the latter with ids that leave no room for an answer
             logger.debug("a client is gone")
         self.drop()
 

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"protocol"},
     "smp_client": {"protocol", "transport"},
     "ntf_server": {"protocol", "transport", "smp_client", "store"},
-    "smp_router": {"protocol", "transport"},
+    "smp_router": {"protocol", "transport", "smp_client", "store"},
     "agent": {"protocol", "transport", "smp_client"},
     "analytics": {"store"},
     "ntf_demo": {"protocol", "transport", "smp_client", "ntf_server", "smp_router", "agent"},

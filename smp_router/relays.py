@@ -1,0 +1,231 @@
+"""Sessions with other routers, in which this one forwards commands of its clients.
+
+All clients share one session per router, so that the router cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.addresses import SmpServer
+from protocol.encoding import NO_ENTITY, CorrId, short
+from protocol.errors import (
+    PROXY_NO_SESSION,
+    TE_LARGE_MSG,
+    TE_VERSION,
+    DecodeError,
+    ErrorType,
+    ProtocolError,
+    proxy_broker_error,
+    proxy_protocol_error,
+)
+from protocol.proxy import Forwarded, ForwardedAnswer, open_forwarded_answer, seal_forwarded
+from protocol.session_params import RouterProof
+from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres
+from protocol.versions import SMP_PROXY, SMP_VERSIONS, VersionRange
+from smp_client.dialer import Dialer
+from smp_client.errors import (
+    BadAnswer,
+    CannotSend,
+    ClientError,
+    HandshakeFailed,
+    RequestTimeout,
+)
+from smp_client.requests import SessionTiming
+from smp_client.session import SmpSession, connect_smp
+from smp_router.config import RouterConfig
+
+NETWORK = proxy_broker_error(b"NETWORK")
+TIMEOUT = proxy_broker_error(b"TIMEOUT")
+RELAY_VERSIONS = VersionRange(SMP_PROXY, SMP_VERSIONS.max)
+
+RelayKey = tuple[bytes, tuple[str, ...], int]
+
+
+def _key(server: SmpServer) -> RelayKey:
+    return server.key_hash, tuple(host.lower() for host in server.hosts), server.port_number
+
+
+@dataclass(slots=True)
+class _Relay:
+    """A session with one router."""
+
+    session: SmpSession
+    proof: RouterProof
+    secret: bytes
+    "Shared with the router: seals what is forwarded."
+    used_at: float
+    waiting: int = 0
+
+    @property
+    def session_id(self) -> bytes:
+        return self.session.params.session_id
+
+    @property
+    def key(self) -> Pkey:
+        versions = VersionRange(SMP_PROXY, self.proof.versions.max)
+        return Pkey(self.session_id, versions, self.proof.chain, self.proof.signed_key)
+
+
+class Relays:
+    """`connect` for PRXY, `forward` for PFWD; both raise ProtocolError with what the client is told."""
+
+    def __init__(self, config: RouterConfig, dialer: Callable[[], Dialer] = Dialer) -> None:
+        self._config = config
+        self._make_dialer = dialer
+        self._dialer: Dialer | None = None
+        self._connecting: dict[RelayKey, asyncio.Task[_Relay]] = {}
+        self._relays: dict[RelayKey, _Relay] = {}
+        self._by_session: dict[bytes, _Relay] = {}
+        self._clock = asyncio.get_running_loop().time
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    @property
+    def waiting(self) -> int:
+        return sum(relay.waiting for relay in self._relays.values())
+
+    async def connect(self, server: SmpServer) -> Pkey:
+        """Whoever waits for the same router waits together; who gives up does not disturb the others."""
+        key = _key(server)
+        relay = self._usable(key)
+        if relay is None:
+            task = self._connecting.get(key)
+            if task is None:
+                work = self._connect(key, server, self._make_room())
+                task = asyncio.get_running_loop().create_task(work, name="relay")
+                task.add_done_callback(_retrieve)
+                self._connecting[key] = task
+            relay = await asyncio.shield(task)
+        return relay.key
+
+    async def forward(self, session_id: bytes, corr_id: CorrId, command: Pfwd) -> Pres:
+        relay = self._by_session.get(session_id)
+        if relay is None or relay.session.is_closed:
+            raise ProtocolError(PROXY_NO_SESSION)
+        if relay.waiting >= self._config.max_forwarded_per_relay:
+            raise ProtocolError(TIMEOUT)
+        relay.used_at = self._clock()
+        relay.waiting += 1
+        try:
+            return await self._forward(relay, corr_id, command)
+        except ClientError as error:
+            raise ProtocolError(_broker_error(error)) from None
+        finally:
+            relay.waiting -= 1
+
+    async def _forward(self, relay: _Relay, corr_id: CorrId, command: Pfwd) -> Pres:
+        own_corr_id = relay.session.new_corr_id()
+        forwarded = Forwarded(corr_id, command.version, command.key, command.body)
+        body = seal_forwarded(relay.secret, own_corr_id, forwarded)
+        answer = await relay.session.request(NO_ENTITY, Rfwd(body), corr_id=own_corr_id)
+        if isinstance(answer, Err):
+            raise ProtocolError(proxy_protocol_error(answer.error))
+        if not isinstance(answer, Rres):
+            raise ProtocolError(_broker("UNEXPECTED", type(answer).__name__.upper()))
+        return Pres(_opened(relay.secret, own_corr_id, corr_id, answer).body)
+
+    async def close(self) -> None:
+        for task in self._connecting.values():
+            task.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting.values())
+        for relay in list(self._relays.values()):
+            await self._close(relay)
+        self._relays.clear()
+
+    async def close_idle(self) -> None:
+        """End sessions that nobody used for a while."""
+        before = self._clock() - self._config.relay_idle
+        for key, relay in list(self._relays.items()):
+            if relay.session.is_closed or (not relay.waiting and relay.used_at < before):
+                del self._relays[key]
+                await self._close(relay)
+
+    async def _close(self, relay: _Relay) -> None:
+        self._by_session.pop(relay.session_id, None)
+        await relay.session.close()
+
+    def _usable(self, key: RelayKey) -> _Relay | None:
+        relay = self._relays.get(key)
+        if relay is None or relay.session.is_closed:
+            return None
+        relay.used_at = self._clock()
+        return relay
+
+    def _make_room(self) -> _Relay | None:
+        """Sessions and attempts together have a limit; the one that was not used longest has to go."""
+        if len(self._relays) + len(self._connecting) < self._config.max_relays:
+            return None
+        idle = [(relay.used_at, key) for key, relay in self._relays.items() if not relay.waiting]
+        if not idle:
+            raise ProtocolError(TIMEOUT)
+        return self._relays.pop(min(idle)[1])
+
+    async def _connect(self, key: RelayKey, server: SmpServer, outgoing: _Relay | None) -> _Relay:
+        try:
+            if outgoing is not None:
+                await self._close(outgoing)
+            relay = await self._new_relay(server)
+        except ClientError as error:
+            raise ProtocolError(_broker_error(error)) from None
+        finally:
+            del self._connecting[key]
+        old = self._relays.pop(key, None)
+        if old is not None:
+            await self._close(old)
+        self._relays[key] = relay
+        self._by_session[relay.session_id] = relay
+        return relay
+
+    async def _new_relay(self, server: SmpServer) -> _Relay:
+        if self._dialer is None:
+            self._dialer = self._make_dialer()
+        session = await connect_smp(
+            server,
+            self._dialer,
+            timing=SessionTiming(answer=self._config.relay_timeout),
+            timeout=self._config.relay_timeout,
+            versions=RELAY_VERSIONS,
+            proxy=True,
+        )
+        params = session.params
+        assert params.proof is not None
+        assert params.shared_secret is not None
+        return _Relay(session, params.proof, params.shared_secret, self._clock())
+
+
+def _retrieve(task: asyncio.Task[_Relay]) -> None:
+    """A failure that nobody waits for any more is nobody's concern."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _opened(secret: bytes, own_corr_id: CorrId, corr_id: CorrId, answer: Rres) -> ForwardedAnswer:
+    try:
+        opened = open_forwarded_answer(secret, own_corr_id, answer.body)
+    except DecodeError:
+        raise ProtocolError(_broker("RESPONSE", "does not open")) from None
+    if opened.corr_id != corr_id:
+        raise ProtocolError(_broker("RESPONSE", "to something else"))
+    return opened
+
+
+def _broker(word: str, detail: str) -> ErrorType:
+    return proxy_broker_error(f"{word} ".encode() + short(detail.encode()))
+
+
+def _broker_error(error: ClientError) -> ErrorType:
+    """What a client is told; nothing about the proxy's own network."""
+    if isinstance(error, RequestTimeout):
+        return TIMEOUT
+    if isinstance(error, HandshakeFailed) and error.error == TE_VERSION:
+        return proxy_broker_error(b"TRANSPORT " + TE_VERSION.text)
+    if isinstance(error, CannotSend):
+        return proxy_broker_error(b"TRANSPORT " + TE_LARGE_MSG.text)
+    if isinstance(error, BadAnswer):
+        return _broker("RESPONSE", "not understood")
+    return NETWORK
