@@ -26,7 +26,8 @@ from nacl.bindings import crypto_box_afternm
 
 from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
-from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
+from ntf_server.config import ApnsConfig
+from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import MessageList
 from protocol.device_token import ApnsToken, Provider
@@ -115,10 +116,10 @@ async def measure(
         client=client,
         test_host=fake.host,
         test_port=fake.port,
-        test_ca_file=fake.ca_file,
-        response_timeout=10.0,
+        allow_test_provider=True,
+        test_ca_file=Path(fake.ca_file),
     )
-    provider = ApnsProvider(config, make_apns_client(config, http), wall_clock)
+    provider = ApnsProvider(config, make_apns_client(config, http), wall_clock, 10.0)
     try:
         await push_many(provider, max(args.count // 10, 1), args.workers)
         early_memory, cpu, started = resident_memory(), cpu_time(), time.perf_counter()

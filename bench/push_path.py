@@ -27,9 +27,10 @@ from bench.push_clients import cpu_time, make_key
 from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.clock import SystemClock
+from ntf_server.config import ApnsConfig, PushConfig
 from ntf_server.journal import NullJournal
-from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
-from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
+from ntf_server.push.apns import ApnsProvider, make_apns_client
+from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import PushNotification, PushProvider
 from protocol.addresses import SmpServer
@@ -136,11 +137,11 @@ async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncItera
         team_id="TEAM",
         test_host=fake.host,
         test_port=fake.port,
-        test_ca_file=fake.ca_file,
-        response_timeout=10.0,
+        allow_test_provider=True,
+        test_ca_file=Path(fake.ca_file),
         **options,
     )
-    timed = Timed(ApnsProvider(config, make_apns_client(config, http), wall_clock))
+    timed = Timed(ApnsProvider(config, make_apns_client(config, http), wall_clock, 10.0))
     with tempfile.TemporaryDirectory() as name:
         store = SqliteStore(Path(name) / "ntf.db")
         await store.open()
@@ -148,7 +149,7 @@ async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncItera
         dispatcher = Dispatcher(
             store,
             providers,
-            DispatcherConfig(),
+            PushConfig(),
             clock=SystemClock(),
             random=os.urandom,
             journal=NullJournal(),

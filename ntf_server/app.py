@@ -28,7 +28,7 @@ from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
 from ntf_server.metrics import gauge, histogram
 from ntf_server.periodic import Periodic
-from ntf_server.push.dispatcher import Dispatcher, DispatcherConfig
+from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
 from protocol.addresses import NtfServer
@@ -45,8 +45,6 @@ COUNTS_INTERVAL = 15.0
 STORE_CHECK_INTERVAL = 1.0
 PUSH_DRAIN_TIMEOUT = 10.0
 MICROSECONDS = 1_000_000
-DELIVERY_STEPS = 3
-"A delivery may have to renew its credentials and be sent again; each step has its own time limit."
 
 COMMIT_SECONDS = histogram("store_commit_seconds", "Time of a group of writes up to its commit")
 TOKENS = gauge("tokens", "Tokens in the store")
@@ -210,20 +208,10 @@ class App:
         return Journal(settings, lambda: int(self._clock.now() * MICROSECONDS))
 
     def _make_dispatcher(self, providers: Providers) -> Dispatcher:
-        section = self._config.PUSH
-        settings = DispatcherConfig(
-            coalesce=section.coalesce,
-            padding=section.padding,
-            concurrency=section.concurrency,
-            queue_size=section.queue_size,
-            max_age=section.max_age,
-            interval=section.interval,
-            deadline=section.response_timeout * DELIVERY_STEPS,
-        )
         return Dispatcher(
             self.store,
             providers.by_tag,
-            settings,
+            self._config.PUSH,
             clock=self._clock,
             random=self._random,
             journal=self._journal,

@@ -12,7 +12,7 @@ from typing import Any
 from ntf_server.authentication import DENIED, Authenticator, Denied, Entity, Request
 from ntf_server.clock import Clock, day
 from ntf_server.housekeeping import Deletions
-from ntf_server.interfaces import PushSink, Subscriber
+from ntf_server.interfaces import Subscriber, VerificationSink
 from ntf_server.journal import EventSink
 from ntf_server.limits import Rate, RateLimiter
 from ntf_server.metrics import counter
@@ -95,7 +95,7 @@ class Commands:
         self,
         store: CommandStore,
         subscriber: Subscriber,
-        push: PushSink,
+        push: VerificationSink,
         *,
         clock: Clock,
         random: Callable[[int], bytes],
@@ -169,7 +169,7 @@ class Commands:
                 break
         else:
             return Err(INTERNAL)
-        await self._push.verify(record.key)
+        self._push.verify(record.key)
         return _id_tkn(record)
 
     def _new_token(self, command: Tnew) -> NewToken:
@@ -210,7 +210,7 @@ class Commands:
         self._journal.record(
             JournalEvent.TOKEN_REPLACED, token=token.token_id, provider=command.device_token.provider.tag
         )
-        await self._push.verify(token.key)
+        self._push.verify(token.key)
         return Ok()
 
     async def tdel(self, token: TokenRecord, command: Tdel) -> NtfResponse:

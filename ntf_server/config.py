@@ -139,7 +139,7 @@ class SubscriberSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushSection:
+class PushConfig:
     """How notifications are pushed, whatever the provider."""
 
     coalesce: bool = key(True, SWITCH, "Join notifications of a device that is already being pushed to.")
@@ -151,14 +151,16 @@ class PushSection:
     padding: int = key(3072, whole(1024, 3072), "Size to which the encrypted part of every push is padded.")
     concurrency: int = key(1000, whole(1, 10_000), "Pushes under way per provider.")
     queue_size: int = key(
-        32768, whole(100, 10_000_000), "Devices waiting; when full, reading routers pauses."
+        32768, whole(100, 10_000_000), "Devices in memory per provider; the store keeps others."
     )
+    host_concurrency: int = key(100, whole(1, 10_000), "Pushes under way per Web Push host.")
+    host_rate: int = key(500, whole(0, 1_000_000), "Pushes per second and Web Push host; 0: no limit.")
     max_age: float = key(3600.0, seconds(1, 86_400), "A notification older than this is not retried.")
     response_timeout: float = key(10.0, seconds(0.1, 120), "An answer of a provider.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApnsSection:
+class ApnsConfig:
     """Apple's push service. Without a key, pushes to Apple devices are refused with a log line."""
 
     key_file: Path | None = key(None, FILE, "The .p8 signing key. Also from env APNS_KEY_FILE.")
@@ -174,7 +176,7 @@ class ApnsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FcmSection:
+class FcmConfig:
     """Google's push service (HTTP v1)."""
 
     service_account_file: Path | None = key(None, FILE, "Service account JSON; empty: FCM is off.")
@@ -184,7 +186,7 @@ class FcmSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebPushSection:
+class WebPushConfig:
     """Web Push, also for UnifiedPush."""
 
     enabled: bool = key(True, SWITCH, "")
@@ -262,10 +264,10 @@ class Config:
     AUTH: AuthConfig = field(default_factory=AuthConfig)
     TRANSPORT: TransportConfig = field(default_factory=TransportConfig)
     SUBSCRIBER: SubscriberSection = field(default_factory=SubscriberSection)
-    PUSH: PushSection = field(default_factory=PushSection)
-    APNS: ApnsSection = field(default_factory=ApnsSection)
-    FCM: FcmSection = field(default_factory=FcmSection)
-    WEBPUSH: WebPushSection = field(default_factory=WebPushSection)
+    PUSH: PushConfig = field(default_factory=PushConfig)
+    APNS: ApnsConfig = field(default_factory=ApnsConfig)
+    FCM: FcmConfig = field(default_factory=FcmConfig)
+    WEBPUSH: WebPushConfig = field(default_factory=WebPushConfig)
     INACTIVE_CLIENTS: InactiveClientsConfig = field(default_factory=InactiveClientsConfig)
     LIMITS: LimitsConfig = field(default_factory=LimitsConfig)
     METRICS: MetricsConfig = field(default_factory=MetricsConfig)

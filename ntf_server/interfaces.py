@@ -21,13 +21,22 @@ class Subscriber(Protocol):
 
 
 class PushSink(Protocol):
-    """Takes work for devices. Everything was stored before it comes here."""
-
-    async def verify(self, token_key: TokenKey) -> None:
-        """Push the registration code of a token."""
+    """Takes notifications for devices. They were stored before they come here."""
 
     async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
         """Tokens have unsent notifications, received at this monotonic time.
 
-        Waits while the push side is full: whoever reads from routers then reads no further.
+        Waits while the server itself cannot keep up: whoever reads from routers then reads no further. It
+        never waits for a provider: what one cannot take now stays in the store.
         """
+
+
+class VerificationSink(Protocol):
+    def verify(self, token_key: TokenKey) -> None:
+        """Push the registration code of a token. Never waits: too many are dropped and counted, and clients
+        ask again."""
+
+
+class CheckMessagesSink(Protocol):
+    def check_messages(self, token_key: TokenKey) -> None:
+        """Wake the device of a token, so that it looks for messages by itself. Never waits: as above."""

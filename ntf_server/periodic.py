@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from ntf_server.clock import Clock
+from ntf_server.interfaces import CheckMessagesSink
 from ntf_server.randomness import random_part
 from store.interface import PeriodicStore, StoreError
-from store.records import TokenKey
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +22,11 @@ EARLIEST_FIRST = 0.5
 LATENESS = 0.05
 "Part of the interval by which a push may come later, so that tokens do not keep in step."
 SHORTEST_PAUSE = 1.0
-
-
-class CheckMessagesSink(Protocol):
-    async def check_messages(self, token_key: TokenKey) -> None:
-        """Queue a push that wakes the device; waits while too many are queued."""
+LONGEST_PAUSE = 300.0
+"Seconds after which the store is asked again at the latest."
+BATCH = 100
+PER_SECOND = 500.0
+"Pushes per second at most: those that became due while the server was down do not come in one burst."
 
 
 def first_due(now: float, minutes: int, random: Callable[[int], bytes]) -> int:
@@ -42,15 +40,6 @@ def next_due(now: float, minutes: int, random: Callable[[int], bytes]) -> int:
     return int(now + minutes * SECONDS_PER_MINUTE * (1 + LATENESS * random_part(random)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodicSettings:
-    longest_pause: float = 300.0
-    "Seconds after which the store is asked again at the latest."
-    batch: int = 100
-    per_second: float = 500.0
-    "Pushes per second at most: those that became due while the server was down do not come in one burst."
-
-
 class Periodic:
     """Queues a check-messages push for every token that is due, until cancelled."""
 
@@ -60,14 +49,12 @@ class Periodic:
         sink: CheckMessagesSink,
         clock: Clock,
         random: Callable[[int], bytes],
-        settings: PeriodicSettings | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._sink = sink
         self._clock = clock
-        self._settings = settings or PeriodicSettings()
         self._random = random
         self._sleep = sleep
 
@@ -77,23 +64,22 @@ class Periodic:
                 pause = await self._push_due()
             except StoreError as error:
                 log.error("periodic pushes wait for the store: %s", error)
-                pause = self._settings.longest_pause
+                pause = LONGEST_PAUSE
             await self._sleep(pause)
 
     async def _push_due(self) -> float:
         """Queue the pushes of one batch; seconds until the next one."""
-        settings = self._settings
-        due = await self._store.due_crons(int(self._clock.now()), settings.batch)
+        due = await self._store.due_crons(int(self._clock.now()), BATCH)
         for token in due:
-            await self._sink.check_messages(token.key)
+            self._sink.check_messages(token.key)
         if due:
             now = self._clock.now()
             await self._store.set_cron_due(
                 [(token.key, next_due(now, token.cron_minutes, self._random)) for token in due]
             )
-        if len(due) == settings.batch:
-            return settings.batch / settings.per_second
+        if len(due) == BATCH:
+            return BATCH / PER_SECOND
         next_at = await self._store.next_cron_due()
         if next_at is None:
-            return settings.longest_pause
-        return min(max(next_at - self._clock.now(), SHORTEST_PAUSE), settings.longest_pause)
+            return LONGEST_PAUSE
+        return min(max(next_at - self._clock.now(), SHORTEST_PAUSE), LONGEST_PAUSE)

@@ -33,6 +33,7 @@ from ntf_server.push.apns_client import ApnsRequest
 from ntf_server.push.http2 import (
     CONNECT_TIMEOUT,
     MAX_BODY,
+    MAX_IN_FLIGHT,
     MIN_CONNECTION_AGE,
     NoAnswer,
     Origin,
@@ -104,7 +105,7 @@ class _Exchange(NotificationRequest):
     def headers(self) -> list[tuple[str, str]]:
         """Header fields of the request."""
         request = self.request
-        fields = [
+        return [
             (":method", "POST"),
             (":scheme", "https"),
             (":authority", request.origin.host),
@@ -116,9 +117,6 @@ class _Exchange(NotificationRequest):
             ("apns-priority", str(request.priority)),
             ("content-type", "application/json"),
         ]
-        if request.expiration is not None:
-            fields.append(("apns-expiration", str(request.expiration)))
-        return fields
 
 
 class _Result(NotificationResult):
@@ -425,7 +423,7 @@ class ApnsPool(APNsBaseConnectionPool):
 class AioapnsClient:
     """An ApnsClient that uses aioapns."""
 
-    def __init__(self, *, max_in_flight: int = 1000) -> None:
+    def __init__(self, max_in_flight: int = MAX_IN_FLIGHT) -> None:
         self._limits = OriginLimits(max_in_flight)
         self._pools: dict[Origin, ApnsPool] = {}
         self._closed = False

@@ -8,9 +8,9 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from ntf_server.config import ApnsConfig
 from ntf_server.push.apns_client import ApnsClient, ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt, Reloading, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
@@ -80,37 +80,12 @@ ADVICE: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ApnsConfig:
-    """How to reach APNs and who we are there."""
-
-    key_file: Path
-    "The `.p8` file with the signing key."
-    key_id: str
-    team_id: str
-    topic: str = "chat.simplex.app"
-    "The app's bundle id."
-    client: Literal["curl", "aioapns"] = "curl"
-    port: int = 443
-    "443 or 2197."
-    test_host: str | None = None
-    "Where tokens of the test provider (`AT`) are pushed; without it they are refused."
-    test_port: int = 443
-    test_ca_file: str | None = None
-    "Certificates trusted for the test host instead of the system's."
-    expiration: int | None = None
-    "Seconds that APNs keeps a push for a device that is offline; None: Apple's default."
-    response_timeout: float
-    max_in_flight: int = 1000
-    "Used by the aioapns client; the libcurl client has its own."
-
-
 def make_apns_client(config: ApnsConfig, http: CurlHttp2) -> ApnsClient:
     """The configured client."""
     if config.client == "aioapns":
         from ntf_server.push.aioapns_client import AioapnsClient  # a library that only this choice needs
 
-        return AioapnsClient(max_in_flight=config.max_in_flight)
+        return AioapnsClient()
     return CurlApnsClient(http)
 
 
@@ -119,13 +94,16 @@ class ApnsProvider:
     """Pushes to Apple's devices."""
 
     config: ApnsConfig
+    "With a key file."
     client: ApnsClient
     clock: WallClock
+    response_timeout: float
     _signer: Reloading[ApnsJwt] = field(init=False, repr=False)
     _origins: Mapping[Provider, Origin] = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
+        assert config.key_file is not None
         self._signer = Reloading(
             config.key_file,
             lambda path: ApnsJwt(load_p256_key(path), config.key_id, config.team_id, self.clock),
@@ -134,14 +112,14 @@ class ApnsProvider:
             Provider.APNS_PROD: Origin(PRODUCTION_HOST, config.port),
             Provider.APNS_DEV: Origin(DEVELOPMENT_HOST, config.port),
         }
-        if config.test_host is not None:
-            test = Origin(config.test_host, config.test_port, ca_file=config.test_ca_file)
-            origins[Provider.APNS_TEST] = test
+        if config.allow_test_provider:
+            ca_file = None if config.test_ca_file is None else str(config.test_ca_file)
+            origins[Provider.APNS_TEST] = Origin(config.test_host, config.test_port, ca_file=ca_file)
         self._origins = origins
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider."""
-        deadline = asyncio.get_running_loop().time() + self.config.response_timeout
+        deadline = asyncio.get_running_loop().time() + self.response_timeout
         signer = self._signer.current()
         authorization = signer.header()
         request = self._request(token, notification, push_id, authorization)
@@ -170,7 +148,6 @@ class ApnsProvider:
         if not HEX.fullmatch(token.token):
             raise DeviceGone(InvalidReason.BAD)  # it would become part of the request's path
         background = is_background(notification)
-        keep = self.config.expiration
         return ApnsRequest(
             origin=self._origins[token.provider],
             device_token=token.token.decode(),
@@ -180,7 +157,6 @@ class ApnsProvider:
             priority=PRIORITY_BACKGROUND if background else PRIORITY_ALERT,
             authorization=authorization,
             body=apns_payload(notification),
-            expiration=None if keep is None else int(self.clock()) + keep,
         )
 
     async def _send(self, request: ApnsRequest, deadline: float) -> Response:

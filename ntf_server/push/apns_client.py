@@ -22,7 +22,6 @@ class ApnsRequest:
     priority: int
     authorization: str = field(repr=False)
     body: bytes = field(repr=False)
-    expiration: int | None = None
 
 
 class ApnsClient(Protocol):
@@ -51,8 +50,6 @@ class CurlApnsClient:
             f"apns-priority: {request.priority}",
             "content-type: application/json",
         ]
-        if request.expiration is not None:
-            headers.append(f"apns-expiration: {request.expiration}")
         path = f"/3/device/{request.device_token}"
         return await self._http.post(request.origin, path, headers, request.body, timeout)
 

@@ -1,40 +1,38 @@
-"""When to stop pushing to a provider that is down, and when to try again."""
+"""When to stop pushing to a destination that is down or refuses us, and when to try again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+FAILURES = 5
+"Failures of the whole destination in a row, without any answer between them, that open the breaker."
+FIRST_PAUSE = 1.0
+"Seconds until the first probe; doubled after each probe that fails."
+LONGEST_PAUSE = 60.0
+HOST_LONGEST_PAUSE = 900.0
+"Of a Web Push host: there may be thousands that will never answer again."
+LONGEST_WISH = 900.0
+"Seconds that a destination may ask us to stay away; a longer wish is cut to this."
+JITTER = 0.2
+"Up to this part of a pause is added at random."
 
 
 class BreakerState(Enum):
     CLOSED = 0
     "Pushes flow."
     OPEN = 1
-    "The provider is down: no push until `retry_at`."
+    "No push until `retry_at`."
     PROBING = 2
     "One push is on its way to find out."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerSettings:
-    failures: int = 5
-    "Failures of the whole provider in a row, without any answer between them, that open the breaker."
-    first_pause: float = 1.0
-    "Seconds until the first probe; doubled after each probe that fails."
-    longest_pause: float = 60.0
-    longest_wish: float = 900.0
-    "Seconds that a provider may ask us to stay away; a longer wish is cut to this."
-    jitter: float = 0.2
-    "Up to this part of a pause is added at random."
-
-
 class CircuitBreaker:
-    """One provider's. Time is an argument; `random` gives numbers from 0 to 1."""
+    """One destination's. Time is an argument; `random` gives numbers from 0 to 1."""
 
-    def __init__(self, settings: BreakerSettings, random: Callable[[], float]) -> None:
-        self._settings = settings
+    def __init__(self, random: Callable[[], float], *, longest_pause: float = LONGEST_PAUSE) -> None:
         self._random = random
+        self._longest_pause = longest_pause
         self._failures = 0
         self._openings = 0
         self.state = BreakerState.CLOSED
@@ -45,15 +43,15 @@ class CircuitBreaker:
         return self.state is BreakerState.CLOSED
 
     def answered(self) -> None:
-        """A push sent while the breaker was closed got an answer, whatever it said."""
+        """A push sent while the breaker was closed got an answer, whatever it said about the device."""
         self._failures = 0
 
     def failed(self, now: float, after: float | None = None) -> bool:
-        """A push failed for a reason that concerns the whole provider. True if this opened the breaker."""
+        """A push failed for a reason that concerns the whole destination. True if this opened the breaker."""
         if not self.is_closed:
             return False  # sent before the breaker opened: nothing new
         self._failures += 1
-        if self._failures < self._settings.failures:
+        if self._failures < FAILURES:
             return False
         self._open(now, after)
         return True
@@ -73,11 +71,10 @@ class CircuitBreaker:
         self._open(now, after)
 
     def _open(self, now: float, after: float | None) -> None:
-        settings = self._settings
         # The exponent is bounded: an outage may last for weeks.
-        pause = min(settings.first_pause * 2.0 ** min(self._openings, 32), settings.longest_pause)
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._openings, 32), self._longest_pause)
         if after is not None:
-            pause = max(pause, min(after, settings.longest_wish))
+            pause = max(pause, min(after, LONGEST_WISH))
         self._openings += 1
-        self.retry_at = now + pause * (1 + settings.jitter * self._random())
+        self.retry_at = now + pause * (1 + JITTER * self._random())
         self.state = BreakerState.OPEN

@@ -1,16 +1,28 @@
-"""Which last notifications go into one push. Pure: entries in, bytes and a plan for the rest out."""
+"""What a push carries: which last notifications go into it, encrypted for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import uuid
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ntf_server.config import PushConfig
+from ntf_server.push.lanes import Kind
+from ntf_server.push.payloads import padded_size
+from ntf_server.push.provider import CheckMessages, MessageList, PushNotification, Verification
+from ntf_server.push.scheduler import Taken
 from protocol.addresses import SmpQueueNtf
-from protocol.push_messages import PnMessage
-from store.records import LastNotification, SubKey
+from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.push_messages import PnMessage, seal_push
+from protocol.statuses import TokenStatus
+from store.records import LastNotification, SubKey, TokenPush, TokenRecord
 
 MAX_ENTRIES = 6
 "Entries of one push."
+NONCE_SIZE = 24
+NONCES_DRAWN = 128
+PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
 
@@ -91,3 +103,82 @@ def _encode(entry: LastNotification) -> bytes:
 
 def _seq(entry: LastNotification) -> int:
     return entry.seq
+
+
+class Push(NamedTuple):
+    """One push on its way. Do not print."""
+
+    taken: Taken
+    token: TokenRecord
+    push_id: uuid.UUID
+    notification: PushNotification
+    composed: Composed | None
+    "None: the push carries no notifications."
+    started: float
+
+    @property
+    def entries(self) -> Sequence[LastNotification]:
+        return self.composed.entries if self.composed else ()
+
+    @property
+    def unsent(self) -> Sequence[LastNotification]:
+        return self.composed.unsent if self.composed else ()
+
+
+class Composer:
+    """Makes pushes of what the scheduler took and the store told about it."""
+
+    def __init__(self, config: PushConfig, random: Callable[[int], bytes]) -> None:
+        self._config = config
+        self._random = random
+        self._nonces: list[bytes] = []
+
+    def has_content(self, taken: Taken, token: TokenRecord, push: TokenPush | None) -> bool:
+        if taken.job.kind is Kind.VERIFICATION:
+            return token.status.allows_verification
+        if push is None:
+            return token.status is TokenStatus.ACTIVE
+        return self._repeats(taken) or any(not entry.sent for entry in push.entries)
+
+    def message(self, taken: Taken, push: TokenPush, now: float) -> Push:
+        """Its `entries` are empty if all there is to say fits in no push."""
+        token = push.token
+        room = self._padding(token) - PAD_LENGTH_SIZE
+        composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
+        nonce = self._nonce()
+        boxed = seal_push(token.dh_secret, nonce, composed.text, self._padding(token))
+        return Push(
+            taken, token, _message_id(token, composed.entries), MessageList(nonce, boxed), composed, now
+        )
+
+    def urgent(self, taken: Taken, token: TokenRecord, now: float) -> Push:
+        notification: PushNotification = CheckMessages()
+        if taken.job.kind is Kind.VERIFICATION:
+            nonce = self._nonce()
+            boxed = seal_push(token.dh_secret, nonce, token.code, self._padding(token))
+            notification = Verification(nonce, boxed)
+        if taken.attempts is not None and not taken.arrived:
+            push_id = taken.attempts.push_id
+        else:
+            push_id = uuid.UUID(bytes=self._random(PUSH_ID_SIZE), version=4)
+        return Push(taken, token, push_id, notification, None, now)
+
+    def _repeats(self, taken: Taken) -> bool:
+        return taken.arrived and not self._config.coalesce
+
+    def _padding(self, token: TokenRecord) -> int:
+        return padded_size(token.device_token.provider, self._config.padding)
+
+    def _nonce(self) -> bytes:
+        """Drawn many at a time: a system call per push would also hand the interpreter to other threads."""
+        if not self._nonces:
+            drawn = self._random(NONCE_SIZE * NONCES_DRAWN)
+            self._nonces = [drawn[i : i + NONCE_SIZE] for i in range(0, len(drawn), NONCE_SIZE)]
+        return self._nonces.pop()
+
+
+def _message_id(token: TokenRecord, entries: Sequence[LastNotification]) -> uuid.UUID:
+    """Follows from the content: the same over retries, outages and restarts, and another if it changes."""
+    content = b",".join([b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries])
+    digest = hashlib.blake2b(content, digest_size=PUSH_ID_SIZE, key=token.dh_secret)
+    return uuid.UUID(bytes=digest.digest(), version=4)

@@ -16,6 +16,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError, Reloading, WallClock
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.payloads import fcm_data
@@ -35,7 +36,6 @@ from ntf_server.push.provider import (
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason
 
-GOOGLE_ENDPOINT: Final = "https://fcm.googleapis.com"
 SCOPE: Final = "https://www.googleapis.com/auth/firebase.messaging"
 GRANT_TYPE: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 GRANT_LIFETIME: Final = 3600
@@ -67,20 +67,6 @@ JSON_TYPE: Final = "content-type: application/json"
 FORM_TYPE: Final = "content-type: application/x-www-form-urlencoded"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FcmConfig:
-    """How to reach FCM and who we are there."""
-
-    service_account_file: Path
-    "JSON file of the Google service account."
-    endpoint: str = GOOGLE_ENDPOINT
-    token_uri: str | None = None
-    "Where access tokens are asked for; None: where the service account says."
-    ca_file: str | None = None
-    "Trusted certificates instead of the system's."
-    response_timeout: float
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceAccount:
     """Who asks for access tokens."""
@@ -108,14 +94,21 @@ def load_service_account(path: Path) -> ServiceAccount:
 class AccessToken:
     """The OAuth2 access token: asked for once, shared, renewed 5 minutes before it expires."""
 
-    def __init__(self, account: ServiceAccount, config: FcmConfig, http: CurlHttp2, clock: WallClock) -> None:
+    def __init__(
+        self,
+        account: ServiceAccount,
+        config: FcmConfig,
+        http: CurlHttp2,
+        clock: WallClock,
+        timeout: float,
+    ) -> None:
         self._account = account
         self.project = urllib.parse.quote(account.project, safe="")
         self._uri = config.token_uri or account.token_uri
-        self._origin, self._path = split_url(self._uri, config.ca_file)
+        self._origin, self._path = split_url(self._uri, _ca_file(config))
         self._http = http
         self._clock = clock
-        self._timeout = config.response_timeout
+        self._timeout = timeout
         self._lock = asyncio.Lock()
         self._header = ""
         self._renew_at = float("-inf")
@@ -162,25 +155,26 @@ class FcmProvider:
     """Pushes to Google's devices."""
 
     config: FcmConfig
+    "With a service account."
     http: CurlHttp2
     clock: WallClock
+    response_timeout: float
     _origin: Origin = field(init=False)
     _base: str = field(init=False)
     _access: Reloading[AccessToken] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._origin, path = split_url(self.config.endpoint, self.config.ca_file)
+        config = self.config
+        self._origin, path = split_url(config.endpoint, _ca_file(config))
         self._base = path.rstrip("/")
-        self._access = Reloading(
-            self.config.service_account_file,
-            lambda path: AccessToken(load_service_account(path), self.config, self.http, self.clock),
-        )
+        assert config.service_account_file is not None
+        self._access = Reloading(config.service_account_file, self._access_token)
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider. FCM has no place for the push id."""
         body = message_body(token, notification)
         try:
-            async with asyncio.timeout(self.config.response_timeout):
+            async with asyncio.timeout(self.response_timeout):
                 response = await self._send(body)
                 if response.status != 200:
                     raise push_error(response, notification)
@@ -195,6 +189,10 @@ class FcmProvider:
     async def close(self) -> None:
         """See PushProvider; the HTTP client is closed by who made it."""
 
+    def _access_token(self, path: Path) -> AccessToken:
+        account = load_service_account(path)
+        return AccessToken(account, self.config, self.http, self.clock, self.response_timeout)
+
     async def _send(self, body: bytes) -> Response:
         access = self._access.current()
         path = f"{self._base}/v1/projects/{access.project}/messages:send"
@@ -207,7 +205,7 @@ class FcmProvider:
 
     async def _post(self, path: str, authorization: str, body: bytes) -> Response:
         headers = [f"authorization: {authorization}", JSON_TYPE]
-        return await self.http.post(self._origin, path, headers, body, self.config.response_timeout)
+        return await self.http.post(self._origin, path, headers, body, self.response_timeout)
 
 
 def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
@@ -236,6 +234,10 @@ def push_error(response: Response, notification: PushNotification) -> PushError:
     if meaning is Meaning.US:
         text = f"{text}: {ADVICE}"
     return error_for(meaning, text, response.retry_after)
+
+
+def _ca_file(config: FcmConfig) -> str | None:
+    return None if config.ca_file is None else str(config.ca_file)
 
 
 def split_url(url: str, ca_file: str | None) -> tuple[Origin, str]:

@@ -25,6 +25,7 @@ import pycurl
 
 logger = logging.getLogger(__name__)
 
+MAX_IN_FLIGHT: Final = 1000  # requests per origin
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
 MAX_ORIGINS: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
 ORIGIN_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
@@ -145,7 +146,7 @@ class CurlHttp2:
     another connection without the caller noticing.
     """
 
-    def __init__(self, *, max_in_flight: int = 1000, max_connections: int = 4) -> None:
+    def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT, max_connections: int = 4) -> None:
         self._limits = OriginLimits(max_in_flight)
         self._max_connections = max_connections
         self._thread: _CurlThread | None = None

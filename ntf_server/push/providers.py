@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 from ntf_server.config import Config, ConfigError
 from ntf_server.push.credentials import make_vapid_key
@@ -62,60 +62,43 @@ class SharedHttp:
 
 def make_providers(config: Config, data_dir: Path, clock: Callable[[], float]) -> Providers:
     shared = SharedHttp()
+    timeout = config.PUSH.response_timeout
     providers: dict[Provider, PushProvider] = {Provider.APNS_NULL: NullProvider()}
     providers |= _apns(config, data_dir, shared, clock)
     if config.FCM.service_account_file is not None:
-        from ntf_server.push.fcm import FcmConfig, FcmProvider
+        from ntf_server.push.fcm import FcmProvider
 
-        fcm = FcmConfig(
-            service_account_file=config.FCM.service_account_file,
-            endpoint=config.FCM.endpoint,
-            token_uri=config.FCM.token_uri or None,
-            ca_file=_text(config.FCM.ca_file),
-            response_timeout=config.PUSH.response_timeout,
-        )
-        providers[Provider.FCM] = FcmProvider(fcm, shared.client, clock)
+        providers[Provider.FCM] = FcmProvider(config.FCM, shared.client, clock, timeout)
     if config.WEBPUSH.enabled and config.WEBPUSH.vapid_key_file is not None:
-        from ntf_server.push.webpush import WebPushConfig, WebPushProvider
+        from ntf_server.push.webpush import WebPushProvider
 
-        web_push = WebPushConfig(
-            vapid_key_file=config.WEBPUSH.vapid_key_file,
-            subject=config.WEBPUSH.subject or f"https://{config.TRANSPORT.host}",
-            allow_private=config.WEBPUSH.allow_private_addresses,
-            ca_file=_text(config.WEBPUSH.ca_file),
-            response_timeout=config.PUSH.response_timeout,
-        )
-        providers[Provider.WEB_PUSH] = WebPushProvider(web_push, shared.client, clock)
+        subject = config.WEBPUSH.subject or f"https://{config.TRANSPORT.host}"
+        web_push = replace(config.WEBPUSH, subject=subject)
+        providers[Provider.WEB_PUSH] = WebPushProvider(web_push, shared.client, clock, timeout)
     return Providers(providers, shared)
 
 
 def _apns(
     config: Config, data_dir: Path, shared: SharedHttp, clock: Callable[[], float]
 ) -> dict[Provider, PushProvider]:
-    section = config.APNS
-    if section.key_file is None and not section.allow_test_provider:
+    apns = config.APNS
+    if apns.key_file is None and not apns.allow_test_provider:
         return dict.fromkeys(APPLE, NotConfigured())
-    named = section.key_id and section.team_id
-    if section.key_file is not None and not named and not section.allow_test_provider:
+    if apns.key_file is not None and not (apns.key_id and apns.team_id) and not apns.allow_test_provider:
         raise ConfigError("[APNS] key_file needs key_id and team_id")
-    from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
+    from ntf_server.push.apns import ApnsProvider, make_apns_client
 
-    apns = ApnsConfig(
-        key_file=section.key_file or _test_key(data_dir),
-        key_id=section.key_id or TEST_NAME,
-        team_id=section.team_id or TEST_NAME,
-        topic=section.topic,
-        client=cast("Literal['curl', 'aioapns']", section.client),
-        port=section.port,
-        test_host=section.test_host if section.allow_test_provider else None,
-        test_port=section.test_port,
-        test_ca_file=_text(section.test_ca_file),
-        response_timeout=config.PUSH.response_timeout,
+    named = replace(
+        apns,
+        key_file=apns.key_file or _test_key(data_dir),
+        key_id=apns.key_id or TEST_NAME,
+        team_id=apns.team_id or TEST_NAME,
     )
-    provider = ApnsProvider(apns, make_apns_client(apns, shared.client), clock)
-    real: PushProvider = NotConfigured() if section.key_file is None else provider
+    client = make_apns_client(named, shared.client)
+    provider = ApnsProvider(named, client, clock, config.PUSH.response_timeout)
+    real: PushProvider = NotConfigured() if apns.key_file is None else provider
     providers = dict.fromkeys(APPLE, real)
-    if section.allow_test_provider:
+    if apns.allow_test_provider:
         providers[Provider.APNS_TEST] = provider
     return providers
 
@@ -126,7 +109,3 @@ def _test_key(data_dir: Path) -> Path:
     if not path.exists():
         make_vapid_key(path)
     return path
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

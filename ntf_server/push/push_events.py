@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ntf_server.journal import EventSink
 from ntf_server.metrics import counter, gauge, histogram
-from ntf_server.push.scheduler import Kind, PushScheduler
+from ntf_server.push.composing import Push
+from ntf_server.push.lanes import Kind
+from ntf_server.push.provider import Destination
+from ntf_server.push.scheduler import PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
 from store.journal_schema import MESSAGE_PUSH, JournalEvent
 from store.records import LastNotification, TokenRecord
+
+log = logging.getLogger(__name__)
 
 DELIVERED = counter("notifications_delivered", "Message pushes that a provider accepted")
 FAILED = counter("notifications_failed", "Message pushes given up")
@@ -30,8 +37,10 @@ COALESCED = counter("push_coalesced", "Notifications that joined a push instead 
 TRIMMED = counter("push_trimmed", "Notifications left out of a push because it was full")
 RETRIES = counter("push_retries", "Pushes to be tried again", ["provider", "reason"])
 TOKENS_INVALID = counter("push_tokens_invalid", "Tokens that a provider called invalid", ["reason"])
-DEFERRED = counter("push_deferred", "Pushes put off because their provider was down")
+DEFERRED = counter("push_deferred", "Pushes put off because their provider was down or had too many")
 BREAKER = gauge("push_breaker_state", "0: pushes flow, 1: provider is down, 2: trying again", ["provider"])
+
+HOSTS_DOWN = gauge("push_hosts_down", "Web Push hosts that are down or refuse us")
 
 MICROSECONDS = 1_000_000
 
@@ -44,80 +53,68 @@ class PushEvents:
         self._wall_time = wall_time
         self._push_seconds = {p: PUSH_SECONDS.labels(p.tag).observe for p in Provider}
 
-    def requested(self, token: TokenRecord, latency: float | None, joined: int) -> None:
-        """A message push was handed to its provider, `latency` seconds after its oldest new entry came."""
-        if latency is not None:
-            NMSG_TO_PUSH_SECONDS.observe(latency)
-        if joined:
-            COALESCED.inc(joined)
-            self._record(
-                JournalEvent.PUSH_COALESCED,
-                token=token.token_id,
-                provider=_tag(token),
-                kind=MESSAGE_PUSH,
-                count=joined,
-            )
+    def composed(self, push: Push) -> None:
+        """A message push is about to be handed to its provider."""
+        composed, taken = push.composed, push.taken
+        if composed is None:
+            return
+        if composed.refused:
+            log.error("%d notifications were dropped: too long for any push", len(composed.refused))
+            self.gave_up(push, composed.refused, "too_long")
+        if composed.trimmed:
+            TRIMMED.inc(composed.trimmed)
+            self._record(JournalEvent.PUSH_TRIMMED, **_about(push), count=composed.trimmed)
+        if composed.entries and taken.since is not None:
+            NMSG_TO_PUSH_SECONDS.observe(push.started - taken.since)
+        if composed.entries and taken.joined:
+            COALESCED.inc(taken.joined)
+            self._record(JournalEvent.PUSH_COALESCED, **_about(push), count=taken.joined)
 
-    def trimmed(self, token: TokenRecord, count: int) -> None:
-        TRIMMED.inc(count)
-        self._record(
-            JournalEvent.PUSH_TRIMMED,
-            token=token.token_id,
-            provider=_tag(token),
-            kind=MESSAGE_PUSH,
-            count=count,
-        )
-
-    def sent(
-        self,
-        token: TokenRecord,
-        entries: Sequence[LastNotification],
-        *,
-        seconds: float,
-        latency: float | None,
-    ) -> None:
-        """A message push was accepted after `seconds`; `latency` as known in this process."""
+    def accepted(self, push: Push, now: float) -> None:
+        """Any but a verification."""
+        if push.composed is None:
+            CRON_DELIVERED.inc()
+            self._record(JournalEvent.CRON_SENT, token=push.token.token_id, provider=_tag(push.token))
+            return
+        if not push.entries:
+            return  # it was too long for any push
         DELIVERED.inc()
-        self._push_seconds[token.device_token.provider](seconds)
-        if latency is None and entries:
-            latency = max(0.0, self._wall_time() - entries[0].received_at)
+        self._push_seconds[push.token.device_token.provider](now - push.started)
+        if push.taken.since is not None:
+            latency = now - push.taken.since
+        else:  # it came before this process started
+            latency = max(0.0, self._wall_time() - push.entries[0].received_at)
         self._record(
             JournalEvent.PUSH_SENT,
-            token=token.token_id,
-            provider=_tag(token),
-            server=_server(entries),
-            kind=MESSAGE_PUSH,
-            latency_us=None if latency is None else int(latency * MICROSECONDS),
-            count=sum(not entry.sent for entry in entries),
-            total=len(entries),
+            **_about(push),
+            server=_server(push.entries),
+            latency_us=int(latency * MICROSECONDS),
+            count=len(push.unsent),
+            total=len(push.entries),
         )
 
-    def gave_up(self, token: TokenRecord, entries: Sequence[LastNotification], reason: str) -> None:
+    def gave_up(self, push: Push, entries: Sequence[LastNotification], reason: str) -> None:
         """`reason` is a class of reasons, fit for a label."""
+        if push.composed is None:
+            self.urgent_failed(push.taken.job.kind)
+            return
         FAILED.inc()
         ENTRIES_FAILED.labels(reason).inc(len(entries))
         self._record(
             JournalEvent.PUSH_FAILED,
-            token=token.token_id,
-            provider=_tag(token),
+            **_about(push),
             server=_server(entries),
-            kind=MESSAGE_PUSH,
             error=reason,
             count=len(entries),
         )
 
-    def retried(self, token: TokenRecord, entries: Sequence[LastNotification], reason: str) -> None:
-        RETRIES.labels(_tag(token), reason).inc()
-        self._record(
-            JournalEvent.PUSH_RETRIED,
-            token=token.token_id,
-            provider=_tag(token),
-            server=_server(entries),
-            kind=MESSAGE_PUSH,
-            error=reason,
-        )
+    def retried(self, push: Push, reason: str) -> None:
+        RETRIES.labels(_tag(push.token), reason).inc()
+        if push.entries:
+            server = _server(push.entries)
+            self._record(JournalEvent.PUSH_RETRIED, **_about(push), server=server, error=reason)
 
-    def deferred(self) -> None:
+    def left(self) -> None:
         DEFERRED.inc()
 
     def token_invalid(self, token: TokenRecord, reason: InvalidReason) -> None:
@@ -131,10 +128,6 @@ class PushEvents:
         if confirmed:
             self._record(JournalEvent.TOKEN_CONFIRMED, token=token.token_id, provider=_tag(token))
 
-    def cron_sent(self, token: TokenRecord) -> None:
-        CRON_DELIVERED.inc()
-        self._record(JournalEvent.CRON_SENT, token=token.token_id, provider=_tag(token))
-
     def urgent_failed(self, kind: Kind) -> None:
         (VERIFICATION_FAILED if kind is Kind.VERIFICATION else CRON_FAILED).inc()
 
@@ -142,12 +135,19 @@ class PushEvents:
         """Gauges ask the scheduler when they are read."""
         QUEUE_LENGTH.set_function(lambda: scheduler.queue_length)
         UNDER_WAY.set_function(lambda: scheduler.under_way)
+        HOSTS_DOWN.set_function(lambda: scheduler.hosts_down)
         for provider in Provider:
-            BREAKER.labels(provider.tag).set_function(partial(_breaker_value, scheduler, provider))
+            value = partial(_breaker_value, scheduler, Destination(provider))
+            BREAKER.labels(provider.tag).set_function(value)
 
 
-def _breaker_value(scheduler: PushScheduler, provider: Provider) -> float:
-    return scheduler.breaker_state(provider).value
+def _breaker_value(scheduler: PushScheduler, destination: Destination) -> float:
+    return scheduler.breaker_state(destination).value
+
+
+def _about(push: Push) -> dict[str, Any]:
+    token = push.token
+    return {"token": token.token_id, "provider": _tag(token), "kind": MESSAGE_PUSH}
 
 
 def _tag(token: TokenRecord) -> str:

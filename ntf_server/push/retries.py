@@ -1,4 +1,4 @@
-"""How often, how late and how long a push that was not accepted is tried again."""
+"""How often and how late a push that was not accepted is tried again."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    first_delay: float = 2.0
-    "Seconds until the first retry; doubled with each further one."
-    longest_delay: float = 300.0
-    longest_wish: float = 900.0
-    "Seconds that a provider may ask us to wait; a longer wish is cut to this."
-    jitter: float = 0.25
-    "Up to this part of a delay is added at random."
-    max_attempts: int = 8
-    "The first one included."
-    max_age: float = 3600.0
-    "Seconds: a notification that is older is not worth a retry."
-
-    def delay(self, level: int, after: float | None, random: Callable[[], float]) -> float:
-        """Seconds until the next attempt of a token that failed `level` times in a row."""
-        delay = min(self.first_delay * 2.0 ** min(level - 1, 32), self.longest_delay)
-        if after is not None:
-            delay = max(delay, min(after, self.longest_wish))
-        return delay * (1 + self.jitter * random())
+FIRST_DELAY = 2.0
+"Seconds until the first retry; doubled with each further one."
+LONGEST_DELAY = 300.0
+LONGEST_WISH = 900.0
+"Seconds that a provider may ask us to wait; a longer wish is cut to this."
+JITTER = 0.25
+"Up to this part of a delay is added at random."
+MAX_ATTEMPTS = 8
+"The first one included."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +24,22 @@ class Attempts:
     push_id: uuid.UUID
     "Of the push that failed last; another id means another content."
     count: int
-    "Attempts of that push."
+    "Attempts of that push that failed because of its device."
     level: int
-    "Failures of the token in a row: new content does not shorten its delays."
+    "Failures of the token in a row, whatever their cause: new content does not shorten its delays."
 
 
-def attempts_after_failure(before: Attempts | None, push_id: uuid.UUID) -> Attempts:
+def failed_again(before: Attempts | None, push_id: uuid.UUID, *, counts: bool) -> Attempts:
+    """`counts`: the device is the cause."""
     if before is None:
-        return Attempts(push_id, 1, 1)
-    count = before.count + 1 if before.push_id == push_id else 1
-    return Attempts(push_id, count, before.level + 1)
+        return Attempts(push_id, int(counts), 1)
+    same = before.count if before.push_id == push_id else 0
+    return Attempts(push_id, same + counts, before.level + 1)
+
+
+def retry_delay(level: int, after: float | None, random: Callable[[], float]) -> float:
+    """Seconds until the next attempt of a token that failed `level` times in a row."""
+    delay = min(FIRST_DELAY * 2.0 ** min(level - 1, 32), LONGEST_DELAY)
+    if after is not None:
+        delay = max(delay, min(after, LONGEST_WISH))
+    return delay * (1 + JITTER * random())

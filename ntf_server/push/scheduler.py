@@ -4,134 +4,53 @@ A job is a token with a reason to push to it; what the push carries is read from
 comes. So a token has at most one push queued or under way, whatever arrives meanwhile joins the next one,
 and a token that cannot be pushed to now costs no memory: the store still knows it as unsent.
 
-Each provider has a breaker and two lanes: messages, and urgent jobs (verification, check messages) that never
-wait behind messages. Jobs of a token whose provider is not known yet pass through a lane of their own.
+Each destination has two lanes: messages, and urgent jobs (verification, check messages) that never wait
+behind messages. Jobs of a token whose destination is not known yet pass through lanes of their own.
+
+A push crosses this border four times: `add`, `take`, `loaded` and `ended`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from collections.abc import Callable, Iterator
+from enum import Enum
 from math import ceil
 from typing import NamedTuple
 
-from ntf_server.push.breaker import BreakerSettings, BreakerState, CircuitBreaker
+from ntf_server.config import PushConfig
+from ntf_server.push.breaker import BreakerState
+from ntf_server.push.lanes import MAX_URGENT, SLOW_ANSWER, Entry, Job, Lane, Target, Targets
+from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
-from protocol.device_token import Provider
 from store.records import TokenKey
 
+LOAD_BATCH = 64
+"Tokens read from the store at once: bounds how long encrypting them holds up everything else."
+KNOWN_DESTINATIONS = 200_000
+"Tokens whose destination is remembered, so that no read is needed to find out that it is down."
 PROBE_CANDIDATES = 32
-"Tokens remembered per provider while it is down: one of them is pushed to, to see whether it is up again."
-
-
+"Tokens remembered per destination while it is down: one of them is pushed to, to see whether it is up again."
 TIMER_GRID = 0.05
 "Seconds: what is due within one step of the grid is looked at together."
-
-
-class Kind(IntEnum):
-    MESSAGE = 0
-    VERIFICATION = 1
-    CHECK = 2
-
-
-class Job(NamedTuple):
-    kind: Kind
-    token_key: TokenKey
-
-    @property
-    def urgent(self) -> bool:
-        return self.kind is not Kind.MESSAGE
+RATE_PAUSE = 0.1
+"Seconds until a host that was pushed to too often has its next turn."
+SWEEP_PAUSE, SWEEP_INTERVAL = 1.0, 900.0
+"Seconds between two looks for unsent tokens in the store, at least and at most."
+HOSTS_PAUSE = 60.0
+"Seconds until a host that found no room is looked for again."
 
 
 class Added(Enum):
     QUEUED = 0
     JOINED = 1
     "The token has a push queued or under way: this goes into that one or into the next."
-    DEFERRED = 2
-    "The provider is down: the job comes back when it is up again."
+    LEFT = 2
+    "The destination is down or full: the job comes back by itself."
     FULL = 3
-    "Nothing was done: try again when there is room."
+    "Nothing was done: too many tokens are to be looked up. Try again when there is room."
     DROPPED = 4
-    "An urgent job of a provider that has been down for long, one of too many."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
-    coalesce: bool = True
-    "Off: one push for each notification, also if an earlier push carried it already."
-    interval: float = 0.4
-    "Seconds between the pushes of one token, unless more is unsent than fits in one; not after a rest."
-    max_tokens: int = 32_768
-    "Tokens with a push queued, under way or due soon; when so many are, `add` answers FULL."
-    max_urgent: int = 8_192
-    "The same for urgent jobs, and how many of them are kept for a provider that is down."
-    max_waiting: int = 16_384
-    "Tokens waiting for a retry; more of them are read from the store again when it is time."
-    concurrency: int = 1_000
-    "Pushes under way per provider."
-    urgent_concurrency: int = 100
-    load_batch: int = 64
-    "Tokens read from the store at once: bounds how long encrypting them holds up everything else."
-    known_providers: int = 200_000
-    "Tokens whose provider is remembered, so that no read is needed to find out that it is down."
-
-
-class _State(Enum):
-    QUEUED = 0
-    TAKEN = 1
-    WAITING = 2
-    "For a retry, or for the interval after a push to pass."
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """Jobs of one provider and class, first come, first served."""
-
-    lanes: _ProviderLanes | None
-    "Whose it is; None: jobs of tokens whose provider is not known yet."
-    limit: int
-    queue: deque[_Entry] = field(default_factory=deque)
-    taken: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A job and what is known about it while it is in memory."""
-
-    job: Job
-    lane: _Lane
-    arrivals: int
-    "Reasons to push that came since the job was last taken."
-    since: float | None
-    "When the oldest of them came."
-    joined: int = 0
-    "Those of them that found the job already here."
-    state: _State = _State.QUEUED
-    holds_place: bool = False
-    "Counted in `lane.taken`."
-    started: float = 0.0
-    attempts: Attempts | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _ProviderLanes:
-    provider: Provider
-    breaker: CircuitBreaker
-    messages: _Lane = field(init=False)
-    urgent: _Lane = field(init=False)
-    probe: Job | None = None
-    candidates: dict[Job, None] = field(default_factory=dict)
-    "Messages that may serve as the next probe."
-    parked: dict[Job, float | None] = field(default_factory=dict)
-    "Urgent jobs, with their times: the store does not know them."
-    backlog: bool = False
-    "Tokens were sent away while the breaker was not closed; the store knows which."
-
-    def lane(self, job: Job) -> _Lane:
-        return self.urgent if job.urgent else self.messages
+    "An urgent job, one of too many: nothing in the store brings it back."
 
 
 class Taken(NamedTuple):
@@ -145,32 +64,43 @@ class Taken(NamedTuple):
     attempts: Attempts | None
 
 
+class Ended(NamedTuple):
+    """What became of a push; its outcome is stored."""
+
+    answered: bool
+    "False: the destination failed as a whole."
+    more: bool = False
+    "Unsent entries are left, and another push follows at once."
+    retry: tuple[Attempts, float] | None = None
+    "The token is to be tried again at this time; whatever arrives until then joins."
+    after: float | None = None
+    "Seconds that the destination asked us to stay away."
+
+
 class PushScheduler:
     """`random` gives numbers from 0 to 1. `now` must never go back from call to call."""
 
-    def __init__(
-        self, settings: SchedulerSettings, breaker: BreakerSettings, random: Callable[[], float]
-    ) -> None:
-        self._settings = settings
-        self._breaker_settings = breaker
-        self._random = random
-        self._entries: dict[Job, _Entry] = {}
-        self._urgent_entries = 0
-        self._providers: dict[Provider, _ProviderLanes] = {}
-        self._provider_of: dict[TokenKey, Provider] = {}
-        self._unknown = _Lane(None, settings.load_batch)
-        self._unknown_urgent = _Lane(None, settings.load_batch)
-        self._timers: list[tuple[float, int, _Entry]] = []
+    def __init__(self, config: PushConfig, random: Callable[[], float]) -> None:
+        self._config = config
+        self._entries: dict[Job, Entry] = {}
+        self._targets = Targets(config, random)
+        self._known: dict[TokenKey, Destination] = {}
+        self._unknown = {
+            True: Lane(None, True, LOAD_BATCH, MAX_URGENT),
+            False: Lane(None, False, LOAD_BATCH, config.queue_size),
+        }
+        self._ready: dict[bool, dict[Lane, None]] = {True: {}, False: {}}
+        "Lanes that have a job and perhaps a place for it, by urgency; the first one's turn it is."
+        self._timers: list[tuple[float, int, Entry | Lane | Target]] = []
         self._timer_number = 0
-        self._retrying = 0
         self._sweep_at: float | None = None
+        self._swept_at = float("-inf")
 
     # What is there
 
     def __len__(self) -> int:
         """Jobs in memory, in whatever state."""
-        parked = sum(len(lanes.parked) for lanes in self._providers.values())
-        return len(self._entries) + parked
+        return len(self._entries) + sum(len(target.parked) for target in self._targets)
 
     @property
     def queue_length(self) -> int:
@@ -181,9 +111,18 @@ class PushScheduler:
     def under_way(self) -> int:
         return sum(lane.taken for lane in self._all_lanes())
 
-    def breaker_state(self, provider: Provider) -> BreakerState:
-        lanes = self._providers.get(provider)
-        return BreakerState.CLOSED if lanes is None else lanes.breaker.state
+    @property
+    def to_look_up(self) -> int:
+        """Message jobs whose destination is not known yet."""
+        return self._unknown[False].size
+
+    @property
+    def hosts_down(self) -> int:
+        return self._targets.hosts_down
+
+    def breaker_state(self, destination: Destination) -> BreakerState:
+        target = self._targets.get(destination)
+        return BreakerState.CLOSED if target is None else target.breaker.state
 
     # What comes
 
@@ -197,291 +136,333 @@ class PushScheduler:
                 if entry.since is None:
                     entry.since = since
             return Added.JOINED
-        provider = self._provider_of.get(job.token_key)
-        if provider is not None:
-            lanes = self._lanes(provider)
-            if not lanes.breaker.is_closed:
-                return self._park(lanes, job, since)
-        if self._is_full(job):
-            return Added.FULL
-        self._enqueue(job, since)
+        destination = self._known.get(job.token_key)
+        if destination is not None:
+            return self._admit(destination, job, since)
+        lane = self._unknown[job.urgent]
+        if lane.size >= lane.bound:
+            return Added.DROPPED if job.urgent else Added.FULL
+        self._create(job, lane, since)
         return Added.QUEUED
 
     def want_sweep(self, at: float) -> None:
         """The tokens that the store knows as unsent should be added at this time."""
+        at = max(at, self._swept_at + SWEEP_PAUSE)
         self._sweep_at = at if self._sweep_at is None else min(at, self._sweep_at)
 
     def sweep_due(self, now: float) -> bool:
         """Whether to add the store's unsent tokens now. Says so once: the sweep is then the caller's task."""
+        if self._targets.turned_away:
+            self._targets.turned_away = False
+            self.want_sweep(now + HOSTS_PAUSE)
         if self._sweep_at is None or now < self._sweep_at:
             return False
-        self._sweep_at = None
+        self._swept_at = now
+        self._sweep_at = now + SWEEP_INTERVAL
         return True
 
     # What is next
 
     def take(self, now: float) -> list[Taken]:
-        """The jobs whose turn it is, urgent ones first; the caller reads their tokens from the store.
-
-        Each then goes through `may_start`, or ends with `idle`. A job that was started goes through
-        `answered` and ends with `finished` or `retry`, or through `unreachable`, which says what follows.
-        """
+        """The jobs whose turn it is, urgent ones first; the caller reads their tokens from the store and
+        tells with `loaded` what it found."""
         self._wake_due(now)
-        self._start_probes(now)
         taken: list[Taken] = []
-        for lane in self._all_lanes():
-            while lane.queue and lane.taken < lane.limit and len(taken) < self._settings.load_batch:
-                taken.append(self._take(lane))
+        for ready in self._ready.values():
+            while ready and len(taken) < LOAD_BATCH:
+                lane = next(iter(ready))
+                del ready[lane]
+                if lane.queue and lane.taken < lane.limit and self._has_place(lane, now):
+                    taken.append(self._take(lane))
+                    self._offer(lane)
         return taken
 
     def next_deadline(self) -> float | None:
         """When to call `take` and `sweep_due` even if nothing happens until then."""
-        deadlines = [
-            lanes.breaker.retry_at
-            for lanes in self._providers.values()
-            if lanes.breaker.state is BreakerState.OPEN
-        ]
-        if self._timers:
-            deadlines.append(self._timers[0][0])
+        deadlines = [self._timers[0][0]] if self._timers else []
         if self._sweep_at is not None:
             deadlines.append(self._sweep_at)
         return min(deadlines, default=None)
 
     # What became of it
 
-    def may_start(self, taken: Taken, provider: Provider, now: float) -> bool:
-        """The store told the provider of a job that was taken. False: its turn there is yet to come."""
-        job = taken.job
-        entry = self._entries[job]
+    def loaded(self, taken: Taken, destination: Destination | None, now: float) -> Added | None:
+        """The store told the destination of a job that was taken; None: nothing is to be pushed, or the token
+        is gone. Returns None if the push is to start now; it then ends with `ended`."""
+        entry = self._entries[taken.job]
         entry.started = now
-        if entry.lane.lanes is not None and entry.lane.lanes.provider is provider:
-            return True
-        self._remember(job.token_key, provider)
-        self._release(entry, now)
-        lanes = self._lanes(provider)
-        if not lanes.breaker.is_closed:
-            self._forget(entry)
-            self._park(lanes, job, taken.since)
-            return False
-        entry.lane = lanes.lane(job)
-        if entry.lane.taken < entry.lane.limit:
-            self._hold(entry)
-            return True
-        entry.arrivals += taken.arrived
-        entry.joined += taken.joined
-        entry.since = taken.since if taken.since is not None else entry.since
-        entry.state = _State.QUEUED
-        entry.lane.queue.appendleft(entry)
-        return False
+        if destination is None:
+            self._idle(entry, now)
+            return Added.LEFT
+        target = entry.lane.target
+        if target is not None and target.destination == destination:
+            return None
+        self._know(taken.job.token_key, destination)
+        return self._move(entry, taken, destination, now)
 
-    def idle(self, job: Job, now: float) -> None:
-        """There was nothing to push, or the token is gone."""
+    def ended(self, job: Job, end: Ended, now: float) -> bool:
+        """True if this was the failure that opened the destination's breaker."""
         entry = self._entries[job]
-        self._release(entry, now)
-        if entry.arrivals:
-            self._queue(entry)
+        target = entry.lane.target
+        assert target is not None, "a job that was started has a destination"
+        opened = False
+        if end.answered:
+            self._answered(target, job, now, now - entry.started)
         else:
-            self._forget(entry)
-
-    def answered(self, job: Job, now: float) -> bool:
-        """The provider gave an answer: the job leaves its place, but stays taken until the outcome is stored.
-        True if another job waits for the place."""
-        entry = self._entries[job]
-        lanes = _lanes_of(entry)
-        if lanes.probe == job:
-            lanes.probe = None
-            self._close(lanes, now)
-        elif lanes.breaker.is_closed:
-            lanes.breaker.answered()
-        self._release(entry, now)
-        return bool(entry.lane.queue)
-
-    def unreachable(self, job: Job, now: float, after: float | None) -> bool:
-        """The provider failed as a whole. True: end the job with `retry` or `finished`; False: the provider
-        is down, and the job comes back by itself when it is up again."""
-        entry = self._entries[job]
-        lanes = _lanes_of(entry)
-        if lanes.probe == job:
-            lanes.probe = None
-            lanes.breaker.probe_failed(now, after)
-        elif lanes.breaker.failed(now, after):
-            self._park_queued(lanes)
-        self._release(entry, now)
-        if lanes.breaker.is_closed:
-            return True
-        self._forget(entry)
-        self._park(lanes, job, entry.since)
-        return False
-
-    def finished(self, job: Job, now: float, *, more: bool) -> None:
-        """The outcome is stored. `more`: unsent entries are left, and another push follows at once."""
-        entry = self._entries[job]
-        entry.attempts = None
-        rests_until = entry.started + self._settings.interval
-        if more:
-            self._queue(entry)
-        elif not job.urgent and self._settings.coalesce and now < rests_until:
-            self._wait(entry, rests_until)
-        elif entry.arrivals:
-            self._queue(entry)
+            opened = self._failed(target, job, now, end.after)
+        self._release(entry)
+        if not end.answered and not target.breaker.is_closed:
+            self._forget(entry, now)
+            self._park(target, job, entry.since)
+        elif end.retry is not None:
+            self._retry(entry, target, *end.retry, now)
         else:
-            self._forget(entry)
+            self._finish(entry, now, more=end.more)
+        return opened
 
-    def retry(self, job: Job, attempts: Attempts, at: float) -> None:
-        """The token is to be tried again; whatever arrives until then joins."""
-        entry = self._entries[job]
-        if self._retrying >= self._settings.max_waiting and not job.urgent:
-            self._forget(entry)
-            self.want_sweep(at)
-            return
-        entry.attempts = attempts
-        self._retrying += 1
-        self._wait(entry, at)
+    # Jobs
 
-    # Entries
-
-    def _is_full(self, job: Job) -> bool:
+    def _admit(self, destination: Destination, job: Job, since: float | None) -> Added:
+        target = self._targets.get_or_make(destination)
+        if target is not None and not target.breaker.is_closed:
+            return self._park(target, job, since)
+        if target is not None and target.has_room(job, sweeping=since is None):
+            self._create(job, target.lane(job), since)
+            return Added.QUEUED
         if job.urgent:
-            return self._urgent_entries >= self._settings.max_urgent
-        return len(self._entries) - self._urgent_entries >= self._settings.max_tokens
+            return Added.DROPPED
+        if target is not None:
+            target.backlog = True
+        return Added.LEFT
 
-    def _enqueue(self, job: Job, since: float | None) -> None:
-        provider = self._provider_of.get(job.token_key)
-        if provider is not None:
-            lane = self._lanes(provider).lane(job)
-        else:
-            lane = self._unknown_urgent if job.urgent else self._unknown
-        self._create(job, lane, since)
-
-    def _create(self, job: Job, lane: _Lane, since: float | None) -> None:
-        entry = self._entries[job] = _Entry(job, lane, arrivals=since is not None, since=since)
-        self._urgent_entries += job.urgent
+    def _create(self, job: Job, lane: Lane, since: float | None) -> None:
+        entry = self._entries[job] = Entry(job, lane, arrivals=since is not None, since=since)
+        self._count(lane, job, 1)
         lane.queue.append(entry)
+        self._offer(lane)
 
-    def _queue(self, entry: _Entry) -> None:
-        lanes = entry.lane.lanes
-        if lanes is not None and not lanes.breaker.is_closed:
-            self._forget(entry)
-            self._park(lanes, entry.job, entry.since)
+    def _queue(self, entry: Entry, now: float) -> None:
+        target = entry.lane.target
+        if target is not None and not target.breaker.is_closed:
+            self._forget(entry, now)
+            self._park(target, entry.job, entry.since)
             return
-        entry.state = _State.QUEUED
         entry.lane.queue.append(entry)
+        self._offer(entry.lane)
 
-    def _take(self, lane: _Lane) -> Taken:
+    def _take(self, lane: Lane) -> Taken:
         entry = lane.queue.popleft()
-        entry.state = _State.TAKEN
-        self._hold(entry)
+        lane.hold(entry)
         taken = Taken(entry.job, entry.arrivals > 0, entry.since, entry.joined, entry.attempts)
         # What the store is about to be asked for includes everything that came so far.
-        entry.arrivals = 0 if self._settings.coalesce else max(0, entry.arrivals - 1)
+        entry.arrivals = 0 if self._config.coalesce else max(0, entry.arrivals - 1)
         entry.joined = 0
         entry.since = None
         return taken
 
-    def _wait(self, entry: _Entry, until: float) -> None:
-        entry.state = _State.WAITING
+    def _move(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> Added | None:
+        """To the lane where it belongs: it starts if it is the first there."""
+        was_probe = entry.lane.target is not None and entry.lane.target.probe == entry.job
+        before = entry.lane.target
+        self._release(entry)
+        self._forget(entry, now)
+        if was_probe and before is not None:
+            self._next_probe(before, now)
+        since = taken.since if taken.since is not None else (now if taken.arrived else None)
+        added = self._admit(destination, entry.job, since)
+        moved = self._entries.get(entry.job)
+        if added is not Added.QUEUED or moved is None:
+            return added
+        moved.attempts = taken.attempts
+        moved.arrivals += entry.arrivals
+        moved.joined = taken.joined + entry.joined
+        lane = moved.lane
+        if lane.queue[0] is not moved or lane.taken >= lane.limit or lane.paused:
+            return Added.QUEUED
+        if not self._has_place(lane, now):
+            return Added.QUEUED
+        self._take(lane)
+        moved.arrivals, moved.since, moved.started = entry.arrivals, entry.since, now
+        return None
+
+    def _idle(self, entry: Entry, now: float) -> None:
+        self._release(entry)
+        target = entry.lane.target
+        was_probe = target is not None and target.probe == entry.job
+        if entry.arrivals:
+            self._queue(entry, now)
+        else:
+            self._forget(entry, now)
+        if was_probe and target is not None:  # it told nothing about the destination
+            self._next_probe(target, now)
+
+    def _finish(self, entry: Entry, now: float, *, more: bool) -> None:
+        entry.attempts = None
+        rests_until = entry.started + self._config.interval
+        if more:
+            self._queue(entry, now)
+        elif not entry.job.urgent and self._config.coalesce and now < rests_until:
+            self._wait(entry, rests_until)
+        elif entry.arrivals:
+            self._queue(entry, now)
+        else:
+            self._forget(entry, now)
+
+    def _retry(self, entry: Entry, target: Target, attempts: Attempts, at: float, now: float) -> None:
+        if target.retrying >= target.messages.bound // 4 and not entry.job.urgent:
+            self._forget(entry, now)  # read from the store again when it is time
+            self.want_sweep(at)
+            return
+        entry.attempts = attempts
+        target.retrying += 1
+        self._wait(entry, at)
+
+    def _forget(self, entry: Entry, now: float) -> None:
+        del self._entries[entry.job]
+        self._count(entry.lane, entry.job, -1)
+        target = entry.lane.target
+        if target is not None and target.backlog and target.has_drained:
+            target.backlog = False
+            self.want_sweep(now)
+
+    def _count(self, lane: Lane, job: Job, change: int) -> None:
+        if lane.target is not None:
+            lane.target.count(job, change)
+        else:
+            lane.size += change
+
+    # Turns
+
+    def _offer(self, lane: Lane) -> None:
+        if lane.queue and lane.taken < lane.limit and not lane.paused:
+            self._ready[lane.urgent][lane] = None
+
+    def _has_place(self, lane: Lane, now: float) -> bool:
+        """Whether a job may start beside those of other lanes; if not, the lane is offered again later."""
+        pool = lane.pool
+        if pool is not None and pool.taken >= pool.limit:
+            pool.waiting[lane] = None
+            return False
+        target = lane.target
+        if target is not None and target.bucket is not None:
+            rate = self._targets.rate
+            if rate.per_second and not target.bucket.take(rate, now):
+                lane.paused = True
+                self._later(now + RATE_PAUSE, lane)
+                return False
+        return True
+
+    def _release(self, entry: Entry) -> None:
+        if entry.holds_place:
+            waited = entry.lane.release(entry)
+            self._offer(entry.lane)
+            if waited is not None:
+                self._offer(waited)
+
+    def _wait(self, entry: Entry, until: float) -> None:
+        self._later(ceil(until / TIMER_GRID) * TIMER_GRID, entry)
+
+    def _later(self, at: float, what: Entry | Lane | Target) -> None:
         self._timer_number += 1
-        heapq.heappush(self._timers, (ceil(until / TIMER_GRID) * TIMER_GRID, self._timer_number, entry))
+        heapq.heappush(self._timers, (at, self._timer_number, what))
 
     def _wake_due(self, now: float) -> None:
         while self._timers and self._timers[0][0] <= now:
-            entry = heapq.heappop(self._timers)[2]
-            if entry.attempts is not None:
-                self._retrying -= 1
-                self._queue(entry)
-            elif entry.arrivals:
-                self._queue(entry)
-            else:
-                self._forget(entry)
+            what = heapq.heappop(self._timers)[2]
+            if isinstance(what, Entry):
+                self._wake(what, now)
+            elif isinstance(what, Lane):
+                what.paused = False
+                self._offer(what)
+            elif what.breaker.probe(now):
+                self._next_probe(what, now)
 
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[entry.job]
-        self._urgent_entries -= entry.job.urgent
-
-    # Providers
-
-    def _lanes(self, provider: Provider) -> _ProviderLanes:
-        lanes = self._providers.get(provider)
-        if lanes is None:
-            breaker = CircuitBreaker(self._breaker_settings, self._random)
-            lanes = self._providers[provider] = _ProviderLanes(provider, breaker)
-            lanes.messages = _Lane(lanes, self._settings.concurrency)
-            lanes.urgent = _Lane(lanes, self._settings.urgent_concurrency)
-        return lanes
-
-    def _all_lanes(self) -> list[_Lane]:
-        """Urgent ones first."""
-        providers = self._providers.values()
-        urgent = [lanes.urgent for lanes in providers]
-        return [*urgent, self._unknown_urgent, *(lanes.messages for lanes in providers), self._unknown]
-
-    def _remember(self, token_key: TokenKey, provider: Provider) -> None:
-        known = self._provider_of
-        if token_key not in known and len(known) >= self._settings.known_providers:
-            del known[next(iter(known))]
-        known[token_key] = provider
-
-    def _hold(self, entry: _Entry) -> None:
-        entry.holds_place = True
-        entry.lane.taken += 1
-
-    def _release(self, entry: _Entry, now: float) -> None:
-        if entry.holds_place:
-            entry.holds_place = False
-            entry.lane.taken -= 1
-        lanes = entry.lane.lanes
-        if lanes is not None and lanes.probe == entry.job:  # it told nothing about the provider
-            self._next_probe(lanes, now)
-
-    def _park(self, lanes: _ProviderLanes, job: Job, since: float | None) -> Added:
-        """Send a job away until the provider is up again."""
-        if job.urgent:
-            if len(lanes.parked) >= self._settings.max_urgent:
-                return Added.DROPPED
-            lanes.parked.setdefault(job, since)
+    def _wake(self, entry: Entry, now: float) -> None:
+        if entry.attempts is not None:
+            assert entry.lane.target is not None
+            entry.lane.target.retrying -= 1
+            self._queue(entry, now)
+        elif entry.arrivals:
+            self._queue(entry, now)
         else:
-            lanes.backlog = True
-            if len(lanes.candidates) < PROBE_CANDIDATES:
-                lanes.candidates[job] = None
-        return Added.DEFERRED
+            self._forget(entry, now)
 
-    def _park_queued(self, lanes: _ProviderLanes) -> None:
-        for lane in (lanes.urgent, lanes.messages):
+    # Destinations
+
+    def _all_lanes(self) -> Iterator[Lane]:
+        yield from self._unknown.values()
+        for target in self._targets:
+            yield from (target.urgent, target.messages)
+
+    def _know(self, token_key: TokenKey, destination: Destination) -> None:
+        known = self._known
+        if token_key not in known and len(known) >= KNOWN_DESTINATIONS:
+            del known[next(iter(known))]
+        known[token_key] = destination
+
+    def _answered(self, target: Target, job: Job, now: float, seconds: float) -> None:
+        target.slow = seconds > SLOW_ANSWER
+        if target.probe == job:
+            target.probe = None
+            self._close(target, now)
+        elif target.breaker.is_closed:
+            target.breaker.answered()
+
+    def _failed(self, target: Target, job: Job, now: float, after: float | None) -> bool:
+        target.slow = True
+        opened = False
+        if target.probe == job:
+            target.probe = None
+            target.breaker.probe_failed(now, after)
+        elif target.breaker.failed(now, after):
+            opened = True
+            self._park_queued(target, now)
+        else:
+            return False
+        self._later(target.breaker.retry_at, target)
+        return opened
+
+    def _park(self, target: Target, job: Job, since: float | None) -> Added:
+        """Send a job away until the destination is up again."""
+        if job.urgent:
+            if len(target.parked) >= target.urgent.bound:
+                return Added.DROPPED
+            target.parked.setdefault(job, since)
+        else:
+            target.backlog = True
+            if len(target.candidates) < PROBE_CANDIDATES:
+                target.candidates[job] = None
+        return Added.LEFT
+
+    def _park_queued(self, target: Target, now: float) -> None:
+        for lane in (target.urgent, target.messages):
             while lane.queue:
                 entry = lane.queue.popleft()
-                self._forget(entry)
-                self._park(lanes, entry.job, entry.since)
+                self._forget(entry, now)
+                self._park(target, entry.job, entry.since)
 
-    def _start_probes(self, now: float) -> None:
-        for lanes in self._providers.values():
-            if lanes.breaker.probe(now):
-                self._next_probe(lanes, now)
+    def _next_probe(self, target: Target, now: float) -> None:
+        """Push to one of the tokens that were sent away; without any, trust the destination.
 
-    def _next_probe(self, lanes: _ProviderLanes, now: float) -> None:
-        """Push to one of the tokens that were sent away; without any, trust the provider."""
-        lanes.probe = None
-        for candidates in (lanes.parked, lanes.candidates):
-            for job in list(candidates):
-                since = candidates.pop(job)
+        Messages first: their tokens were verified, so that an answer tells about the destination."""
+        target.probe = None
+        for waiting in (target.candidates, target.parked):
+            for job in list(waiting):
+                since = waiting.pop(job)
                 if job not in self._entries:
-                    lanes.probe = job
-                    self._create(job, lanes.lane(job), since)
+                    target.probe = job
+                    self._create(job, target.lane(job), since)
                     return
-        self._close(lanes, now)
+        self._close(target, now)
 
-    def _close(self, lanes: _ProviderLanes, now: float) -> None:
-        """The provider is up: bring back what was sent away."""
-        lanes.breaker.probe_succeeded()
-        lanes.candidates.clear()
-        parked, lanes.parked = lanes.parked, {}
+    def _close(self, target: Target, now: float) -> None:
+        """The destination is up: bring back what was sent away."""
+        target.breaker.probe_succeeded()
+        target.candidates.clear()
+        parked, target.parked = target.parked, {}
         for job, since in parked.items():
             if job not in self._entries:
-                self._enqueue(job, since)
-        if lanes.backlog:
-            lanes.backlog = False
+                self._create(job, target.lane(job), since)
+        if target.backlog:
+            target.backlog = False
             self.want_sweep(now)
-
-
-def _lanes_of(entry: _Entry) -> _ProviderLanes:
-    assert entry.lane.lanes is not None, "a job that was started has a provider"
-    return entry.lane.lanes

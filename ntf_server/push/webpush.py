@@ -8,9 +8,9 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
+from ntf_server.config import WebPushConfig
 from ntf_server.push.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
 from ntf_server.push.credentials import Reloading, Vapid, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
@@ -32,7 +32,7 @@ from protocol.device_token import DeviceToken, WebPushToken
 from protocol.statuses import InvalidReason
 
 DEFAULT_PORT: Final = 443
-DEFAULT_TTL: Final = 30 * 24 * 3600
+TTL: Final = 30 * 24 * 3600  # seconds that a push service keeps a push for a device that is offline
 DELIVERED: Final = frozenset({200, 201, 202})
 ANSWERS: Final[Mapping[int, Meaning]] = {
     404: Meaning.UNREGISTERED_DEVICE,
@@ -49,23 +49,6 @@ NUMERIC: Final = re.compile(
     r"[0-9a-f.]*:[0-9a-f:.]*|(.*\.)?([0-9]+|0x[0-9a-f]*)"
 )  # would be read as IP address
 PATH: Final = re.compile(r"/[!$-;=?-~]*")  # printable ASCII without space, quotes, <, > and #
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebPushConfig:
-    """How to push to Web Push endpoints."""
-
-    vapid_key_file: Path
-    "PEM file of the P-256 key that endpoints know us by."
-    subject: str | None = None
-    "Contact of the operator, a `mailto:` or `https:` URL, told to push services."
-    ttl: int = DEFAULT_TTL
-    "Seconds that a push service keeps a push for a device that is offline."
-    allow_private: bool = False
-    "Push to loopback and private addresses too. Only for tests: clients choose the addresses."
-    ca_file: str | None = None
-    "Trusted certificates instead of the system's."
-    response_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +71,16 @@ class WebPushProvider:
     """Pushes to the endpoints that clients name."""
 
     config: WebPushConfig
+    "With a VAPID key and a subject."
     http: CurlHttp2
     clock: WallClock
+    response_timeout: float
     guard: AddressGuard = field(init=False)
     _signer: Reloading[Vapid] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.guard = AddressGuard(allow_private=self.config.allow_private)
+        self.guard = AddressGuard(allow_private=self.config.allow_private_addresses)
+        assert self.config.vapid_key_file is not None
         self._signer = Reloading(
             self.config.vapid_key_file,
             lambda path: Vapid(load_p256_key(path), self.config.subject, self.clock),
@@ -128,18 +114,19 @@ class WebPushProvider:
 
     async def _send(self, endpoint: Endpoint, body: bytes) -> Response:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.config.response_timeout
+        deadline = loop.time() + self.response_timeout
         headers = [
             f"authorization: {self._signer.current().header(endpoint.audience)}",
-            f"ttl: {self.config.ttl}",
+            f"ttl: {TTL}",
             "urgency: high",
             "content-encoding: aes128gcm",
             "content-type: application/octet-stream",
         ]
         try:
-            address = await self.guard.address(endpoint.host, self.config.response_timeout)
+            address = await self.guard.address(endpoint.host, self.response_timeout)
             host = address if ":" in endpoint.host else endpoint.host
-            origin = Origin(host, endpoint.port, address, self.config.ca_file)
+            ca_file = None if self.config.ca_file is None else str(self.config.ca_file)
+            origin = Origin(host, endpoint.port, address, ca_file)
             left = max(deadline - loop.time(), 0.001)
             return await self.http.post(origin, endpoint.path, headers, body, left)
         except ForbiddenAddressError:

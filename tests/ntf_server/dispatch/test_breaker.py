@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from ntf_server.push.breaker import BreakerSettings, BreakerState, CircuitBreaker
+from ntf_server.push.breaker import FAILURES, JITTER, LONGEST_WISH, BreakerState, CircuitBreaker
 
-SETTINGS = BreakerSettings(failures=3, first_pause=1.0, longest_pause=8.0, longest_wish=100.0, jitter=0.0)
+
+def make() -> CircuitBreaker:
+    return CircuitBreaker(lambda: 0.0, longest_pause=8.0)
 
 
 def opened() -> CircuitBreaker:
-    breaker = CircuitBreaker(SETTINGS, lambda: 0.0)
-    assert [breaker.failed(0.0) for _ in range(3)] == [False, False, True]
+    breaker = make()
+    assert [breaker.failed(0.0) for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
     return breaker
 
 
 def test_opens_only_after_failures_in_a_row() -> None:
-    breaker = CircuitBreaker(SETTINGS, lambda: 0.0)
+    breaker = make()
     for _ in range(5):
-        assert not breaker.failed(0.0)
-        assert not breaker.failed(0.0)
+        assert not any(breaker.failed(0.0) for _ in range(FAILURES - 1))
         breaker.answered()
     assert breaker.is_closed
 
@@ -52,7 +53,7 @@ def test_first_pause_again_after_a_recovery() -> None:
     breaker.probe_failed(1.0)
     breaker.probe(10.0)
     breaker.probe_succeeded()
-    for _ in range(3):
+    for _ in range(FAILURES):
         breaker.failed(20.0)
     assert breaker.retry_at == 21.0
 
@@ -64,7 +65,7 @@ def test_providers_wish_is_honoured_within_reason() -> None:
     assert breaker.retry_at == 51.0
     breaker.probe(51.0)
     breaker.probe_failed(51.0, after=1e9)
-    assert breaker.retry_at == 151.0
+    assert breaker.retry_at == 51.0 + LONGEST_WISH
 
 
 def test_late_failures_do_not_prolong_the_pause() -> None:
@@ -74,6 +75,7 @@ def test_late_failures_do_not_prolong_the_pause() -> None:
 
 
 def test_jitter_only_adds() -> None:
-    breaker = CircuitBreaker(BreakerSettings(failures=1, first_pause=10.0, jitter=0.2), lambda: 0.5)
-    breaker.failed(0.0)
-    assert breaker.retry_at == 11.0
+    breaker = CircuitBreaker(lambda: 0.5)
+    for _ in range(FAILURES):
+        breaker.failed(0.0)
+    assert breaker.retry_at == 1.0 + JITTER / 2

@@ -11,7 +11,6 @@ import pytest
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.clock import SystemClock
-from ntf_server.push.dispatcher import DispatcherConfig
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
 from store.records import SentEntry
@@ -98,7 +97,7 @@ async def test_verifications_wait_for_the_end_of_an_outage(
     devices = [await world.add_device(active=False) for _ in range(20)]
     world.fake.add_fault(Fault(status=503, reason="ServiceUnavailable"))
     for device in devices:
-        await world.dispatcher.verify(device.key)
+        world.dispatcher.verify(device.key)
     await until(lambda: "is down" in caplog.text)
     world.fake.clear_faults()
 
@@ -125,7 +124,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.action}-{fault.status}-{fault.count}")
 async def test_faults_neither_lose_nor_repeat(tmp_path: Path, clock: SimulatedClock, fault: Fault) -> None:
     async with (
-        make_world(tmp_path, clock, call_later=clock.call_later, provider={"response_timeout": 1.0}) as world,
+        make_world(tmp_path, clock, call_later=clock.call_later, response_timeout=1.0) as world,
         running(world.dispatcher),
     ):
         devices = await asyncio.gather(*(world.add_device(queues=1) for _ in range(30)))
@@ -158,8 +157,8 @@ class FailingStore:
 async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = DispatcherConfig(store_pause=0.01)
-    async with make_world(tmp_path, SystemClock(), config) as world:
+    monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
+    async with make_world(tmp_path, SystemClock()) as world:
         disk = FailingStore(world, monkeypatch)
         device = await world.add_device(queues=1)
         async with running(world.dispatcher):
@@ -171,8 +170,8 @@ async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
 
 
 async def test_stop_ends_even_if_the_store_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DispatcherConfig(store_pause=0.01)
-    async with make_world(tmp_path, SystemClock(), config) as world:
+    monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
+    async with make_world(tmp_path, SystemClock()) as world:
         disk = FailingStore(world, monkeypatch)
         device = await world.add_device(queues=1)
         async with asyncio.timeout(5.0), running(world.dispatcher):

@@ -7,7 +7,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ntf_server.periodic import Periodic, PeriodicSettings, first_due, next_due
+import pytest
+
+from ntf_server.periodic import Periodic, first_due, next_due
 from store.records import TokenKey
 from tests.ntf_server.dispatch.clock import START, SimulatedClock
 from tests.ntf_server.dispatch.world import Device, World, until
@@ -29,7 +31,7 @@ class Woken:
     def __init__(self) -> None:
         self.keys: list[TokenKey] = []
 
-    async def check_messages(self, token_key: TokenKey) -> None:
+    def check_messages(self, token_key: TokenKey) -> None:
         self.keys.append(token_key)
 
 
@@ -76,14 +78,17 @@ async def test_a_token_that_is_not_active_is_not_woken(slow_world: World, clock:
     assert woken.keys == []
 
 
-async def test_what_is_overdue_does_not_come_in_one_burst(slow_world: World, clock: SimulatedClock) -> None:
+async def test_what_is_overdue_does_not_come_in_one_burst(
+    slow_world: World, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = slow_world
     devices = await asyncio.gather(*(world.add_device() for _ in range(25)))
     for device in devices:
         await world.store.set_cron(device.key, 20, int(clock.now()) - 1000)
     woken = Woken()
-    settings = PeriodicSettings(batch=10, per_second=10.0)
-    async with periodic(Periodic(world.store, woken, clock, os.urandom, settings, sleep=clock.sleep)):
+    monkeypatch.setattr("ntf_server.periodic.BATCH", 10)
+    monkeypatch.setattr("ntf_server.periodic.PER_SECOND", 10.0)
+    async with periodic(Periodic(world.store, woken, clock, os.urandom, sleep=clock.sleep)):
         await until(lambda: clock.sleepers == 1)
         for expected in (10, 20, 25):
             assert len(woken.keys) == expected

@@ -11,10 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ntf_server.push.breaker import BreakerSettings
+from ntf_server.config import PushConfig
+from ntf_server.push import breaker
 from ntf_server.push.composing import Composed, compose
+from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
-from ntf_server.push.scheduler import Added, Job, Kind, PushScheduler, SchedulerSettings, Taken
+from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
 from protocol.addresses import SmpServer
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
@@ -23,13 +26,18 @@ from store.records import LastNotification, SubKey, TokenKey
 
 TOKENS, QUEUES = 6, 9
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
-PROVIDERS = (Provider.APNS_PROD, Provider.FCM)
+DESTINATIONS = (
+    Destination(Provider.APNS_PROD),
+    Destination(Provider.WEB_PUSH, b"one.example"),
+    Destination(Provider.WEB_PUSH, b"two.example"),
+)
 MAX_TOKENS = 5
+FAILURES = breaker.FAILURES
 ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
 
 
-def provider_of(token_key: TokenKey) -> Provider:
-    return PROVIDERS[token_key % len(PROVIDERS)]
+def destination_of(token_key: TokenKey) -> Destination:
+    return DESTINATIONS[token_key % len(DESTINATIONS)]
 
 
 @dataclass
@@ -85,15 +93,12 @@ class Pushing(RuleBasedStateMachine):
 
     @initialize(failures=st.sampled_from([1, 3]))
     def choose(self, failures: int) -> None:
-        self.failures = failures
+        breaker.FAILURES = failures
         self.start()
 
     def start(self) -> None:
-        self.scheduler = PushScheduler(
-            SchedulerSettings(max_tokens=MAX_TOKENS, max_waiting=1, concurrency=2, load_batch=3),
-            BreakerSettings(failures=self.failures, first_pause=1.0, longest_pause=4.0, jitter=0.0),
-            lambda: 0.0,
-        )
+        config = PushConfig(queue_size=MAX_TOKENS, concurrency=2, host_concurrency=1, host_rate=3)
+        self.scheduler = PushScheduler(config, lambda: 0.0)
         self.scheduler.want_sweep(self.now)
 
     @rule(token=st.integers(1, TOKENS), queue=st.integers(1, QUEUES))
@@ -128,9 +133,8 @@ class Pushing(RuleBasedStateMachine):
                     self.waiting.append(token_key)
         for taken in self.scheduler.take(self.now):
             composed = compose(self.store.of(taken.job.token_key), PUSH_PADDING - 2)
-            if not composed.entries:
-                self.scheduler.idle(taken.job, self.now)
-            elif self.scheduler.may_start(taken, provider_of(taken.job.token_key), self.now):
+            destination = destination_of(taken.job.token_key) if composed.entries else None
+            if self.scheduler.loaded(taken, destination, self.now) is None:
                 self.flights.append(Flight(taken, composed))
 
     @precondition(lambda self: self.flights)
@@ -139,7 +143,6 @@ class Pushing(RuleBasedStateMachine):
         self.accept_flight(self.land(data))
 
     def accept_flight(self, flight: Flight) -> None:
-        self.scheduler.answered(flight.taken.job, self.now)
         self.times_accepted.update(entry.seq for entry in flight.composed.unsent)
         self.accepted.append(flight)
 
@@ -147,15 +150,13 @@ class Pushing(RuleBasedStateMachine):
     @rule(data=st.data())
     def limit_token(self, data: st.DataObject) -> None:
         job = self.land(data).taken.job
-        self.scheduler.answered(job, self.now)
-        self.scheduler.retry(job, ATTEMPTS, self.now + 2.0)
+        self.scheduler.ended(job, Ended(answered=True, retry=(ATTEMPTS, self.now + 2.0)), self.now)
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data())
     def fail_provider(self, data: st.DataObject) -> None:
         job = self.land(data).taken.job
-        if self.scheduler.unreachable(job, self.now, None):
-            self.scheduler.retry(job, ATTEMPTS, self.now + 2.0)
+        self.scheduler.ended(job, Ended(answered=False, retry=(ATTEMPTS, self.now + 2.0)), self.now)
 
     @rule()
     def store_outcomes(self) -> None:
@@ -163,7 +164,7 @@ class Pushing(RuleBasedStateMachine):
         for flight in accepted:
             job = flight.taken.job
             self.store.set_sent(job.token_key, flight.composed.unsent)
-            self.scheduler.finished(job, self.now, more=flight.composed.more)
+            self.scheduler.ended(job, Ended(answered=True, more=flight.composed.more), self.now)
 
     @rule()
     def crash(self) -> None:
@@ -189,18 +190,20 @@ class Pushing(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert len(self.scheduler) <= MAX_TOKENS + len(PROVIDERS)  # a probe of each may come on top
+        # Each destination has its bound, so has what is to be looked up; a probe of each may come on top.
+        assert len(self.scheduler) <= (MAX_TOKENS + 1) * len(DESTINATIONS) + MAX_TOKENS
 
     def teardown(self) -> None:
         """From now on all goes well: everything must get through, without a restart."""
-        for _ in range(60):
+        for _ in range(400):
             self.dispatch()
             for flight in self.flights:
                 self.accept_flight(flight)
             self.flights.clear()
             self.store_outcomes()
             self.nothing_twice()
-            self.now += 1.0
+            self.now += 5.0
+        breaker.FAILURES = FAILURES
         assert self.store.unsent_tokens() == []
         assert all(self.times_accepted[entry.seq] for entry in self.store.entries.values())
         assert len(self.scheduler) == 0

@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.clock import Clock
+from ntf_server.config import ApnsConfig, PushConfig
 from ntf_server.journal import NullJournal
-from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
-from ntf_server.push.dispatcher import CallLater, Dispatcher, DispatcherConfig
+from ntf_server.push.apns import ApnsProvider, make_apns_client
+from ntf_server.push.dispatcher import CallLater, Dispatcher
 from ntf_server.push.http2 import CurlHttp2
 from protocol.addresses import SmpServer
 from protocol.crypto import X25519PrivateKey
@@ -90,14 +91,16 @@ class World:
     sent: dict[EntityId, bytes] = field(default_factory=dict)
     "The newest message of each queue."
 
-    async def add_device(self, queues: int = 0, *, active: bool = True) -> Device:
+    async def add_device(
+        self, queues: int = 0, *, active: bool = True, token: DeviceToken | None = None
+    ) -> Device:
         server_side, device_side = X25519PrivateKey(os.urandom(32)), X25519PrivateKey(os.urandom(32))
         name = os.urandom(32).hex()
         code = os.urandom(32)
         record = await self.store.create_token(
             NewToken(
                 token_id=EntityId(os.urandom(24)),
-                device_token=apns_token(name),
+                device_token=token or apns_token(name),
                 verify_key=os.urandom(44),
                 dh_private=server_side.raw,
                 dh_secret=server_side.exchange(device_side.public),
@@ -226,32 +229,31 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
 async def make_world(
     folder: Path,
     clock: Clock,
-    config: DispatcherConfig | None = None,
+    config: PushConfig | None = None,
     *,
     call_later: CallLater | None = None,
-    provider: dict[str, Any] | None = None,
+    response_timeout: float = 5.0,
 ) -> AsyncIterator[World]:
     """Everything but the running dispatcher."""
     store = SqliteStore(folder / "ntf.db")
     http = CurlHttp2()
     await store.open()
     async with FakePushServer(FakePushConfig(folder=folder / "fake", record_limit=30_000)) as fake:
-        settings: dict[str, Any] = {
-            "key_file": write_key(folder / "key.p8"),
-            "key_id": "KEY",
-            "team_id": "TEAM",
-            "test_host": "127.0.0.1",
-            "test_port": fake.port,
-            "test_ca_file": str(fake.ca_file),
-            "response_timeout": 5.0,
-        }
-        apns_config = ApnsConfig(**(settings | (provider or {})))
-        apns = ApnsProvider(apns_config, make_apns_client(apns_config, http), fake.config.clock)
+        apns_config = ApnsConfig(
+            key_file=write_key(folder / "key.p8"),
+            key_id="KEY",
+            team_id="TEAM",
+            allow_test_provider=True,
+            test_port=fake.port,
+            test_ca_file=fake.ca_file,
+        )
+        client = make_apns_client(apns_config, http)
+        apns = ApnsProvider(apns_config, client, fake.config.clock, response_timeout)
         journal = RecordingJournal()
         dispatcher = Dispatcher(
             store,
             {Provider.APNS_TEST: apns},
-            config or DispatcherConfig(),
+            config or PushConfig(),
             clock=clock,
             random=os.urandom,
             journal=journal,

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.server import FakePushServer
-from ntf_server.push.apns import ApnsConfig, ApnsProvider, make_apns_client
+from ntf_server.config import ApnsConfig
+from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import MessageList, PushError
 from protocol.device_token import ApnsToken, Provider
@@ -48,6 +49,7 @@ def make_provider(
     key_file: Path,
     clock: Callable[[], float],
     client: Literal["curl", "aioapns"],
+    response_timeout: float = 10.0,
     **changes: Any,
 ) -> ApnsProvider:
     settings: dict[str, Any] = {
@@ -55,13 +57,12 @@ def make_provider(
         "key_id": "KEY1",
         "team_id": "TEAM1",
         "client": client,
-        "test_host": "127.0.0.1",
+        "allow_test_provider": True,
         "test_port": fake.port,
-        "test_ca_file": str(fake.ca_file),
-        "response_timeout": 10.0,
+        "test_ca_file": fake.ca_file,
     }
     config = ApnsConfig(**(settings | changes))
-    return ApnsProvider(config, make_apns_client(config, http), clock)
+    return ApnsProvider(config, make_apns_client(config, http), clock, response_timeout)
 
 
 def apns_token(number: int) -> ApnsToken:

@@ -17,6 +17,7 @@ from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push import aioapns_client, http2
 from ntf_server.push.apns import ANSWERS, ApnsProvider, push_error
+from ntf_server.push.apns_client import CurlApnsClient
 from ntf_server.push.http2 import CurlHttp2, Response
 from ntf_server.push.provider import (
     CheckMessages,
@@ -64,7 +65,6 @@ async def test_request_of_a_message(fake: FakePushServer, apns: ApnsProvider) ->
     assert body["aps"]["mutable-content"] == 1
     assert body["aps"]["category"] == "NTF_CAT_CHECK_MESSAGE"
     assert len(sent.body) > 4200
-    assert "apns-expiration" not in sent.headers
 
 
 @pytest.mark.parametrize("notification", [Verification(bytes(24), b"code"), CheckMessages()])
@@ -197,15 +197,6 @@ async def test_expired_jwt_is_renewed_once(
     assert values[0] == values[1] != values[2]
     fake.add_fault(Fault(status=403, reason="ExpiredProviderToken"))
     assert isinstance(await push(apns, 2), ProviderRefusesUs)
-
-
-async def test_expiration_header(fake: FakePushServer, http: CurlHttp2, key_file: Path) -> None:
-    for client in ("curl", "aioapns"):
-        apns = make_provider(fake, http, key_file, fake.config.clock, client, expiration=60)
-        assert await push(apns, 1) is None
-        await apns.close()
-    now = int(fake.config.clock())
-    assert [p.headers["apns-expiration"] for p in fake.pushes] == [str(now + 60)] * 2
 
 
 async def test_reset_stream_fails_that_push_only(fake: FakePushServer, apns: ApnsProvider) -> None:
@@ -358,10 +349,9 @@ async def test_cancelled_pushes_disturb_no_other(fake: FakePushServer, apns: Apn
 
 async def test_more_pushes_than_places(fake: FakePushServer, key_file: Path) -> None:
     http = CurlHttp2(max_in_flight=5)
-    for client in ("curl", "aioapns"):
-        apns = make_provider(
-            fake, http, key_file, fake.config.clock, client, max_in_flight=5, response_timeout=1.0
-        )
+    for few in (CurlApnsClient(http), aioapns_client.AioapnsClient(5)):
+        apns = make_provider(fake, http, key_file, fake.config.clock, "curl", response_timeout=1.0)
+        apns.client = few
         fake.recorder.pushes.clear()
         assert await push_all(apns, 30) == [None] * 30
         assert_each_once(fake, 30)
@@ -418,7 +408,7 @@ async def test_untrusted_certificate(
     other = FakePushServer(FakePushConfig(folder=tmp_path / "other"))
     async with other:
         for client in ("curl", "aioapns"):
-            for ca_file in (str(other.ca_file), None):
+            for ca_file in (other.ca_file, None):
                 apns = make_provider(fake, http, key_file, fake.config.clock, client, test_ca_file=ca_file)
                 error = await push(apns, 1)
                 assert isinstance(error, ProviderDown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -16,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError
-from ntf_server.push.fcm import FcmConfig, FcmProvider, load_service_account, split_url
+from ntf_server.push.fcm import FcmProvider, load_service_account, split_url
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
@@ -60,14 +60,12 @@ def config(tmp_path: Path, fcm_fake: FakePushServer, fcm_key: rsa.RSAPrivateKey)
     account |= {"private_key": pem(fcm_key).decode(), "token_uri": f"{origin}/token"}
     path = tmp_path / "account.json"
     path.write_text(json.dumps(account))
-    return FcmConfig(
-        service_account_file=path, endpoint=origin, ca_file=str(fcm_fake.ca_file), response_timeout=10.0
-    )
+    return FcmConfig(service_account_file=path, endpoint=origin, ca_file=fcm_fake.ca_file)
 
 
 @pytest.fixture
 def provider(config: FcmConfig, http: CurlHttp2, clock: ManualClock) -> FcmProvider:
-    return FcmProvider(config, http, clock)
+    return FcmProvider(config, http, clock, 10.0)
 
 
 async def deliver(provider: FcmProvider, notification: MessageList | CheckMessages = MESSAGE) -> None:
@@ -184,7 +182,7 @@ async def test_failures(
 async def test_silence(
     fcm_fake: FakePushServer, config: FcmConfig, http: CurlHttp2, clock: ManualClock
 ) -> None:
-    provider = FcmProvider(dataclasses.replace(config, response_timeout=0.3), http, clock)
+    provider = FcmProvider(config, http, clock, 0.3)
     fcm_fake.add_fault(Fault(action="silence"))
     with pytest.raises(ProviderDown):
         await deliver(provider)

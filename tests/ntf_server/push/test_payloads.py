@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from ntf_server.push.apns import ApnsConfig
+from ntf_server.config import ApnsConfig
 from ntf_server.push.payloads import apns_payload, fcm_data, notification_data
 from ntf_server.push.provider import (
     CheckMessages,

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushServer
+from ntf_server.config import WebPushConfig
 from ntf_server.push.credentials import make_vapid_key
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.payloads import padded_size
@@ -33,7 +34,7 @@ from ntf_server.push.provider import (
     Verification,
 )
 from ntf_server.push.web_push_encryption import encrypt
-from ntf_server.push.webpush import WebPushConfig, WebPushProvider, parse_endpoint
+from ntf_server.push.webpush import WebPushProvider, parse_endpoint
 from protocol.device_token import FcmToken, Provider, WebPushToken
 from protocol.statuses import InvalidReason
 from tests.ntf_server.push.builders import MESSAGE, ManualClock
@@ -92,9 +93,8 @@ def config(tmp_path: Path, fake: FakePushServer) -> WebPushConfig:
     return WebPushConfig(
         vapid_key_file=key_file,
         subject="mailto:op@example.org",
-        allow_private=True,
-        ca_file=str(fake.ca_file),
-        response_timeout=10.0,
+        allow_private_addresses=True,
+        ca_file=fake.ca_file,
     )
 
 
@@ -102,7 +102,7 @@ def config(tmp_path: Path, fake: FakePushServer) -> WebPushConfig:
 async def provider(
     config: WebPushConfig, http: CurlHttp2, clock: ManualClock
 ) -> AsyncIterator[WebPushProvider]:
-    provider = WebPushProvider(config, http, clock)
+    provider = WebPushProvider(config, http, clock, 10.0)
     yield provider
     await provider.close()
 
@@ -217,7 +217,7 @@ async def test_name_is_pinned_to_the_checked_address(
     fake: FakePushServer, config: WebPushConfig, http: CurlHttp2, clock: ManualClock, device: Device
 ) -> None:
     """The request reaches the address that was checked, though no real resolver knows the name."""
-    provider = WebPushProvider(config, http, clock)
+    provider = WebPushProvider(config, http, clock, 10.0)
     provider.guard._resolve = lambda host: ["127.0.0.1"]
     with pytest.raises(ProviderDown) as caught:
         await provider.deliver(device.token(fake.port, host=b"push.invalid"), MESSAGE, uuid.uuid4())
@@ -235,7 +235,7 @@ async def test_private_endpoints_are_refused(
     device: Device,
     host: bytes,
 ) -> None:
-    provider = WebPushProvider(dataclasses.replace(config, allow_private=False), http, clock)
+    provider = WebPushProvider(dataclasses.replace(config, allow_private_addresses=False), http, clock, 10.0)
     with pytest.raises(ProviderDown if host == b"localhost" else DeviceGone):
         await provider.deliver(device.token(fake.port, host=host), MESSAGE, uuid.uuid4())
     assert fake.connections_made == 0

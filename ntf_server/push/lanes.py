@@ -1,0 +1,247 @@
+"""Where jobs wait. A destination (a provider, or one host of Web Push) has lanes, bounds and a breaker of
+its own, so that a slow or broken one hurts nobody else."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from ntf_server.config import PushConfig
+from ntf_server.limits import Bucket, Rate
+from ntf_server.push.breaker import HOST_LONGEST_PAUSE, CircuitBreaker
+from ntf_server.push.provider import Destination
+from ntf_server.push.retries import Attempts
+from protocol.device_token import Provider
+from store.records import TokenKey
+
+MAX_URGENT = 8_192
+"Urgent jobs per provider, and for all tokens whose destination is not known yet."
+URGENT_CONCURRENCY = 100
+HOST_URGENT = 256
+HOST_URGENT_CONCURRENCY = 10
+MAX_HOSTS = 4_096
+"Hosts of Web Push in memory. Clients choose them: jobs of further ones stay in the store for a while."
+HOSTS_LOOKED_AT = 32
+"Of them, looking for one that has nothing to do."
+HOST_SHARE = 8
+"A host has at most this part of Web Push's bound,"
+FAIR_SIZE = 64
+"and at least so many places, however many other hosts there are."
+SLOW_ANSWER = 2.0
+"Seconds: hosts that took longer the last time, and new ones, share other places than those that were fast."
+
+
+class Kind(IntEnum):
+    MESSAGE = 0
+    VERIFICATION = 1
+    CHECK = 2
+
+
+class Job(NamedTuple):
+    kind: Kind
+    token_key: TokenKey
+
+    @property
+    def urgent(self) -> bool:
+        return self.kind is not Kind.MESSAGE
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job and what is known about it while it is in memory."""
+
+    job: Job
+    lane: Lane
+    arrivals: int
+    "Reasons to push that came since the job was last taken."
+    since: float | None
+    "When the oldest of them came."
+    joined: int = 0
+    "Those of them that found the job already here."
+    pool: Pool | None = None
+    "Where it holds a place beside its lane's."
+    holds_place: bool = False
+    started: float = 0.0
+    attempts: Attempts | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Pushes under way of several lanes together."""
+
+    limit: int
+    taken: int = 0
+    waiting: dict[Lane, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Jobs of one destination and class, first come, first served."""
+
+    target: Target | None
+    "Whose it is; None: jobs of tokens whose destination is not known yet."
+    urgent: bool
+    limit: int
+    "Pushes under way."
+    bound: int
+    "Jobs in memory."
+    queue: deque[Entry] = field(default_factory=deque)
+    size: int = 0
+    "Jobs in whatever state."
+    taken: int = 0
+    paused: bool = False
+    "By the destination's rate."
+
+    @property
+    def pool(self) -> Pool | None:
+        target = self.target
+        return target.shared.pools[self.urgent, target.slow] if target and target.shared else None
+
+    def hold(self, entry: Entry) -> None:
+        """Give a place to a job."""
+        entry.holds_place = True
+        self.taken += 1
+        entry.pool = self.pool
+        if entry.pool is not None:
+            entry.pool.taken += 1
+
+    def release(self, entry: Entry) -> Lane | None:
+        """Take its place back; returns a lane that waited for it."""
+        entry.holds_place = False
+        self.taken -= 1
+        pool, entry.pool = entry.pool, None
+        if pool is None:
+            return None
+        pool.taken -= 1
+        first = next(iter(pool.waiting), None)
+        if first is not None:
+            del pool.waiting[first]
+        return first
+
+
+class Shared:
+    """What all hosts of Web Push have together. Those that are fast do not wait for those that are not."""
+
+    def __init__(self, config: PushConfig) -> None:
+        self.pools = {
+            (urgent, slow): Pool(URGENT_CONCURRENCY if urgent else config.concurrency)
+            for urgent in (True, False)
+            for slow in (True, False)
+        }
+        self.bound = config.queue_size
+        self.messages = 0
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A destination, with everything that another one must not use up."""
+
+    destination: Destination
+    breaker: CircuitBreaker
+    resume_at: int
+    "When so few message jobs are left, the store is asked for those that it kept."
+    shared: Shared | None = None
+    bucket: Bucket | None = None
+    slow: bool = True
+    messages: Lane = field(init=False)
+    urgent: Lane = field(init=False)
+    retrying: int = 0
+    probe: Job | None = None
+    candidates: dict[Job, None] = field(default_factory=dict)
+    "Messages that may serve as the next probe."
+    parked: dict[Job, float | None] = field(default_factory=dict)
+    "Urgent jobs, with their times: the store does not know them."
+    backlog: bool = False
+    "Tokens were left in the store."
+
+    def lane(self, job: Job) -> Lane:
+        return self.urgent if job.urgent else self.messages
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.messages.size or self.urgent.size or self.parked)
+
+    @property
+    def has_drained(self) -> bool:
+        return self.breaker.is_closed and self.messages.size <= self.resume_at
+
+    def has_room(self, job: Job, *, sweeping: bool) -> bool:
+        """A sweep uses half of the room at most: what arrives now has the rest."""
+        lane = self.lane(job)
+        if lane.size >= (lane.bound // 2 if sweeping else lane.bound):
+            return False
+        shared = self.shared
+        return shared is None or job.urgent or lane.size < FAIR_SIZE or shared.messages < shared.bound
+
+    def count(self, job: Job, change: int) -> None:
+        """Jobs came to a lane or left it."""
+        self.lane(job).size += change
+        if self.shared is not None and not job.urgent:
+            self.shared.messages += change
+
+
+class Targets:
+    """The destinations in memory; hosts of Web Push come and go."""
+
+    def __init__(self, config: PushConfig, random: Callable[[], float]) -> None:
+        self._config = config
+        self._random = random
+        self._by_destination: dict[Destination, Target] = {}
+        self._hosts: dict[Destination, None] = {}
+        self._shared = Shared(config)
+        self.rate = Rate(per_second=config.host_rate, burst=config.host_rate)
+        self.turned_away = False
+        "Jobs of a host stay in the store, and nothing here remembers it."
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self._by_destination.values())
+
+    @property
+    def hosts_down(self) -> int:
+        return sum(not self._by_destination[host].breaker.is_closed for host in self._hosts)
+
+    def get(self, destination: Destination) -> Target | None:
+        return self._by_destination.get(destination)
+
+    def get_or_make(self, destination: Destination) -> Target | None:
+        """None: a host, and there is no room for another one."""
+        target = self._by_destination.get(destination)
+        if target is None:
+            is_host = destination.provider is Provider.WEB_PUSH
+            if is_host and len(self._hosts) >= MAX_HOSTS and not self._forget_host():
+                self.turned_away = True
+                return None
+            target = self._make_host(destination) if is_host else self._make_provider(destination)
+            self._by_destination[destination] = target
+        return target
+
+    def _make_provider(self, destination: Destination) -> Target:
+        size = self._config.queue_size
+        target = Target(destination, CircuitBreaker(self._random), size // 4)
+        target.messages = Lane(target, False, self._config.concurrency, size)
+        target.urgent = Lane(target, True, URGENT_CONCURRENCY, MAX_URGENT)
+        return target
+
+    def _make_host(self, destination: Destination) -> Target:
+        breaker = CircuitBreaker(self._random, longest_pause=HOST_LONGEST_PAUSE)
+        target = Target(destination, breaker, FAIR_SIZE // 4, self._shared, Bucket(self.rate, 0.0))
+        size = max(FAIR_SIZE, self._config.queue_size // HOST_SHARE)
+        target.messages = Lane(target, False, self._config.host_concurrency, size)
+        target.urgent = Lane(target, True, HOST_URGENT_CONCURRENCY, HOST_URGENT)
+        self._hosts[destination] = None
+        return target
+
+    def _forget_host(self) -> bool:
+        for host in list(itertools.islice(self._hosts, HOSTS_LOOKED_AT)):
+            del self._hosts[host]
+            target = self._by_destination[host]
+            if target.is_idle:
+                self.turned_away = self.turned_away or target.backlog
+                del self._by_destination[host]
+                return True
+            self._hosts[host] = None  # looked at again when its turn comes
+        return False
