@@ -66,9 +66,6 @@ VERIFICATION_RATE = Rate(per_second=1 / 60, burst=10)
 STORE_FAILED = store_error("unavailable")
 "All that a client learns: what went wrong, and where, is the operator's business."
 
-REGISTRATIONS = (Tnew, Trpl)
-"Commands that make the server push to a device that it has not verified: limits count them alike."
-
 TNEW_ATTEMPTS = 3
 "A record that is deleted or replaced under the hands of TNEW is looked for again."
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.statuses import SubState, TokenStatus
+
 ROOT = Path(__file__).parent.parent
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -89,6 +91,35 @@ def test_no_words_of_a_workplace() -> None:
             if path.suffix in TEXT and path.name not in NOT_OURS and path != Path(__file__):
                 found = OF_A_WORKPLACE.search(path.read_text(encoding="utf-8", errors="replace"))
                 assert found is None, f"{name(path)}: {found}"
+
+
+STATE_NAMES = {*TokenStatus, *SubState}
+ROLES = {"NtfStore", "SqliteStore"}
+"All roles of the store at once: for those who make it, not for those who use it."
+MAKE_THE_STORE = {"ntf_server/app.py", "ntf_server/status.py"}
+INTO_A_STORE = re.compile(r"\bstore\._[a-z]|setattr\([\w.]*\bstore,")
+
+
+@pytest.mark.parametrize("path", modules("store"), ids=name)
+def test_tables_decide_about_states(path: Path) -> None:
+    """SQL takes states from the tables of `protocol.statuses`: none is written out in a statement."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            written = {word for word in re.findall(r"'([A-Z,]+)'", node.value) if word in STATE_NAMES}
+            assert not written, f"line {node.lineno}: {written}"
+
+
+@pytest.mark.parametrize("path", modules("ntf_server"), ids=name)
+def test_consumers_see_their_role_of_the_store(path: Path) -> None:
+    if name(path) not in MAKE_THE_STORE:
+        assert not ROLES & set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", modules("tests"), ids=name)
+def test_no_test_reaches_into_a_store(path: Path) -> None:
+    """Faults come through the roles: `tests/faults.py`."""
+    if path != Path(__file__):
+        assert INTO_A_STORE.search(path.read_text(encoding="utf-8")) is None
 
 
 def test_all_packages_are_looked_at() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import pytest
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.clock import SystemClock
-from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
-from store.records import SentEntry
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import World, make_world, running, until
 
@@ -138,33 +135,17 @@ async def test_faults_neither_lose_nor_repeat(tmp_path: Path, clock: SimulatedCl
         assert world.journal.of(JournalEvent.PUSH_FAILED) == []
 
 
-class FailingStore:
-    """Wraps the methods of a real store so that they fail until told otherwise."""
-
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failing = True
-        self.failures = 0
-        self._set_sent = world.store.set_sent
-        monkeypatch.setattr(world.store, "set_sent", self.set_sent)
-
-    async def set_sent(self, entries: Sequence[SentEntry]) -> None:
-        if self.failing:
-            self.failures += 1
-            raise StoreUnavailable("the disk is full")
-        await self._set_sent(entries)
-
-
 async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
     async with make_world(tmp_path, SystemClock()) as world:
-        disk = FailingStore(world, monkeypatch)
+        world.faults.break_down("set_sent")
         device = await world.add_device(queues=1)
         async with running(world.dispatcher):
             await world.receive(device.queues[0])
-            await until(lambda: disk.failures >= 3)
-            disk.failing = False
+            await until(lambda: world.faults.failures["set_sent"] >= 3)
+            world.faults.repair("set_sent")
             await until(lambda: unsent_is(world, 0))
         assert world.fake.requests == 1
 
@@ -172,9 +153,9 @@ async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
 async def test_stop_ends_even_if_the_store_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
     async with make_world(tmp_path, SystemClock()) as world:
-        disk = FailingStore(world, monkeypatch)
+        world.faults.break_down("set_sent")
         device = await world.add_device(queues=1)
         async with asyncio.timeout(5.0), running(world.dispatcher):
             await world.receive(device.queues[0])
-            await until(lambda: disk.failures >= 1)
+            await until(lambda: world.faults.failures["set_sent"] >= 1)
         assert await world.unsent() == 1

@@ -38,6 +38,7 @@ from protocol.statuses import TokenInput, TokenStatus
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, Notification, ServerKey, TokenKey
 from store.sqlite import SqliteStore
+from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one
 
 DEADLINE = 15.0
@@ -87,6 +88,7 @@ class World:
     clock: Clock
     journal: RecordingJournal
     dispatcher: Dispatcher
+    faults: StoreFaults
     message_number: int = 0
     sent: dict[EntityId, bytes] = field(default_factory=dict)
     "The newest message of each queue."
@@ -250,8 +252,9 @@ async def make_world(
         client = make_apns_client(apns_config, http)
         apns = ApnsProvider(apns_config, client, fake.config.clock, response_timeout)
         journal = RecordingJournal()
+        faults = StoreFaults()
         dispatcher = Dispatcher(
-            store,
+            with_faults(store, faults),
             {Provider.APNS_TEST: apns},
             config or PushConfig(),
             clock=clock,
@@ -260,7 +263,7 @@ async def make_world(
             call_later=call_later,
         )
         try:
-            yield World(store, fake, http, apns, clock, journal, dispatcher)
+            yield World(store, fake, http, apns, clock, journal, dispatcher, faults)
         finally:
             await apns.close()
             await http.close()

@@ -28,6 +28,7 @@ from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, QueueRow, ServerKey, TokenKey
 from store.sqlite import SqliteStore
+from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one
 
 DATABASE = "ntf.db"
@@ -96,6 +97,7 @@ class Daemon:
     sink: CollectingSink = field(default_factory=CollectingSink)
     journal: ListJournal = field(default_factory=ListJournal)
     clock: ManualClock = field(default_factory=ManualClock)
+    faults: StoreFaults = field(default_factory=StoreFaults)
     token_key: TokenKey | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Daemon:
         """Start over with other settings; before `running`."""
         self.config = config
         self.subscriber = RouterSubscriber(
-            self.store, self.sink, self.clock, config, self.journal, dialer=dialer
+            with_faults(self.store, self.faults), self.sink, self.clock, config, self.journal, dialer=dialer
         )
 
     @asynccontextmanager

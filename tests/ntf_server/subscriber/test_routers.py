@@ -331,49 +331,25 @@ async def test_a_full_push_side_stops_the_router_and_loses_nothing(plain_daemon:
         await until(lambda: daemon.unsent() == 500)
 
 
-async def test_a_store_that_fails_for_a_while_loses_no_notification(
-    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_fails_for_a_while_loses_no_notification(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
-    failures = 3
-    real = daemon.store.add_notifications
-
-    async def failing(*args: object, **kwargs: object) -> object:
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise StoreUnavailable("the disk is full")
-        return await real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(daemon.store, "add_notifications", failing)
+    daemon.faults.fail("add_notifications", *[StoreUnavailable("the disk is full")] * 3)
     async with Router.start() as router, daemon.running():
         queues = router.load.create_queues(10)
         await daemon.add(router.address, queues)
         await until(lambda: daemon.count(SubState.ACTIVE) == 10)
         await router.load.emit(queues, 10)
         await until(lambda: daemon.unsent() == 10)
-        assert failures == 0
+        assert daemon.faults.failures["add_notifications"] == 3
 
 
-async def test_a_store_that_fails_while_subscribing_costs_only_the_session(
-    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_fails_while_subscribing_costs_only_the_session(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
-    real = daemon.store.set_subscribed
-    failures = 2
-
-    async def failing(*args: object, **kwargs: object) -> None:
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise StoreUnavailable("the disk is full") if failures else ValueError("a defect")
-        await real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(daemon.store, "set_subscribed", failing)
+    daemon.faults.fail("set_subscribed", StoreUnavailable("the disk is full"), ValueError("a defect"))
     async with Router.start() as router, daemon.running():
         await daemon.add(router.address, router.load.create_queues(3))
         await until(lambda: daemon.count(SubState.ACTIVE) == 3)
-        assert failures == 0
+        assert daemon.faults.failures["set_subscribed"] == 2
 
 
 async def test_resubscribe_on_demand_and_unknown_routers(plain_daemon: Daemon) -> None:
