@@ -11,6 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def _load(args: argparse.Namespace) -> Config:
 
 def _start(args: argparse.Namespace) -> int:
     config = _load(args)
-    set_up_logging(args.log_level or config.LOG.level, config.LOG.format)
+    set_up_logging(replace(config.LOG, level=args.log_level or config.LOG.level))
     return asyncio.run(run_until_signal(args.config_dir, config, maintenance=args.maintenance))
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from ntf_server import setup
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
-from ntf_server.control import ControlPort, Role
+from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
 from ntf_server.data_folder import expect_database, held, remember_database
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
@@ -26,10 +25,12 @@ from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
+from ntf_server.logs import log_loop_error
 from ntf_server.metrics import gauge, histogram
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
+from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
 from protocol.addresses import NtfServer
 from store.interface import StoreError, StoreVanished
@@ -93,9 +94,7 @@ class App:
         self.subscriber = self._make_subscriber()
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
-        passwords = {Role.ADMIN: config.AUTH.control_port_admin_password}
-        passwords[Role.USER] = config.AUTH.control_port_user_password
-        self._control = ControlPort(self.store, self.subscriber, passwords)
+        self._control = ControlPort(self.store, self.subscriber, config.AUTH)
 
     @property
     def address(self) -> NtfServer:
@@ -275,8 +274,11 @@ async def running(app: App) -> AsyncIterator[App]:
 async def run_until_signal(config_dir: Path, config: Config, *, maintenance: bool) -> int:
     """What `ntf-server start` does. SIGTERM or SIGINT ends it in order, a second one at once."""
     raise_limit()
+    asyncio.get_running_loop().set_exception_handler(log_loop_error)
     app = App(config_dir, config)
     logger.info("%s", app.descriptors)
+    for path in readable_by_others(secret_files(config_dir, config)):
+        logger.warning("others on this machine can read %s: chmod 600 it", path)
     if maintenance:
         await app.check()
         print("Store and configuration are fine.")
@@ -294,11 +296,13 @@ async def run_until_signal(config_dir: Path, config: Config, *, maintenance: boo
         loop.add_signal_handler(number, on_signal)
 
     def ready() -> None:
-        print(f"Server address: {app.address}")
-        print(f"Listening on port {app.listener.port}")
+        lines = [f"Server address: {app.address}", f"Listening on port {app.listener.port}"]
         if app.metrics_port:
-            print(f"Metrics on port {app.metrics_port}")
-        sys.stdout.flush()
+            lines.append(f"Metrics on port {app.metrics_port}")
+        try:
+            print("\n".join(lines), flush=True)
+        except OSError as error:  # whoever started us does not listen
+            logger.warning("cannot print the address: %s", error.strerror)
 
     _relax_garbage_collection()
     await app.run(stop, ready)

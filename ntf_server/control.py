@@ -6,17 +6,18 @@ import asyncio
 import hmac
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from enum import IntEnum
 
+from ntf_server.config import AuthConfig
 from ntf_server.subscriber import RouterSubscriber
 from store.interface import ControlStore, StoreError
 
 MAX_LINE = 4096
 IDLE_TIMEOUT = 600.0
 FAILED_LOGIN_PAUSE = 1.0
-"A guess a second is no way to find a password."
+"A guess a second, over all connections, is no way to find a password."
+MAX_TALKS = 16
 
 HELP = """\
 auth PASSWORD        log in as user or admin
@@ -39,12 +40,14 @@ NEEDED = {"stats": Role.USER, "server-info": Role.USER, "subs": Role.USER, "resu
 class ControlPort:
     """Listens on localhost only. An empty password lets nobody in."""
 
-    def __init__(
-        self, store: ControlStore, subscriber: RouterSubscriber, passwords: Mapping[Role, str]
-    ) -> None:
+    def __init__(self, store: ControlStore, subscriber: RouterSubscriber, config: AuthConfig) -> None:
         self._store = store
         self._subscriber = subscriber
-        self._passwords = passwords
+        self._passwords = {
+            Role.ADMIN: config.control_port_admin_password,
+            Role.USER: config.control_port_user_password,
+        }
+        self._guessing = asyncio.Lock()
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +67,8 @@ class ControlPort:
         assert task is not None
         self._talks.add(task)
         try:
-            await self._talk(reader, writer)
+            if len(self._talks) <= MAX_TALKS:
+                await self._talk(reader, writer)
         except (OSError, TimeoutError, ValueError):
             pass  # gone, silent, or a line without end
         finally:
@@ -81,9 +85,10 @@ class ControlPort:
             if not line or command == "quit":
                 return
             if command == "auth":
-                role = self._log_in(argument)
-                if role is Role.NONE:
-                    await asyncio.sleep(FAILED_LOGIN_PAUSE)
+                async with self._guessing:
+                    role = self._log_in(argument)
+                    if role is Role.NONE:
+                        await asyncio.sleep(FAILED_LOGIN_PAUSE)
                 answer = f"role: {role.name.lower()}" if role else "AUTH"
             else:
                 answer = await self._answer(role, command, argument.strip())
@@ -92,7 +97,7 @@ class ControlPort:
 
     def _log_in(self, password: str) -> Role:
         for role in (Role.ADMIN, Role.USER):
-            expected = self._passwords.get(role, "")
+            expected = self._passwords[role]
             if expected and hmac.compare_digest(expected.encode(), password.encode()):
                 return role
         return Role.NONE

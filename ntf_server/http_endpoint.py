@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from ntf_server.metrics import counter
+
 REQUEST_TIMEOUT = 5.0
 MAX_REQUEST = 8192
+MAX_REQUESTS = 32
+"Under way at once. Scrapers and health checks are few; others on this machine must not use up the files."
 PLAIN = "text/plain; charset=utf-8"
+
+FILE_FAILURES = counter("metrics_file_failures", "Attempts to write the metrics file that failed")
+
+logger = logging.getLogger(__name__)
 
 
 class HttpEndpoint:
@@ -20,6 +29,7 @@ class HttpEndpoint:
     def __init__(self, ready: Callable[[], str]) -> None:
         self._ready = ready
         self._server: asyncio.Server | None = None
+        self._requests = 0
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port."""
@@ -32,7 +42,10 @@ class HttpEndpoint:
             await self._server.wait_closed()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._requests += 1
         try:
+            if self._requests > MAX_REQUESTS:
+                return
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._respond(head))
@@ -40,6 +53,7 @@ class HttpEndpoint:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
+            self._requests -= 1
             writer.close()
 
     def _respond(self, head: bytes) -> bytes:
@@ -69,10 +83,23 @@ def _response(status: str, content_type: str, body: bytes) -> bytes:
 
 
 async def write_metrics_file(path: Path, interval: float) -> None:
-    """Keep `path` up to date, for ever; readers never see half a file."""
+    """Keep `path` up to date, for ever; readers never see half a file.
+
+    A missing folder or a full disk is said once and tried again: figures are not worth a daemon.
+    """
+    draft, failing = path.with_name(f".{path.name}.new"), False
     while True:
-        draft = path.with_name(f".{path.name}.new")
-        await asyncio.to_thread(_replace, draft, path, generate_latest())
+        try:
+            await asyncio.to_thread(_replace, draft, path, generate_latest())
+        except OSError as error:
+            FILE_FAILURES.inc()
+            if not failing:
+                logger.error("cannot write the metrics to %s: %s; it is tried again", path, error.strerror)
+            failing = True
+        else:
+            if failing:
+                logger.info("the metrics are written to %s again", path)
+            failing = False
         await asyncio.sleep(interval)
 
 

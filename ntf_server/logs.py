@@ -1,10 +1,107 @@
-"""Log lines as text or JSON, on standard error."""
+"""Log lines as text or JSON, on standard error. No peer can flood them, no full disk stops the daemon."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from ntf_server.clock import SystemClock
+from ntf_server.config import LogConfig
+from ntf_server.metrics import counter
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 60.0
+LINES_PER_WINDOW = 5
+"Lines of one kind; further ones are counted."
+MAX_KINDS = 500
+
+REPEATED = counter("log_lines_repeated", "Log lines left out because their kind repeats")
+LOST = counter("log_lines_lost", "Log lines that could not be written")
+
+Kind = tuple[str, int, str]
+"Logger, level and format: what a line says, whatever it says it about."
+
+
+@dataclass(slots=True)
+class Window:
+    """How often a kind of line came since it began."""
+
+    began: float
+    lines: int = 0
+    left_out: logging.LogRecord | None = None
+    "The last one that was."
+
+
+class RepeatFilter:
+    """Lets the first lines of each kind through in each window, and says afterwards how many there were."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._windows: OrderedDict[Kind, Window] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
+        """What to write now, instead of `record` alone."""
+        now = self._now()
+        written = self._ended(now - WINDOW)
+        kind = (record.name, record.levelno, str(record.msg))
+        window = self._windows.get(kind)
+        if window is None:
+            if len(self._windows) >= MAX_KINDS:
+                written += self._report(*self._windows.popitem(last=False))
+            window = self._windows[kind] = Window(now)
+        window.lines += 1
+        if window.lines <= LINES_PER_WINDOW:
+            return [*written, record]
+        window.left_out = record
+        REPEATED.inc()
+        return written
+
+    def rest(self) -> list[logging.LogRecord]:
+        """What was left out and not reported yet."""
+        return self._ended(self._now())
+
+    def _ended(self, before: float) -> list[logging.LogRecord]:
+        """Windows are in the order in which they began."""
+        reports = []
+        while self._windows and next(iter(self._windows.values())).began <= before:
+            reports += self._report(*self._windows.popitem(last=False))
+        return reports
+
+    def _report(self, kind: Kind, window: Window) -> list[logging.LogRecord]:
+        if window.left_out is None:
+            return []
+        record, count = window.left_out, window.lines - LINES_PER_WINDOW
+        text = f"{record.getMessage()} (repeated {count} times in {self._now() - window.began:.0f} s)"
+        return [logging.LogRecord(kind[0], kind[1], record.pathname, record.lineno, text, None, None)]
+
+
+class QuietHandler(logging.StreamHandler[TextIO]):
+    """Writes what the filter lets through. A line that cannot be written is counted, and that is all."""
+
+    def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
+        super().__init__(stream)
+        self._repeats = RepeatFilter(now)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for each in self._repeats.filter(record):
+            super().emit(each)
+
+    def close(self) -> None:
+        """At the end of the process: say what was left out."""
+        for each in self._repeats.rest():
+            super().emit(each)
+        super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        LOST.inc()
 
 
 class JsonFormatter(logging.Formatter):
@@ -20,11 +117,24 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def set_up_logging(level: str, format: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+def set_up_logging(config: LogConfig) -> None:
+    handler = QuietHandler(sys.stderr, SystemClock().monotonic)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if format == "json" else text)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter() if config.format == "json" else text)
+    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
     # Libraries that log statements or requests would put ids into the log.
     for library in ("aiosqlite", "aioapns", "hpack", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What the event loop says of an error that nobody caught.
+
+    The default shows objects with all they hold, each time in other words; this says what kind of error it
+    was and where it came from, always in the same.
+    """
+    error = context.get("exception")
+    place = "".join(traceback.format_tb(error.__traceback__)) if error is not None else ""
+    kind = "" if error is None else type(error).__name__
+    what = str(context.get("message", "")).partition("(")[0]  # behind it stand the callback's arguments
+    logger.error("the event loop: %s: %s\n%s", what, kind, place)

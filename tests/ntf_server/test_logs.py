@@ -1,0 +1,118 @@
+"""Log lines: bounded whatever happens, and never the end of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from ntf_server import logs
+from ntf_server.config import LogConfig
+from ntf_server.logs import LINES_PER_WINDOW, MAX_KINDS, WINDOW, QuietHandler, set_up_logging
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def log(clock: Clock, stream: io.StringIO) -> Iterator[logging.Logger]:
+    log = logging.Logger("test")
+    handler = QuietHandler(stream, clock)
+    log.addHandler(handler)
+    yield log
+    handler.close()
+
+
+def test_repeated_lines_are_counted(log: logging.Logger, clock: Clock, stream: io.StringIO) -> None:
+    for number in range(412 + LINES_PER_WINDOW):
+        log.warning("peer %d misbehaves", number)
+        log.warning("once") if number == 7 else None
+    assert len(stream.getvalue().splitlines()) == LINES_PER_WINDOW + 1
+    clock.now += WINDOW
+    log.info("something else")
+    *_, summary, last = stream.getvalue().splitlines()
+    assert summary == "peer 416 misbehaves (repeated 412 times in 60 s)"
+    assert last == "something else"
+    log.warning("peer %d misbehaves", 1)
+    assert stream.getvalue().endswith("peer 1 misbehaves\n")
+
+
+def test_the_rest_is_told_at_the_end(clock: Clock, stream: io.StringIO) -> None:
+    handler = QuietHandler(stream, clock)
+    log = logging.Logger("test")
+    log.addHandler(handler)
+    for _ in range(LINES_PER_WINDOW + 2):
+        log.error("again")
+    handler.close()
+    assert stream.getvalue().endswith("again (repeated 2 times in 0 s)\n")
+
+
+def test_kinds_are_bounded(log: logging.Logger, stream: io.StringIO) -> None:
+    for number in range(2 * MAX_KINDS):
+        log.info(f"never the same {number}")
+    (handler,) = log.handlers
+    assert isinstance(handler, QuietHandler)
+    assert len(handler._repeats._windows) == MAX_KINDS
+
+
+def test_a_stream_that_fails_is_survived(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    log = logging.Logger("test")
+    log.addHandler(QuietHandler(FullDisk(), clock))
+    before = logs.LOST._value.get()
+    log.error("nobody reads this")
+    assert logs.LOST._value.get() == before + 1
+    assert capsys.readouterr().err == ""
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        set_up_logging(LogConfig(level="info", format="json"))
+        logging.getLogger("a.b").info("hello %s", "you")
+        line = json.loads(capsys.readouterr().err)
+        assert (line["level"], line["logger"], line["message"]) == ("info", "a.b", "hello you")
+    finally:
+        logging.basicConfig(level=level, handlers=before, force=True)
+
+
+async def test_errors_that_nobody_caught_are_one_kind(
+    log: logging.Logger, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "logger", log)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.log_loop_error)
+
+    def fail(secret: str) -> None:
+        raise ValueError(secret)
+
+    for number in range(50):
+        loop.call_soon(fail, f"token {number}")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert stream.getvalue().count("the event loop") == LINES_PER_WINDOW
+    assert "fail: ValueError" in stream.getvalue()
+    assert "token" not in stream.getvalue()
