@@ -20,7 +20,7 @@ from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from protocol.encoding import unb64
 from protocol.errors import DecodeError
 from protocol.statuses import TokenStatus
-from smp_client.requests import SessionTiming
+from smp_client.requests import SessionConfig
 
 SETTLE_TIMEOUT = 30.0
 VERIFY_TIMEOUT = 30.0
@@ -37,11 +37,7 @@ Action = Callable[[Agent, argparse.Namespace], Awaitable[None]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    config = AgentConfig(
-        folder=args.folder,
-        connect_timeout=args.timeout,
-        timing=SessionTiming(answer=args.timeout),
-    )
+    config = AgentConfig(folder=args.folder, session=SessionConfig(connect=args.timeout, answer=args.timeout))
     try:
         asyncio.run(_act(config, args))
     except AgentError as error:

@@ -41,7 +41,7 @@ from protocol.device_token import DeviceToken
 from protocol.statuses import TokenStatus
 from smp_client.backoff import Backoff
 from smp_client.dialer import Dialer, NetworkConfig
-from smp_client.requests import SessionTiming
+from smp_client.requests import SESSION_DEFAULTS, SessionConfig
 from transport.cancellation import TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class AgentConfig:
 
     folder: Path
     "Where its state is kept."
-    connect_timeout: float = 45.0
-    timing: SessionTiming = field(default_factory=SessionTiming)
+    session: SessionConfig = SESSION_DEFAULTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     now: Callable[[], float] = _wall_time
@@ -285,12 +284,7 @@ async def open_agent(config: AgentConfig, store: AgentStore | None = None) -> As
         async with AgentStore.open(config.folder) as opened, open_agent(config, opened) as agent:
             yield agent
         return
-    sessions = Sessions(
-        Dialer(config.network),
-        timing=config.timing,
-        connect_timeout=config.connect_timeout,
-        random=config.random,
-    )
+    sessions = Sessions(Dialer(config.network), config=config.session, random=config.random)
     agent = Agent(store, sessions, config)
     agent.start()
     try:

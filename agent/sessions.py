@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from agent.errors import failure_of
-from agent.ntf_session import NtfSession, connect_ntf
 from protocol.addresses import NtfServer, ServerAddress, SmpServer
 from protocol.ntf_commands import NtfCommand, NtfResponse
 from protocol.smp_messages import SmpCommand, SmpMessage
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
-from smp_client.requests import Request, RequestSession, SessionTiming
-from smp_client.session import SmpSession, connect_smp
+from smp_client.requests import Request, RequestSession, SessionConfig
+from smp_client.session import NtfSession, SmpSession, connect_ntf, connect_smp
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -72,15 +71,14 @@ class Sessions:
         self,
         dialer: Dialer,
         *,
-        timing: SessionTiming,
-        connect_timeout: float,
+        config: SessionConfig,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         async def to_router(server: SmpServer) -> SmpSession:
-            return await connect_smp(server, dialer, timing=timing, timeout=connect_timeout, random=random)
+            return await connect_smp(server, dialer, config=config, random=random)
 
         async def to_ntf(server: NtfServer) -> NtfSession:
-            return await connect_ntf(server, dialer, timing=timing, timeout=connect_timeout, random=random)
+            return await connect_ntf(server, dialer, config=config, random=random)
 
         self.smp: SessionPool[SmpServer, SmpMessage, SmpCommand] = SessionPool(to_router)
         self.ntf: SessionPool[NtfServer, NtfResponse, NtfCommand] = SessionPool(to_ntf)

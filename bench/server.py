@@ -35,6 +35,7 @@ from tests.ntf_server.ntf_client import Device, NtfClient
 ROUTER = SmpServer(("127.0.0.1",), "1", b"k" * 32)  # nobody listens there
 KEY = Ed25519PrivateKey(b"k" * 32)
 ENV = {
+    "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
     "NTF_TRANSPORT_PORT": "0",
     "NTF_TRANSPORT_LISTEN": "127.0.0.1",
     "NTF_LIMITS_COMMANDS_PER_SECOND": "0",

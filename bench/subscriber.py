@@ -21,10 +21,11 @@ from pathlib import Path
 
 from bench.measure import Row, at_least, at_most, print_rows
 from ntf_server.clock import SystemClock
+from ntf_server.config import SubscriberConfig
 from ntf_server.journal import NullJournal
-from ntf_server.router_events import RECEIVED
-from ntf_server.router_watch import RouterStatus
-from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from ntf_server.router import RouterStatus
+from ntf_server.router_session import RECEIVED
+from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, Provider
@@ -42,7 +43,8 @@ QUEUES_PER_ROUTER = 10
 NMSGS = 100_000
 NMSG_ROUNDS = 3
 MEGABYTE = 1024 * 1024
-CONFIG = SubscriberConfig(first_delay=0.01, status_interval=0.5)
+CONFIG = SubscriberConfig(allow_private_routers=True)
+MAX_ROUTERS = 10_000
 
 Keys = list[tuple[EntityId, bytes]]
 
@@ -145,7 +147,9 @@ class Daemon:
 
     def __init__(self, store: SqliteStore, config: SubscriberConfig) -> None:
         self.sink = CountingSink()
-        self.subscriber = RouterSubscriber(store, self.sink, SystemClock(), config, NullJournal())
+        self.subscriber = RouterSubscriber(
+            store, self.sink, SystemClock(), config, NullJournal(), max_routers=MAX_ROUTERS
+        )
         self.memory = 0
 
     @asynccontextmanager

@@ -149,7 +149,7 @@ def our_streams(credentials: Credentials, size: int, *, in_step: bool) -> float:
             server = await serve(handle, "127.0.0.1", 0, context=server_context(credentials, []))
             context = client_context([])
             client = await connect(
-                "127.0.0.1", server.port, context=context, identity=credentials.identity, now=now
+                "127.0.0.1", server.port, context=context, identity=credentials.identity, now=now, timeout=10
             )
             return client, await accepted.get()
 

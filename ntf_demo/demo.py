@@ -91,6 +91,7 @@ def _with_test_provider(config: Config, push: FakePushServer) -> Config:
     return replace(
         config,
         TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
+        SUBSCRIBER=replace(config.SUBSCRIBER, allow_private_routers=True),
         APNS=replace(
             config.APNS,
             allow_test_provider=True,

@@ -31,7 +31,7 @@ from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.secret_files import readable_by_others, secret_files
-from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
 from store.interface import StoreError, StoreVanished
 from store.journal_schema import load_or_create_key
@@ -91,7 +91,14 @@ class App:
         self._journal = self._make_journal()
         self._providers = make_providers(config, data_dir, self._clock.now)
         self.dispatcher = self._make_dispatcher(self._providers)
-        self.subscriber = self._make_subscriber()
+        self.subscriber = RouterSubscriber(
+            self.store,
+            self.dispatcher,
+            self._clock,
+            config.SUBSCRIBER,
+            self._journal,
+            max_routers=self.descriptors.routers,
+        )
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         self._control = ControlPort(self.store, self.subscriber, config.AUTH)
@@ -215,21 +222,6 @@ class App:
             random=self._random,
             journal=self._journal,
         )
-
-    def _make_subscriber(self) -> RouterSubscriber:
-        section = self._config.SUBSCRIBER
-        settings = SubscriberConfig(
-            use_service_credentials=section.use_service_credentials,
-            socks_proxy=section.socks_proxy or None,
-            socks_mode="always" if section.socks_mode == "always" else "onion",
-            host_mode="onion" if section.host_mode == "onion" else "public",
-            own_hosts=tuple(host for host in section.own_hosts.replace(",", " ").split()),
-            connect_timeout=section.connect_timeout,
-            command_timeout=section.command_timeout,
-            ping_interval=section.ping_interval,
-            ping_timeout=section.ping_timeout,
-        )
-        return RouterSubscriber(self.store, self.dispatcher, self._clock, settings, self._journal)
 
     def _make_listener(self) -> Listener:
         config = self._config

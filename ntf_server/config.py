@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from smp_client.requests import SESSION_DEFAULTS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS
 
 CONFIG_FILE = "ntf-server.ini"
@@ -70,6 +71,7 @@ SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
 TEXT = Kind(str, "text")
 FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
 PORT = whole(0, 65535)
+WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separated by commas", ", ".join)
 
 
 def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
@@ -122,20 +124,34 @@ class TransportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubscriberSection:
+class SubscriberConfig:
     """How SMP routers are watched."""
 
     use_service_credentials: bool = key(
         True, SWITCH, "Subscribe all queues of a router at once, with a certificate made for that router."
     )
-    socks_proxy: str = key("", TEXT, "SOCKS5 proxy as host:port; empty: none.")
+    socks_proxy: str = key("", TEXT, "SOCKS5 proxy as host:port; empty: none.", secret=True)
     socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
     host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
-    own_hosts: str = key("", TEXT, "Hosts of your own routers, separated by commas: counted one by one.")
-    connect_timeout: float = key(45.0, seconds(1, 600), "Connecting, TLS and SMP handshake together.")
-    command_timeout: float = key(30.0, seconds(1, 600), "An answer of a router.")
-    ping_interval: float = key(60.0, seconds(0.1, 3600), "Silence before a router is asked for a PONG.")
-    ping_timeout: float = key(15.0, seconds(0.1, 600), "A router that does not answer it is reconnected.")
+    own_hosts: tuple[str, ...] = key(
+        (), WORDS, "Hosts of your own routers, separated by commas: counted one by one."
+    )
+    allow_private_routers: bool = key(
+        False, SWITCH, "Also connect to loopback and private networks. Clients choose the router: keep off."
+    )
+    routers_per_address: int = key(
+        1000, whole(1, 1_000_000), "New routers that clients of one address may bring."
+    )
+    connect_timeout: float = key(
+        SESSION_DEFAULTS.connect, seconds(1, 600), "Connecting, TLS and SMP handshake together."
+    )
+    command_timeout: float = key(SESSION_DEFAULTS.answer, seconds(1, 600), "An answer of a router.")
+    ping_interval: float = key(
+        SESSION_DEFAULTS.ping_after, seconds(0.1, 3600), "Silence before a router is asked for a PONG."
+    )
+    ping_timeout: float = key(
+        SESSION_DEFAULTS.ping_limit, seconds(0.1, 600), "A router that does not answer it is reconnected."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +279,7 @@ class Config:
     STORE: StoreConfig = field(default_factory=StoreConfig)
     AUTH: AuthConfig = field(default_factory=AuthConfig)
     TRANSPORT: TransportConfig = field(default_factory=TransportConfig)
-    SUBSCRIBER: SubscriberSection = field(default_factory=SubscriberSection)
+    SUBSCRIBER: SubscriberConfig = field(default_factory=SubscriberConfig)
     PUSH: PushConfig = field(default_factory=PushConfig)
     APNS: ApnsConfig = field(default_factory=ApnsConfig)
     FCM: FcmConfig = field(default_factory=FcmConfig)

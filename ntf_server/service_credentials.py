@@ -17,11 +17,14 @@ from transport.certificates import Credentials, make_service
 
 logger = logging.getLogger(__name__)
 
+RESET_INTERVAL = 600.0
+"Credentials that a router refuses are replaced at most this often, in seconds."
+
 SERVICE_RESETS = counter("smp_service_resets", "Service credentials given up because a router refused them")
 SERVICE_ID_CHANGES = counter("smp_service_id_changes", "Routers that gave this service another id")
 
 
-class ServiceLogin:
+class RouterService:
     """The service of one router: made on first use, stored before use, reset at most once per interval.
 
     A router that refuses the service in the middle of a session has perhaps only forgotten it, and knows it
@@ -33,18 +36,16 @@ class ServiceLogin:
         self,
         store: SubscriberStore,
         key: ServerKey,
-        host: str,
+        name: str,
         clock: Clock,
         *,
         enabled: bool,
-        reset_interval: float,
     ) -> None:
         self._store = store
         self._key = key
-        self._host = host
+        self._name = name
         self._clock = clock
         self._enabled = enabled
-        self._reset_interval = reset_interval
         self._reset_at: float | None = None
         self._does_without = False
         self._tried_again = False
@@ -70,13 +71,13 @@ class ServiceLogin:
         """Make the stored service that of a new session; associations with another one are cleared."""
         if session is None:
             if record.service_id is not None:
-                logger.warning("%s does not know services any more", self._host)
+                logger.warning("%s does not know services any more", self._name)
                 await self._store.clear_service(self._key)
             return
         if await self._store.set_service_id(self._key, session.service_id):
             self._tried_again = False
             SERVICE_ID_CHANGES.inc()
-            logger.warning("%s knows this service under another id; its queues are bound again", self._host)
+            logger.warning("%s knows this service under another id; its queues are bound again", self._name)
 
     async def refused(self) -> bool:
         """The router refuses the service in a session: whether to try in another one."""
@@ -88,7 +89,7 @@ class ServiceLogin:
         return True
 
     def _may_reset(self) -> bool:
-        return self._reset_at is None or self._clock.monotonic() - self._reset_at >= self._reset_interval
+        return self._reset_at is None or self._clock.monotonic() - self._reset_at >= RESET_INTERVAL
 
     async def _reset(self) -> bool:
         """Give up credentials and associations, to start afresh; False if that was done only lately."""
@@ -97,7 +98,7 @@ class ServiceLogin:
         self._reset_at = self._clock.monotonic()
         self._tried_again = False
         SERVICE_RESETS.inc()
-        logger.warning("%s refuses this service; starting afresh with new credentials", self._host)
+        logger.warning("%s refuses this service; starting afresh with new credentials", self._name)
         self.service = None
         await self._store.clear_service(self._key)
         return True

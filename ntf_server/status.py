@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from cryptography import x509
@@ -11,21 +10,17 @@ from ntf_server import setup
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
 from protocol.addresses import NtfServer
-from protocol.connection import Connection
 from protocol.encoding import NO_ENTITY
-from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse, Ping
-from protocol.ntf_handshake import NtfClientHandshake
-from protocol.versions import NTF_ALPN
+from protocol.ntf_commands import Ping
+from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
-from smp_client.requests import RequestSession
+from smp_client.requests import SessionConfig
+from smp_client.session import connect_ntf
 from store.interface import StoreError
 from store.sqlite import SqliteStore
 from transport.certificates import load_server_files
-from transport.errors import TransportError
-from transport.streams import connect
-from transport.tls import client_context
 
-PROBE_TIMEOUT = 5.0
+PROBE = SessionConfig(connect=5.0, answer=5.0)
 
 
 async def print_status(config_dir: Path, config: Config) -> int:
@@ -68,28 +63,11 @@ async def _print_store(config: Config) -> None:
 async def _probe(address: NtfServer, config: Config) -> str | None:
     """Connect as a client would and shake hands; what went wrong, or None."""
     clock = SystemClock()
-    host = config.TRANSPORT.listen or "127.0.0.1"
+    here = NtfServer((config.TRANSPORT.listen or "127.0.0.1",), str(config.TRANSPORT.port), address.key_hash)
+    dialer = Dialer(now=lambda: as_datetime(clock.now()))
     try:
-        stream = await connect(
-            host,
-            config.TRANSPORT.port,
-            context=client_context([NTF_ALPN]),
-            identity=address.key_hash,
-            now=lambda: as_datetime(clock.now()),
-            timeout=PROBE_TIMEOUT,
-        )
-    except (OSError, TransportError) as error:
-        return str(error) or type(error).__name__
-    handshake = NtfClientHandshake(stream.session_id, address.key_hash, stream.peer_chain[0])
-    session: RequestSession[NtfResponse, NtfCommand] = RequestSession(
-        stream, Connection(handshake, NTF_RESPONSES, NTF_COMMANDS, checks_credentials=False), ping=Ping()
-    )
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT):
-            await session.start()
+        async with await connect_ntf(here, dialer, config=PROBE) as session:
             await session.request(NO_ENTITY, Ping())
-    except (ClientError, TimeoutError) as error:
+    except ClientError as error:
         return str(error) or type(error).__name__
-    finally:
-        await session.close()
     return None

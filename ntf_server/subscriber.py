@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ntf_server.clock import Clock, as_datetime
+from ntf_server.config import SubscriberConfig
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import gauge
-from ntf_server.router_watch import RouterStatus, RouterWatch, run_for_ever
-from ntf_server.subscriber_config import SubscriberConfig as SubscriberConfig
-from protocol.addresses import SmpServer
+from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus
+from ntf_server.router_places import RouterPlaces
+from ntf_server.router_session import KnownRouter, Surroundings
+from protocol.addresses import SmpServer, canonical_host
 from protocol.encoding import EntityId
-from smp_client.dialer import Dialer
+from protocol.errors import CMD_PROHIBITED, QUOTA, ErrorType
+from smp_client.dialer import Dialer, DialSlots, NetworkConfig
 from store.interface import SubscriberStore
-from store.records import DeletedSubscription, QueueRow, ServerKey
-from transport.cancellation import TaskGroup
+from store.records import DeletedSubscription, QueueRow, ServerKey, StoredRouter
+from transport.address_guard import AddressGuard
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
+logger = logging.getLogger(__name__)
+
+STATUS_INTERVAL = 5.0
+"Seconds between updates of the metrics about connections."
+DIALS, NEW_DIALS = 64, 32
+"Connections and handshakes under way at once, with routers that were there before and with others."
+NEW_DIALS_EACH = 4
+"Of the latter, those that the same client address asked for."
+
+WATCHED = gauge("smp_routers", "Routers that are watched")
+PARKED = gauge("smp_routers_waiting", "Routers that wait for others to make room")
 SESSIONS = gauge("smp_sessions_count", "SMP sessions count")
 
 
@@ -30,14 +48,14 @@ class _SubscriptionGauges:
         self.servers_other = gauge(f"{name}server_count_other", f"{words}, other server count")
         self.queues_other = gauge(f"{name}sub_count_other", f"{words} count for other servers")
 
-    def show(self, counts: Sequence[tuple[RouterWatch, int]]) -> None:
-        others = [count for watch, count in counts if not watch.is_own and count]
+    def show(self, counts: Sequence[tuple[KnownRouter, int]]) -> None:
+        others = [count for router, count in counts if not router.is_own and count]
         self.servers_other.set(len(others))
         self.queues_other.set(sum(others))
-        for watch, count in counts:
-            if watch.is_own:
-                self.servers_own.labels(watch.host).set(count > 0)
-                self.queues_own.labels(watch.host).set(count)
+        for router, count in counts:
+            if router.is_own:
+                self.servers_own.labels(router.host).set(count > 0)
+                self.queues_own.labels(router.host).set(count)
 
 
 ACTIVE_SERVICE = _SubscriptionGauges("smp_service_subscription_active_", "Active SMP service subscriptions")
@@ -56,36 +74,142 @@ class RouterSubscriber:
         config: SubscriberConfig,
         journal: EventSink,
         *,
+        max_routers: int,
         dialer: Dialer | None = None,
     ) -> None:
+        """`max_routers`: watched at a time."""
         self._store = store
-        self._push_sink = push_sink
-        self._clock = clock
+        self._parts = Surroundings(store, push_sink, clock, journal)
         self._config = config
-        self._journal = journal
-        self._dialer = dialer or Dialer(config.network(), now=lambda: as_datetime(clock.now()))
-        self._watches: dict[ServerKey, RouterWatch] = {}
+        self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
+        # Names that resolve slowly, and hosts that do not answer, hold up nobody who was there before.
+        self._dialing = {
+            True: Dialing(dialer or _dialer(config, clock), DialSlots(DIALS, DIALS)),
+            False: Dialing(dialer or _dialer(config, clock), DialSlots(NEW_DIALS, NEW_DIALS_EACH)),
+        }
+        self._places = RouterPlaces(max_routers, config.routers_per_address)
+        self._routers: dict[ServerKey, Router] = {}
+        self._parked: dict[ServerKey, StoredRouter] = {}
+        "They wait for a place, in this order."
+        self._running: dict[ServerKey, asyncio.Task[None]] = {}
         self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Subscribe everything stored, then whatever is handed over, until cancelled."""
-        for record in await self._store.servers():
-            self._watch(record.key, record.server)
+        """Watch every router that has subscriptions, then those that are handed over, until cancelled."""
+        stored = await self._store.servers()
         try:
             async with TaskGroup() as tasks:
                 self._tasks = tasks
-                for key in list(self._watches):
-                    self._start(tasks, key)
+                for key in self._routers:
+                    self._start(key)
+                for router in stored:
+                    self.watch(router)
+                if self._parked:
+                    watched, waiting = len(self._routers), len(self._parked)
+                    logger.warning("too many routers for the open files allowed: %d wait", waiting)
+                    logger.info("%d routers are watched", watched)
                 while True:
                     self._show()
-                    await asyncio.sleep(self._config.status_interval)
+                    await asyncio.sleep(STATUS_INTERVAL)
         finally:
             self._tasks = None
 
+    # Which routers are watched
+
+    def watch(self, stored: StoredRouter) -> Router | None:
+        """Start to keep the stored queues of a router subscribed; None if it has to wait for its turn."""
+        key, server, was_there = stored
+        if key in self._routers:
+            return self._routers[key]
+        if not self._places.has_room(server.canonical, None):
+            self._parked.setdefault(key, stored)
+            return None
+        self._places.take(server.canonical, None)
+        self._parked.pop(key, None)
+        router = self._routers[key] = Router(
+            KnownRouter(key, server, own=canonical_host(server.hosts[0]) in self._own_hosts),
+            self._parts,
+            self._config,
+            self._dialing.__getitem__,
+            brought_by=self._places.brought_by(server.canonical) or key,
+            was_there=was_there,
+            is_crowded=lambda: bool(self._parked),
+        )
+        if self._tasks is not None:
+            self._start(key)
+        return router
+
+    async def unwatch(self, key: ServerKey) -> None:
+        """Leave a router alone, and return when its connection is closed. Its queues stay stored."""
+        self._parked.pop(key, None)
+        if (task := self._running.get(key)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _start(self, key: ServerKey) -> None:
+        assert self._tasks is not None
+        router = self._routers[key]
+        self._running[key] = self._tasks.create_task(
+            self._keep(key, router), name=f"router {router.known.name}"
+        )
+
+    async def _keep(self, key: ServerKey, router: Router) -> None:
+        gave_way = False
+        try:
+            gave_way = await self._run_for_ever(router)
+        finally:
+            # Without a pause since the store was asked, so that no queue can be handed over in between.
+            del self._routers[key], self._running[key]
+            self._places.leave(router.known.server.canonical)
+        if gave_way:
+            self._parked[key] = StoredRouter(key, router.known.server, was_there=False)
+        if self._parked:
+            self.watch(next(iter(self._parked.values())))
+
+    async def _run_for_ever(self, router: Router) -> bool:
+        """A defect is logged, and silences neither this router nor the others."""
+        while True:
+            try:
+                return await router.run()
+            except Exception as error:
+                raise_if_cancelled()
+                # The error's text may hold what the router sent, so only its kind and place are logged.
+                place = "".join(traceback.format_tb(error.__traceback__))
+                kind = type(error).__name__
+                logger.error("%s: the subscriber failed with %s\n%s", router.known.name, kind, place)
+            await asyncio.sleep(LONGEST_DELAY)
+
+    # Subscriber
+
+    @contextmanager
+    def admission(
+        self, servers: Collection[SmpServer], client: str
+    ) -> Iterator[Mapping[SmpServer, ErrorType]]:
+        """Which of the routers that a client names must not be watched, and why.
+
+        The others have a place at least until the end of the block, in which they are stored and handed over.
+        """
+        refused: dict[SmpServer, ErrorType] = {}
+        taken: list[SmpServer] = []
+        for server in servers:
+            place = server.canonical
+            if not self._dialing[False].dialer.permits(place):
+                refused[server] = CMD_PROHIBITED
+            elif not self._places.has_room(place, client):
+                refused[server] = QUOTA
+            else:
+                self._places.take(place, client)
+                taken.append(place)
+        try:
+            yield refused
+        finally:
+            for place in taken:
+                self._places.leave(place)
+
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """Hand a stored queue to its router's task; before `run` it is found in the store."""
-        watch = self._watch(server_key, server)
-        watch.subscribe(queue)
+        if (router := self.watch(StoredRouter(server_key, server, was_there=False))) is not None:
+            router.subscribe(queue)
 
     def forget(self, queues: Sequence[DeletedSubscription]) -> None:
         """The rows are gone; a router without any is disconnected."""
@@ -93,51 +217,47 @@ class RouterSubscriber:
         for queue in queues:
             by_server.setdefault(queue.server_key, []).append(queue.notifier_id)
         for key, notifier_ids in by_server.items():
-            if (watch := self._watches.get(key)) is not None:
-                watch.forget(notifier_ids)
+            if (router := self._routers.get(key)) is not None:
+                router.forget(notifier_ids)
+
+    # The operator
 
     def resubscribe(self, server: str) -> bool:
         """Connect anew to the router with this address or host; False if there is none."""
         found = [
-            watch for watch in self._watches.values() if server in (str(watch.server), *watch.server.hosts)
+            router
+            for router in self._routers.values()
+            if server in (str(router.known.server), *router.known.server.hosts)
         ]
-        for watch in found:
-            watch.resubscribe()
+        for router in found:
+            router.resubscribe()
         return bool(found)
 
     def status(self) -> list[RouterStatus]:
         """All routers that have subscriptions."""
-        return [watch.status() for watch in self._watches.values()]
-
-    def _watch(self, key: ServerKey, server: SmpServer) -> RouterWatch:
-        watch = self._watches.get(key)
-        if watch is None:
-            watch = self._watches[key] = RouterWatch(
-                key,
-                server,
-                self._store,
-                self._push_sink,
-                self._clock,
-                self._config,
-                self._journal,
-                self._dialer,
-            )
-            if self._tasks is not None:
-                self._start(self._tasks, key)
-        return watch
-
-    def _start(self, tasks: TaskGroup, key: ServerKey) -> None:
-        watch = self._watches[key]
-        tasks.create_task(self._run_watch(key, watch), name=f"router {watch.host}")
-
-    async def _run_watch(self, key: ServerKey, watch: RouterWatch) -> None:
-        await run_for_ever(watch, self._config.longest_delay)
-        # Without a pause since the store was asked, so that no queue can be handed over in between.
-        del self._watches[key]
+        return [router.status() for router in self._routers.values()]
 
     def _show(self) -> None:
-        statuses = [(watch, watch.status()) for watch in self._watches.values()]
+        statuses = [(router.known, router.status()) for router in self._routers.values()]
+        WATCHED.set(len(statuses))
+        PARKED.set(len(self._parked))
         SESSIONS.set(sum(status.connected for _, status in statuses))
-        ACTIVE_SERVICE.show([(watch, status.service_queues) for watch, status in statuses])
-        ACTIVE_QUEUES.show([(watch, status.individual_queues) for watch, status in statuses])
-        PENDING_QUEUES.show([(watch, status.waiting) for watch, status in statuses])
+        ACTIVE_SERVICE.show([(router, status.service_queues) for router, status in statuses])
+        ACTIVE_QUEUES.show([(router, status.individual_queues) for router, status in statuses])
+        PENDING_QUEUES.show([(router, status.waiting) for router, status in statuses])
+
+
+def _dialer(config: SubscriberConfig, clock: Clock) -> Dialer:
+    guard = AddressGuard(allow_private=config.allow_private_routers, cache_time=0)
+    return Dialer(network_config(config), guard=guard, now=lambda: as_datetime(clock.now()))
+
+
+def network_config(config: SubscriberConfig) -> NetworkConfig:
+    proxy = config.socks_proxy
+    if proxy and "://" not in proxy:
+        proxy = f"socks5://{proxy}"
+    return NetworkConfig(
+        socks_proxy=proxy or None,
+        proxy_all=config.socks_mode == "always",
+        prefer_onion=config.host_mode == "onion",
+    )

@@ -14,6 +14,17 @@ class ErrorType:
     def __str__(self) -> str:
         return self.text.decode("ascii", "backslashreplace")
 
+    @property
+    def without_text(self) -> str:
+        """Only what the protocol fixes: fit for logs and for others, whatever the peer wrote behind it."""
+        word, _, rest = str(self).partition(" ")
+        if word in _WITH_TEXT:
+            return word
+        return f"{word} {rest.partition(',')[0]}".rstrip()
+
+
+_WITH_TEXT = frozenset({"STORE", "PROXY", "NAME"})
+"Errors that end in free text."
 
 BLOCK = ErrorType(b"BLOCK")
 SESSION = ErrorType(b"SESSION")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,18 +13,11 @@ from OpenSSL import SSL
 from python_socks import ProxyError, parse_proxy_url
 from python_socks.async_.asyncio import Proxy
 
-from protocol.addresses import NtfServer, SmpServer
+from protocol.addresses import ServerAddress, canonical_host
 from smp_client.errors import ConnectFailed, WrongIdentity
+from transport.address_guard import AddressGuard, is_onion
 from transport.errors import IdentityMismatch, TransportError
 from transport.streams import TlsStream, connect
-
-ONION = ".onion"
-RESOLVER_THREADS = (
-    16  # dead name servers hold a thread for many seconds; they must not hold up everything else
-)
-
-Resolver = Callable[[str], Awaitable[Sequence[str]]]
-"""The addresses of a host name, in the order to try them. Raises `OSError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +32,10 @@ class NetworkConfig:
     "Try .onion hosts first. Without a proxy they are not tried at all."
 
 
-class SystemResolver:
-    """Asks the operating system, in threads of its own."""
-
-    def __init__(self, threads: int = RESOLVER_THREADS) -> None:
-        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="resolver")
-
-    async def __call__(self, host: str) -> list[str]:
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.run_in_executor(self._threads, _look_up, host)
-        except (ValueError, OverflowError) as error:
-            raise OSError(f"{host!r} is not a host name") from error
-        return list(dict.fromkeys(found))
-
-
-def _look_up(host: str) -> list[str]:
-    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-
-
 def hosts_to_try(hosts: Sequence[str], config: NetworkConfig) -> list[str]:
-    """The reachable hosts, best first; within a kind the server's own order counts."""
-    usable = [host for host in hosts if config.socks_proxy is not None or not host.endswith(ONION)]
-    return sorted(usable, key=lambda host: host.endswith(ONION) is not config.prefer_onion)
+    """The reachable hosts in canonical form, best first; within a kind the server's own order counts."""
+    reachable = [host for host in map(canonical_host, hosts) if config.socks_proxy or not is_onion(host)]
+    return sorted(reachable, key=lambda host: is_onion(host) is not config.prefer_onion)
 
 
 class Dialer:
@@ -71,64 +45,121 @@ class Dialer:
         self,
         config: NetworkConfig | None = None,
         *,
-        resolver: Resolver | None = None,
+        guard: AddressGuard | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """Without a guard every address is allowed: for those who choose their servers themselves."""
         self._config = config or NetworkConfig()
         if self._config.socks_proxy is not None:
             parse_proxy_url(self._config.socks_proxy)  # a ValueError now, not at the first connection
-        self._resolve = resolver or SystemResolver()
+        self._guard = guard or AddressGuard(allow_private=True, cache_time=0)
         self._now = now
 
-    async def dial(self, server: SmpServer | NtfServer, context: SSL.Context, timeout: float) -> TlsStream:
+    def permits(self, server: ServerAddress) -> bool:
+        """False if it is clear without a lookup that a host of the server must not be connected to."""
+        return all(map(self._guard.permits, map(canonical_host, server.hosts)))
+
+    async def dial(self, server: ServerAddress, context: SSL.Context, timeout: float) -> TlsStream:
         """A stream to the first host that answers with the right identity.
 
         Raises `WrongIdentity` if somebody else answered at one of them and no other host was right,
         `ConnectFailed` otherwise.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+
+        async def dial_host(host: str, share: float) -> TlsStream:
+            async with asyncio.timeout(share):
+                return await self._dial_host(host, server, context, share)
+
         hosts = hosts_to_try(server.hosts, self._config)
-        failure: Exception = ConnectFailed("no host of the server can be reached without a proxy")
-        for index, host in enumerate(hosts):
-            share = (deadline - loop.time()) / (len(hosts) - index)
-            try:
-                async with asyncio.timeout(share):
-                    return await self._dial_host(host, server, context, share)
-            except IdentityMismatch as error:
-                failure = WrongIdentity(str(error))
-            except (OSError, TransportError, ProxyError) as error:
-                if not isinstance(failure, WrongIdentity):
-                    failure = ConnectFailed(_reason(error))
-        raise failure
+        if not hosts:
+            raise ConnectFailed("no host of the server can be reached without a proxy")
+        try:
+            return await _first_of(hosts, timeout, dial_host)
+        except IdentityMismatch as error:
+            raise WrongIdentity(str(error)) from None
+        except (OSError, TransportError, ProxyError) as error:
+            raise ConnectFailed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
 
     async def _dial_host(
-        self, host: str, server: SmpServer | NtfServer, context: SSL.Context, timeout: float
+        self, host: str, server: ServerAddress, context: SSL.Context, timeout: float
     ) -> TlsStream:
-        port, identity = server.port_number, server.key_hash
-        if self._config.socks_proxy is not None and (self._config.proxy_all or host.endswith(ONION)):
-            proxy = Proxy.from_url(self._config.socks_proxy, rdns=True)
-            sock = await proxy.connect(host, port, timeout)
-            return await connect(
-                host, port, context=context, identity=identity, now=self._now, sock=sock, timeout=timeout
-            )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        addresses = await self._resolve(host.strip("[]"))
-        failure: Exception = OSError(f"{host} has no address")
-        for index, address in enumerate(addresses):
-            share = (deadline - loop.time()) / (len(addresses) - index)
-            try:
-                return await connect(
-                    address, port, context=context, identity=identity, now=self._now, timeout=share
-                )
-            except IdentityMismatch as error:
+        port = server.port_number
+
+        async def dial_address(address: str, share: float) -> TlsStream:
+            return await connect(
+                address, port, context=context, identity=server.key_hash, now=self._now, timeout=share
+            )
+
+        if self._config.socks_proxy is None or not (self._config.proxy_all or is_onion(host)):
+            addresses = await self._guard.addresses(host, timeout)
+            return await _first_of(addresses, deadline - loop.time(), dial_address)
+        proxy = Proxy.from_url(self._config.socks_proxy, rdns=True)
+        sock = await proxy.connect(host.strip("[]"), port, timeout)
+        return await connect(
+            host, port, context=context, identity=server.key_hash, now=self._now, sock=sock, timeout=timeout
+        )
+
+
+async def _first_of(
+    places: Sequence[str], timeout: float, dial: Callable[[str, float], Awaitable[TlsStream]]
+) -> TlsStream:
+    """Try places in turn, sharing out the time so that a silent one does not use it up.
+
+    If all fail, the last error; but somebody else at one of them is worth more than silence at another.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    failure: Exception = OSError("nowhere to connect to")
+    for index, place in enumerate(places):
+        try:
+            return await dial(place, (deadline - loop.time()) / (len(places) - index))
+        except (OSError, TransportError, ProxyError) as error:
+            if not isinstance(failure, IdentityMismatch):
                 failure = error
-            except (OSError, TransportError) as error:
-                if not isinstance(failure, IdentityMismatch):
-                    failure = error
-        raise failure
+    raise failure
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+class DialSlots:
+    """Who may dial now: so many in all, and so many for one `owner`; otherwise first come, first served."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total = total
+        self._each = each
+        self._used: Counter[Hashable] = Counter()
+        self._waiting: dict[asyncio.Future[None], Hashable] = {}
+
+    @asynccontextmanager
+    async def slot(self, owner: Hashable) -> AsyncIterator[None]:
+        await self._take(owner)
+        try:
+            yield
+        finally:
+            self._release(owner)
+
+    async def _take(self, owner: Hashable) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = owner
+        self._give()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if self._waiting.pop(turn, None) is None:  # it was given the slot at the same moment
+                self._release(owner)
+            raise
+
+    def _release(self, owner: Hashable) -> None:
+        self._used[owner] -= 1
+        if not self._used[owner]:
+            del self._used[owner]
+        self._give()
+
+    def _give(self) -> None:
+        free = self._total - self._used.total()
+        for turn, owner in list(self._waiting.items()) if free > 0 else ():
+            if free > 0 and self._used[owner] < self._each:
+                del self._waiting[turn]
+                self._used[owner] += 1
+                free -= 1
+                turn.set_result(None)

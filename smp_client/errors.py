@@ -29,6 +29,13 @@ class SessionClosed(ClientError):
     """The connection ended before the answer came: ask again in another session."""
 
 
+class PeerMisbehaves(ClientError):
+    """The peer sent too much that nobody asked for: leave it in peace for a while."""
+
+    def __init__(self) -> None:
+        super().__init__("the peer sends too much that nobody asked for")
+
+
 class RequestTimeout(ClientError):
     """The peer is there, but did not answer this request in time."""
 

@@ -15,7 +15,7 @@ answers of that block were handed out; nothing more is read until it returns, so
 the peer down and memory stays flat. Time spent there is not counted against the peer.
 
 After `ping_after` seconds without a byte a PING is sent; without a byte for `ping_limit` more the connection
-is dropped.
+is dropped. So it is when the peer sends too much that nobody asked for (`smp_client.nonsense`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from smp_client.errors import (
     RequestTimeout,
     SessionClosed,
 )
+from smp_client.nonsense import Nonsense, Patience
 from transport.errors import TransportError
 from transport.streams import TlsStream
 
@@ -52,13 +53,18 @@ SIGNED_AT_ONCE = 87  # a full SMP block of NSUBs with service signatures; a few 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionTiming:
+class SessionConfig:
     """Deadlines of a session, in seconds."""
 
+    connect: float = 45.0
+    "Connecting and all handshakes together."
     answer: float = 30.0
     "A request without an answer for this long fails."
     ping_after: float = 60.0
     ping_limit: float = 15.0
+
+
+SESSION_DEFAULTS = SessionConfig()
 
 
 class Request(NamedTuple, Generic[Out]):
@@ -96,14 +102,17 @@ class RequestSession(Generic[In, Out]):
         *,
         ping: Out,
         on_events: Callable[[list[Received[In]]], Awaitable[None]] | None = None,
-        timing: SessionTiming | None = None,
+        on_nonsense: Callable[[Nonsense, int], None] | None = None,
+        config: SessionConfig = SESSION_DEFAULTS,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._stream = stream
         self._connection = connection
         self._ping = ping
         self._on_events = on_events
-        self._timing = timing or SessionTiming()
+        self._on_nonsense = on_nonsense
+        self._patience = Patience(asyncio.get_running_loop().time())
+        self._config = config
         self._random = random
         self._loop = asyncio.get_running_loop()
         self._pending: dict[CorrId, tuple[Batch[In], int]] = {}
@@ -111,8 +120,6 @@ class RequestSession(Generic[In, Out]):
         self._closed: asyncio.Future[ClientError] = self._loop.create_future()
         self._consumed = 0.0
         self._consuming_since: float | None = None
-        self.rejected = 0
-        "Transmissions of the peer that could not be understood."
 
     @property
     def params(self) -> SessionParams:
@@ -123,6 +130,15 @@ class RequestSession(Generic[In, Out]):
     @property
     def is_closed(self) -> bool:
         return self._closed.done()
+
+    def check_open(self) -> None:
+        """Raise why the session has ended, if it has."""
+        if self._closed.done():
+            raise self._closed.result()
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back once the session has ended."""
+        self._closed.add_done_callback(lambda _: callback())
 
     async def start(self) -> None:
         """Shake hands and start to read. The caller sets the deadline; nothing stays open on failure."""
@@ -201,7 +217,7 @@ class RequestSession(Generic[In, Out]):
 
     async def _drain(self) -> None:
         try:
-            async with asyncio.timeout(self._timing.answer):
+            async with asyncio.timeout(self._config.answer):
                 await self._stream.drain()
         except TimeoutError:
             self._stream.abort()
@@ -236,7 +252,7 @@ class RequestSession(Generic[In, Out]):
         """Wait for the answers as long as the peer has time for them."""
         since = self._loop.time() - self._time_consumed()
         while batch.waiting:
-            deadline = since + self._timing.answer + self._time_consumed()
+            deadline = since + self._config.answer + self._time_consumed()
             if deadline <= self._loop.time():
                 return
             with contextlib.suppress(TimeoutError):
@@ -274,14 +290,14 @@ class RequestSession(Generic[In, Out]):
 
     async def _receive(self) -> bytes:
         try:
-            async with asyncio.timeout(self._timing.ping_after):
+            async with asyncio.timeout(self._config.ping_after):
                 return await self._stream.receive()
         except TimeoutError:
             pass
         ping = Outgoing(self._corr_ids(1)[0], NO_ENTITY, self._ping)
         self._stream.write(self._connection.send([ping]))
         try:
-            async with asyncio.timeout(self._timing.ping_limit):
+            async with asyncio.timeout(self._config.ping_limit):
                 return await self._stream.receive()
         except TimeoutError:
             raise SessionClosed("the peer does not answer PING") from None
@@ -302,15 +318,30 @@ class RequestSession(Generic[In, Out]):
                 self._consuming_since = self._loop.time()
                 await self._on_events(events)
                 self._consumed, self._consuming_since = self._time_consumed(), None
+            if not block.items:
+                self.blame(Nonsense.UNREADABLE, 1)
+            self._patience.check()
 
     def _answer(self, item: Received[In] | Rejected) -> None:
         batch, index = self._pending.pop(item.corr_id, (None, 0))
         if isinstance(item, Rejected):
-            self.rejected += 1
+            self.blame(Nonsense.UNREADABLE, 1)
             if batch is not None:
                 batch.settle(index, BadAnswer("the answer could not be read"))
         elif batch is not None:
             batch.settle(index, item.message)
+        else:
+            self.blame(Nonsense.UNASKED, 1)
+
+    def blame(self, kind: Nonsense, count: int) -> None:
+        """The peer sent something of no use; more than can be put up with ends the session."""
+        self._patience.lose(count, self._loop.time())
+        if self._on_nonsense is not None:
+            self._on_nonsense(kind, count)
+
+    def praise(self, count: int) -> None:
+        """The peer sent something of use."""
+        self._patience.regain(count)
 
     def _end(self, error: ClientError) -> None:
         self._closed.set_result(error)

@@ -1,4 +1,4 @@
-"""One session with an SMP router: TLS, handshake with block encryption, optionally as a service.
+"""Connecting to a server: TLS, its identity, the handshake of its protocol; then requests.
 
     async with await connect_smp(server, Dialer(), on_events=handle) as session:
         ids = await session.request(NO_ENTITY, New(recipient_key=..., dh_key=...), recipient_private_key)
@@ -13,25 +13,32 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from protocol.addresses import SmpServer
+from OpenSSL import SSL
+
+from protocol import ntf_commands, smp_messages
+from protocol.addresses import NtfServer, ServerAddress, SmpServer
 from protocol.connection import Connection, Outgoing, Received
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId
+from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
+from protocol.ntf_handshake import NtfClientHandshake
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
-from protocol.smp_messages import New, Nsub, Nsubs, Ping, QueueSet, SmpCommand, SmpMessage, Sub
-from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
+from protocol.smp_messages import New, Nsub, Nsubs, QueueSet, SmpCommand, SmpMessage, Sub
+from protocol.versions import NTF_ALPN, NTF_VERSIONS, SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
-from smp_client.errors import ClientError, ConnectFailed
-from smp_client.requests import Request, RequestSession, SessionTiming
+from smp_client.errors import ConnectFailed
+from smp_client.nonsense import Nonsense
+from smp_client.requests import SESSION_DEFAULTS, Request, RequestSession, SessionConfig
 from transport.certificates import Credentials
 from transport.streams import TlsStream
 from transport.tls import client_context
 
-CONNECT_TIMEOUT = 45.0  # connecting and both handshakes together
 KEY_SEED_SIZE = 32
 
+S = TypeVar("S", bound=RequestSession[Any, Any])
 SmpEvents = Callable[[list[Received[SmpMessage]]], Awaitable[None]]
 
 _ASSOCIATES_QUEUE = (Nsub, Sub, New)
@@ -60,44 +67,89 @@ class SmpSession(RequestSession[SmpMessage, SmpCommand]):
         return await self.request(service.service_id, Nsubs(expected), service.private_key)
 
 
+class NtfSession(RequestSession[NtfResponse, NtfCommand]):
+    """Requests over one connection to a notification server."""
+
+
 async def connect_smp(
     server: SmpServer,
     dialer: Dialer,
     *,
     service: Service | None = None,
     on_events: SmpEvents | None = None,
-    timing: SessionTiming | None = None,
-    timeout: float = CONNECT_TIMEOUT,
+    on_nonsense: Callable[[Nonsense, int], None] | None = None,
+    config: SessionConfig = SESSION_DEFAULTS,
     random: Callable[[int], bytes] = os.urandom,
     versions: VersionRange = SMP_VERSIONS,
     proxy: bool = False,
 ) -> SmpSession:
-    """Connect and agree on a session within `timeout`. Raises `ClientError`; nothing stays open then.
+    """Connect and agree on a session. Raises `ClientError`; nothing stays open then.
 
     `proxy`: the session is one in which others' commands are forwarded.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
+
+    def make(stream: TlsStream) -> SmpSession:
+        handshake = _smp_handshake(stream, server, service, random, versions, proxy)
+        return SmpSession(
+            stream,
+            Connection(handshake, SMP_MESSAGES, SMP_COMMANDS, checks_credentials=False),
+            ping=smp_messages.Ping(),
+            on_events=on_events,
+            on_nonsense=on_nonsense,
+            config=config,
+            random=random,
+        )
+
     context = client_context([SMP_ALPN], None if service is None else service.credentials)
+    return await _connect(server, dialer, context, config.connect, make)
+
+
+async def connect_ntf(
+    server: NtfServer,
+    dialer: Dialer,
+    *,
+    config: SessionConfig = SESSION_DEFAULTS,
+    random: Callable[[int], bytes] = os.urandom,
+    versions: VersionRange = NTF_VERSIONS,
+) -> NtfSession:
+    """As `connect_smp`."""
+
+    def make(stream: TlsStream) -> NtfSession:
+        handshake = NtfClientHandshake(stream.session_id, server.key_hash, stream.peer_chain[0], versions)
+        return NtfSession(
+            stream,
+            Connection(handshake, NTF_RESPONSES, NTF_COMMANDS, checks_credentials=False),
+            ping=ntf_commands.Ping(),
+            config=config,
+            random=random,
+        )
+
+    return await _connect(server, dialer, client_context([NTF_ALPN]), config.connect, make)
+
+
+async def _connect(
+    server: ServerAddress,
+    dialer: Dialer,
+    context: SSL.Context,
+    timeout: float,
+    make: Callable[[TlsStream], S],
+) -> S:
+    deadline = asyncio.get_running_loop().time() + timeout
     stream = await dialer.dial(server, context, timeout)
     try:
-        handshake = _handshake(stream, server, service, random, versions, proxy)
-        connection = Connection(handshake, SMP_MESSAGES, SMP_COMMANDS, checks_credentials=False)
-        session = SmpSession(
-            stream, connection, ping=Ping(), on_events=on_events, timing=timing, random=random
-        )
+        session = make(stream)
         async with asyncio.timeout_at(deadline):
             await session.start()
     except TimeoutError:
         stream.abort()
-        raise ConnectFailed("the router did not finish the handshake in time") from None
-    except ClientError:
+        raise ConnectFailed("the server did not finish the handshake in time") from None
+    except BaseException:
         stream.abort()
         raise
     return session
 
 
-def _handshake(
+def _smp_handshake(
     stream: TlsStream,
     server: SmpServer,
     service: Service | None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, SERVICE_ERRORS
@@ -20,7 +22,17 @@ REFUSED = SubEvent(SubInput.REFUSED)
 SERVICE_REFUSED = SubEvent(SubInput.SERVICE_REFUSED)
 
 
-class WaitingQueues:
+class Queue(Protocol):
+    """A queue with what is needed to subscribe it."""
+
+    @property
+    def notifier_id(self) -> EntityId: ...
+
+
+Q = TypeVar("Q", bound=Queue)
+
+
+class WaitingQueues(Generic[Q]):
     """Queues to be subscribed soon, in order of arrival.
 
     Bounded: beyond `limit` only the fact remains that there are more (`overflowed`), and the owner looks for
@@ -29,25 +41,25 @@ class WaitingQueues:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._ready: dict[EntityId, None] = {}
-        self._later: dict[EntityId, float] = {}
+        self._ready: dict[EntityId, Q] = {}
+        self._later: dict[EntityId, tuple[float, Q]] = {}
         self.overflowed = False
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
 
-    def add(self, notifier_id: EntityId) -> None:
+    def add(self, queue: Q) -> None:
         if len(self) < self._limit:
-            self._later.pop(notifier_id, None)
-            self._ready[notifier_id] = None
+            self._later.pop(queue.notifier_id, None)
+            self._ready[queue.notifier_id] = queue
         else:
             self.overflowed = True
 
-    def add_later(self, notifier_ids: Iterable[EntityId], at: float) -> None:
+    def add_later(self, queues: Iterable[Q], at: float) -> None:
         """Try these again, but not before `at`."""
-        for notifier_id in notifier_ids:
+        for queue in queues:
             if len(self) < self._limit:
-                self._later[notifier_id] = at
+                self._later[queue.notifier_id] = (at, queue)
             else:
                 self.overflowed = True
 
@@ -61,19 +73,19 @@ class WaitingQueues:
         self._later.clear()
         self.overflowed = False
 
-    def take(self, limit: int, now: float) -> list[EntityId]:
+    def take(self, limit: int, now: float) -> list[Q]:
         """The next batch."""
-        for notifier_id in [key for key, at in self._later.items() if at <= now]:
+        for notifier_id, (_, queue) in [item for item in self._later.items() if item[1][0] <= now]:
             del self._later[notifier_id]
-            self._ready[notifier_id] = None
-        batch = list(self._ready)[:limit]
-        for notifier_id in batch:
-            del self._ready[notifier_id]
+            self._ready[notifier_id] = queue
+        batch = list(islice(self._ready.values(), limit))
+        for queue in batch:
+            del self._ready[queue.notifier_id]
         return batch
 
     def next_at(self) -> float | None:
         """When the earliest of those put off is due."""
-        return min(self._later.values(), default=None)
+        return min((at for at, _ in self._later.values()), default=None)
 
 
 class Flight:
@@ -147,7 +159,9 @@ def refusal(answer: SmpMessage | ClientError) -> SubEvent:
     if isinstance(answer, Err):
         if answer.error == AUTH:
             return REFUSED
-        return SERVICE_REFUSED if answer.error in SERVICE_ERRORS else SubEvent.failed(str(answer.error))
+        if answer.error in SERVICE_ERRORS:
+            return SERVICE_REFUSED
+        return SubEvent.failed(answer.error.without_text)
     return SubEvent.failed(str(answer) if isinstance(answer, ClientError) else "unexpected answer")
 
 

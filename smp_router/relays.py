@@ -33,7 +33,7 @@ from smp_client.errors import (
     HandshakeFailed,
     RequestTimeout,
 )
-from smp_client.requests import SessionTiming
+from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 
@@ -187,8 +187,7 @@ class Relays:
         session = await connect_smp(
             server,
             self._dialer,
-            timing=SessionTiming(answer=self._config.relay_timeout),
-            timeout=self._config.relay_timeout,
+            config=SessionConfig(connect=self._config.relay_timeout, answer=self._config.relay_timeout),
             versions=RELAY_VERSIONS,
             proxy=True,
         )

@@ -33,6 +33,7 @@ from store.records import (
     ServiceCredentials,
     SnewRefusal,
     Stored,
+    StoredRouter,
     SubKey,
     SubscriptionRecord,
     TokenKey,
@@ -106,8 +107,8 @@ class CommandStore(TokenMoves, Protocol):
 class SubscriberStore(Protocol):
     """For the side of the routers."""
 
-    async def servers(self) -> list[ServerRecord]:
-        """Routers that have subscribable or slowly retried rows."""
+    async def servers(self) -> list[StoredRouter]:
+        """Routers that have subscribable or slowly retried rows, those that were there before first."""
 
     async def server(self, key: ServerKey) -> ServerRecord:
         """StoreError if there is no such router."""

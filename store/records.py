@@ -143,6 +143,14 @@ class ServiceCredentials:
     "DER PKCS#8 Ed25519."
 
 
+class StoredRouter(NamedTuple):
+    """A router to be watched; `was_there` if any of its queues was ever subscribed."""
+
+    key: ServerKey
+    server: SmpServer
+    was_there: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
     key: ServerKey

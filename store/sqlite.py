@@ -39,6 +39,7 @@ from store.records import (
     ServiceCredentials,
     SnewRefusal,
     Stored,
+    StoredRouter,
     SubKey,
     SubscriptionRecord,
     TokenKey,
@@ -230,7 +231,7 @@ class SqliteStore:
 
     # Routers
 
-    async def servers(self) -> list[ServerRecord]:
+    async def servers(self) -> list[StoredRouter]:
         return await self._read(sqlite_routers.servers)
 
     async def server(self, key: ServerKey) -> ServerRecord:

@@ -16,6 +16,7 @@ from store.records import (
     ServerKey,
     ServerRecord,
     ServiceCredentials,
+    StoredRouter,
     SubKey,
 )
 from store.sqlite_engine import NoSuchRow
@@ -26,6 +27,8 @@ _SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
 _DROP = bulk_move(SubInput.DISCONNECTED)
 _RETRY = bulk_move(SubInput.RETRIED)
 _CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
+_EVER_SUBSCRIBED = frozenset({_SOK.target, _DROP.target})
+"States that no queue reaches without an answer of its router."
 
 
 def _listed(states: frozenset[SubState]) -> str:
@@ -36,7 +39,11 @@ _SERVER_COLUMNS = """
 server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count, associated_hash
 """
 _SERVERS = f"""
-SELECT {_SERVER_COLUMNS} FROM smp_servers v
+SELECT server_key, hosts, port, key_hash, EXISTS (
+        SELECT 1 FROM subscriptions s INDEXED BY subscriptions_of_server
+        WHERE s.server_key = v.server_key AND s.state IN ({_listed(_EVER_SUBSCRIBED)})
+    ) AS was_there
+FROM smp_servers v
 WHERE EXISTS (
         SELECT 1 FROM subscriptions s
         WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL
@@ -44,7 +51,7 @@ WHERE EXISTS (
         SELECT 1 FROM subscriptions s INDEXED BY subscriptions_of_server
         WHERE s.server_key = v.server_key AND s.state IN ({_listed(SUBSCRIBABLE)})
     )
-ORDER BY server_key
+ORDER BY was_there DESC, server_key
 """
 _SERVER = f"SELECT {_SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
 
@@ -123,8 +130,11 @@ def _chain(encoded: bytes) -> tuple[bytes, ...]:
     return tuple(Reader(encoded).pull_nonempty(Reader.pull_large))
 
 
-def servers(db: sqlite3.Connection) -> list[ServerRecord]:
-    return [_record(row) for row in db.execute(_SERVERS)]
+def servers(db: sqlite3.Connection) -> list[StoredRouter]:
+    return [
+        StoredRouter(ServerKey(row[0]), smp_server(row[1], row[2], row[3]), bool(row[4]))
+        for row in db.execute(_SERVERS)
+    ]
 
 
 def server(db: sqlite3.Connection, key: ServerKey) -> ServerRecord:

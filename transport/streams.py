@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable
@@ -350,20 +351,21 @@ def _wake(waiters: list[asyncio.Future[None]] | None) -> None:
 
 
 async def connect(
-    host: str,
+    address: str,
     port: int,
     *,
     context: SSL.Context,
     identity: bytes | None,
     now: Callable[[], datetime],
     sock: socket.socket | None = None,
-    timeout: float = 45.0,
+    timeout: float,
 ) -> TlsStream:
     """Connect, shake hands and check the server's chain against the pinned `identity` (None: any identity).
 
-    The name is resolved anew on every call and each address is tried. With `sock`, a connected socket (say, a
-    proxy's) is used instead, and owned from then on. Raises `OSError` (also `TimeoutError`) for network
-    failures, otherwise `TransportError`s. Nothing stays open when it fails or is cancelled.
+    `address` is an IP address: whoever has a name looks it up first (`smp_client.dialer`). With `sock`, a
+    connected socket (say, a proxy's) is used instead, and owned from then on. Raises `OSError` (also
+    `TimeoutError`) for network failures, otherwise `TransportError`s. Nothing stays open when it fails or is
+    cancelled.
     """
     loop = asyncio.get_running_loop()
     handshake: asyncio.Future[TransportError | None] = loop.create_future()
@@ -379,7 +381,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout):
             if sock is None:
-                sock = await _connected_socket(host, port, loop.time() + timeout)
+                sock = await _connect_socket(address, port)
             sock.setblocking(False)
             _, stream = await loop.create_connection(
                 lambda: TlsStream(context, finished, client_side=True, check=check), sock=sock
@@ -395,28 +397,15 @@ async def connect(
     return stream
 
 
-async def _connected_socket(host: str, port: int, deadline: float) -> socket.socket:
-    """Try the host's addresses in turn, sharing out the time so that a silent one does not use it up."""
-    loop = asyncio.get_running_loop()
+async def _connect_socket(address: str, port: int) -> socket.socket:
     try:
-        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (ValueError, OverflowError) as error:  # names that cannot be asked for at all
-        raise OSError(f"{host!r} is not a host name") from error
-    failure: OSError = OSError(f"{host} has no address")
-    for index, (family, _, _, _, address) in enumerate(addresses):
-        try:
-            async with asyncio.timeout((deadline - loop.time()) / (len(addresses) - index)):
-                return await _connect_socket(family, address)
-        except OSError as error:
-            failure = error
-    raise failure
-
-
-async def _connect_socket(family: int, address: tuple[object, ...]) -> socket.socket:
+        family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
+    except ValueError:
+        raise OSError(f"{address!r} is no IP address") from None
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, address)
+        await asyncio.get_running_loop().sock_connect(sock, (address, port))
     except BaseException:
         sock.close()
         raise

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ntf_server.config import WebPushConfig
-from ntf_server.push.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
 from ntf_server.push.credentials import Reloading, Vapid, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.payloads import notification_data
@@ -30,6 +29,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.web_push_encryption import encrypt
 from protocol.device_token import DeviceToken, WebPushToken
 from protocol.statuses import InvalidReason
+from transport.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
 
 DEFAULT_PORT: Final = 443
 TTL: Final = 30 * 24 * 3600  # seconds that a push service keeps a push for a device that is offline

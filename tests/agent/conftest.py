@@ -12,7 +12,7 @@ from agent.sessions import Sessions
 from agent.store import AgentStore
 from ntf_demo.demo import Playground, playground
 from smp_client.dialer import Dialer
-from smp_client.requests import SessionTiming
+from smp_client.requests import SessionConfig
 from tests.agent.world import agent_config
 
 
@@ -43,6 +43,6 @@ async def store(tmp_path: Path) -> AsyncIterator[AgentStore]:
 
 @pytest.fixture
 async def sessions() -> AsyncIterator[Sessions]:
-    made = Sessions(Dialer(), timing=SessionTiming(answer=5.0), connect_timeout=5.0)
+    made = Sessions(Dialer(), config=SessionConfig(connect=5.0, answer=5.0))
     yield made
     await made.close()

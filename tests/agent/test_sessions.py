@@ -12,7 +12,6 @@ import pytest
 
 from agent.agent import open_agent
 from agent.errors import Temporary, Unreachable
-from agent.ntf_session import connect_ntf
 from agent.records import Mode
 from ntf_demo.demo import Playground
 from protocol.addresses import NtfServer, SmpServer
@@ -26,6 +25,8 @@ from protocol.smp_messages import Pong as SmpPong
 from protocol.versions import NTF_ALPN, NTF_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError, ConnectFailed, HandshakeFailed, WrongIdentity
+from smp_client.requests import SessionConfig
+from smp_client.session import connect_ntf
 from tests.agent.world import DEVICE, agent_config, verified
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
 from transport.server import serve
@@ -104,7 +105,7 @@ async def test_silent_server() -> None:
 
     async with tls_server(say_nothing) as address:
         with pytest.raises(ConnectFailed, match="handshake"):
-            await connect_ntf(address, Dialer(), timeout=0.5)
+            await connect_ntf(address, Dialer(), config=SessionConfig(connect=0.5))
 
 
 async def test_impostor() -> None:
@@ -121,7 +122,7 @@ async def test_garbage_instead_of_a_handshake() -> None:
 
     async with tls_server(babble) as address:
         with pytest.raises(ClientError):
-            await connect_ntf(address, Dialer(), timeout=5.0)
+            await connect_ntf(address, Dialer(), config=SessionConfig(connect=5.0))
 
 
 NONSENSE = (Unreachable, Temporary)

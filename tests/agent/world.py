@@ -15,7 +15,7 @@ from ntf_demo.demo import Playground
 from ntf_demo.fake_push.recorder import RecordedPush
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import TokenStatus
-from smp_client.requests import SessionTiming
+from smp_client.requests import SessionConfig
 
 DEADLINE = 20.0
 DEVICE = ApnsToken(Provider.APNS_TEST, b"a1" * 32)
@@ -39,8 +39,7 @@ class Clock:
 def agent_config(folder: Path, clock: Clock | None = None) -> AgentConfig:
     return AgentConfig(
         folder=folder,
-        connect_timeout=10.0,
-        timing=SessionTiming(answer=10.0),
+        session=SessionConfig(connect=10.0, answer=10.0),
         supervisor=FAST,
         now=clock or Clock(),
     )

@@ -29,7 +29,8 @@ def make_config(folder: Path, algorithm: KeyAlgorithm = KeyAlgorithm.ED25519, **
         algorithm=algorithm,
     )
     config = setup.init(options, datetime.now(UTC))
-    return changed(changed(config, TRANSPORT={"listen": "127.0.0.1"}), **sections)
+    local = changed(config, TRANSPORT={"listen": "127.0.0.1"}, SUBSCRIBER={"allow_private_routers": True})
+    return changed(local, **sections)
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:

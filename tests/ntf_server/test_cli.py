@@ -19,7 +19,11 @@ from protocol.addresses import parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
 from tests.ntf_server.ntf_client import NtfClient
 
-ANY_PORT = {"NTF_TRANSPORT_LISTEN": "127.0.0.1", "NTF_TRANSPORT_PORT": "0"}
+ANY_PORT = {
+    "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+    "NTF_TRANSPORT_PORT": "0",
+    "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
+}
 FILES = ("ca.crt", "ca.key", "server.crt", "server.key", "fingerprint", "ntf-server.ini", "vapid.pem")
 TIMEOUT = 60
 

@@ -37,6 +37,13 @@ class Acknowledged:
     gone_subscriptions: dict[EntityId, Device] = field(default_factory=dict)
 
 
+ENV = {
+    "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+    "NTF_LIMITS_COMMANDS_PER_SECOND": "0",
+    "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
+}
+
+
 class Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +54,7 @@ class Server:
             sys.executable, "-m", "ntf_server", "start", "--config-dir", str(self._folder / "c"),
             "--log-level", "error",
             stdout=subprocess.PIPE,
-            env=os.environ | {"NTF_TRANSPORT_LISTEN": "127.0.0.1", "NTF_LIMITS_COMMANDS_PER_SECOND": "0"},
+            env=os.environ | ENV,
         )  # fmt: skip
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()

@@ -99,6 +99,7 @@ class World:
     async def start(self) -> asyncio.subprocess.Process:
         env = {
             "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+            "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
             "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
             "NTF_APNS_TEST_PORT": str(self.push.port),
             "NTF_APNS_TEST_CA_FILE": str(self.push.ca_file),

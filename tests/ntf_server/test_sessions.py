@@ -87,6 +87,7 @@ async def _after_hello(app: App) -> NtfClient:
         context=client_context([NTF_ALPN]),
         identity=address.key_hash,
         now=lambda: datetime.now(UTC),
+        timeout=10,
     )
     return NtfClient(stream, NtfClientHandshake(stream.session_id, address.key_hash, stream.peer_chain[0]))
 

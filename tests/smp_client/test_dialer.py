@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Sequence
 
 import pytest
 from OpenSSL import SSL
@@ -12,14 +13,19 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.smp_messages import Nsub, Sok
 from protocol.versions import SMP_ALPN
-from smp_client.dialer import Dialer, NetworkConfig, SystemResolver, hosts_to_try
+from smp_client.dialer import Dialer, NetworkConfig, hosts_to_try
 from smp_client.errors import ConnectFailed, WrongIdentity
 from smp_client.session import connect_smp
 from tests.smp_client.peer import make_identity, scripted_router
 from tests.smp_client.test_session import accept_all, new_key
+from transport.address_guard import AddressGuard
 from transport.tls import client_context
 
 PROXY = "socks5://127.0.0.1:1080"
+
+
+def guard(resolve: Callable[[str], Sequence[str]]) -> AddressGuard:
+    return AddressGuard(allow_private=True, resolve=resolve, cache_time=0)
 
 
 def context() -> SSL.Context:
@@ -44,19 +50,10 @@ async def test_onion_only_without_a_proxy() -> None:
         await Dialer().dial(SmpServer(("x.onion",), "", bytes(32)), context(), 1.0)
 
 
-async def test_system_resolver() -> None:
-    resolve = SystemResolver()
-    assert "127.0.0.1" in await resolve("127.0.0.1")
-    with pytest.raises(OSError):
-        await resolve("nowhere.invalid")
-    with pytest.raises(OSError):
-        await resolve("a" * 300)
-
-
 async def test_every_host_and_every_address_is_tried_and_names_are_asked_for_each_time() -> None:
     asked: list[str] = []
 
-    async def resolve(host: str) -> list[str]:
+    def resolve(host: str) -> list[str]:
         asked.append(host)
         if host == "gone.example":
             raise socket.gaierror("no such name")
@@ -64,7 +61,7 @@ async def test_every_host_and_every_address_is_tried_and_names_are_asked_for_eac
 
     async with scripted_router(accept_all) as server:
         named = SmpServer(("gone.example", "here.example"), server.port, server.key_hash)
-        dialer = Dialer(resolver=resolve)
+        dialer = Dialer(guard=guard(resolve))
         for _ in range(2):
             async with await connect_smp(named, dialer) as session:
                 assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
@@ -75,10 +72,10 @@ async def test_an_impostor_at_one_address_does_not_hide_the_router_at_another() 
     impostor = make_identity()
     async with scripted_router(accept_all) as server, scripted_router(accept_all, identity=impostor) as other:
 
-        async def resolve(host: str) -> list[str]:
+        def resolve(host: str) -> list[str]:
             return ["127.0.0.1"]
 
-        dialer = Dialer(resolver=resolve)
+        dialer = Dialer(guard=guard(resolve))
         wrong = SmpServer(("impostor.example", "127.0.0.1"), other.port, server.key_hash)
         with pytest.raises(WrongIdentity):
             await dialer.dial(wrong, context(), 5.0)
@@ -92,12 +89,12 @@ async def test_a_silent_host_leaves_time_for_the_next() -> None:
     async with scripted_router(accept_all) as server:
         silent = await asyncio.start_server(hang, "127.0.0.2", server.port_number)
 
-        async def resolve(host: str) -> list[str]:
+        def resolve(host: str) -> list[str]:
             return ["127.0.0.2" if host == "silent.example" else "127.0.0.1"]
 
         named = SmpServer(("silent.example", "good.example"), server.port, server.key_hash)
         async with silent:
-            stream = await Dialer(resolver=resolve).dial(named, context(), 1.0)
+            stream = await Dialer(guard=guard(resolve)).dial(named, context(), 1.0)
             stream.abort()
             await stream.wait_closed()
 

@@ -26,7 +26,8 @@ from smp_client.errors import (
     SessionClosed,
     WrongIdentity,
 )
-from smp_client.requests import Request, SessionTiming
+from smp_client.nonsense import Nonsense
+from smp_client.requests import Request, SessionConfig
 from smp_client.session import Service, SmpSession, connect_smp
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
 from transport.certificates import make_service
@@ -34,7 +35,7 @@ from transport.server import serve
 from transport.streams import TlsStream
 from transport.tls import server_context
 
-QUICK = SessionTiming(answer=0.4, ping_after=0.1, ping_limit=0.2)
+QUICK = SessionConfig(answer=0.4, ping_after=0.1, ping_limit=0.2)
 
 
 def new_key() -> Ed25519PrivateKey:
@@ -83,7 +84,7 @@ async def test_error_is_an_answer_and_silence_a_timeout_of_that_request_only() -
 
     async with (
         scripted_router(script) as server,
-        await connect_smp(server, Dialer(), timing=QUICK) as session,
+        await connect_smp(server, Dialer(), config=QUICK) as session,
     ):
         first, second, third = await session.request_many(nsubs(3))
         assert (first, third) == (Sok(), Err(AUTH))
@@ -128,10 +129,18 @@ async def test_unreadable_answer() -> None:
         peer.stream.write(peer.connection._sending.encrypt(content, 16384))
         await peer.receive()
 
-    async with scripted_router(script) as server, await connect_smp(server, Dialer()) as session:
+    seen: list[tuple[Nonsense, int]] = []
+
+    def on_nonsense(kind: Nonsense, count: int) -> None:
+        seen.append((kind, count))
+
+    async with (
+        scripted_router(script) as server,
+        await connect_smp(server, Dialer(), on_nonsense=on_nonsense) as session,
+    ):
         with pytest.raises(BadAnswer):
             await session.request(EntityId(b"q"), Nsub(), new_key())
-        assert session.rejected == 1
+        assert seen == [(Nonsense.UNREADABLE, 1)]
         assert not session.is_closed
 
 
@@ -197,10 +206,10 @@ async def test_a_slow_consumer_stops_the_router_and_its_time_is_not_the_routers(
     async def on_events(_: list[Received[SmpMessage]]) -> None:
         await go_on.wait()
 
-    timing = SessionTiming(answer=0.8, ping_after=0.3, ping_limit=0.3)
+    config = SessionConfig(answer=0.8, ping_after=0.3, ping_limit=0.3)
     async with (
         scripted_router(flood) as server,
-        await connect_smp(server, Dialer(), on_events=on_events, timing=timing) as session,
+        await connect_smp(server, Dialer(), on_events=on_events, config=config) as session,
         asyncio.timeout(20),
         asyncio.TaskGroup() as tasks,
     ):
@@ -226,7 +235,7 @@ async def test_ping_keeps_a_silent_connection_and_drops_a_dead_one() -> None:
 
     async with (
         scripted_router(script) as server,
-        await connect_smp(server, Dialer(), timing=QUICK) as session,
+        await connect_smp(server, Dialer(), config=QUICK) as session,
         asyncio.timeout(5),
     ):
         await dead.wait()
@@ -306,7 +315,7 @@ async def test_a_router_that_says_nothing() -> None:
     listener = await serve(say_nothing, "127.0.0.1", 0, context=server_context(identity, [b"smp/1"]))
     server = SmpServer(("127.0.0.1",), str(listener.port), identity.identity)
     with pytest.raises(ConnectFailed, match="in time"):
-        await connect_smp(server, Dialer(), timeout=0.2)
+        await connect_smp(server, Dialer(), config=SessionConfig(connect=0.2))
     listener.close()
     await listener.wait_closed()
 
@@ -332,7 +341,7 @@ async def test_a_router_that_reads_nothing_is_given_up() -> None:
     ]
     async with (
         scripted_router(deaf) as server,
-        await connect_smp(server, Dialer(), timing=QUICK) as session,
+        await connect_smp(server, Dialer(), config=QUICK) as session,
         asyncio.timeout(10),
     ):
         answers = await session.request_many(requests)

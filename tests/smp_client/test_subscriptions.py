@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,24 +34,31 @@ SERVICE_ID = EntityId(b"our service")
 A, B, C = EntityId(b"a"), EntityId(b"b"), EntityId(b"c")
 
 
+class Row(NamedTuple):
+    notifier_id: EntityId
+
+
+ROW_A, ROW_B, ROW_C = Row(A), Row(B), Row(C)
+
+
 def test_waiting_queues_come_in_order_and_once() -> None:
-    waiting = WaitingQueues(10)
-    for queue in (A, B, A, C):
+    waiting: WaitingQueues[Row] = WaitingQueues(10)
+    for queue in (ROW_A, ROW_B, ROW_A, ROW_C):
         waiting.add(queue)
-    assert waiting.take(2, 0) == [A, B]
-    assert waiting.take(2, 0) == [C]
+    assert waiting.take(2, 0) == [ROW_A, ROW_B]
+    assert waiting.take(2, 0) == [ROW_C]
     assert waiting.take(2, 0) == []
 
 
 def test_waiting_queues_put_off() -> None:
-    waiting = WaitingQueues(10)
-    waiting.add_later([A, B], 5.0)
-    waiting.add_later([C], 3.0)
+    waiting: WaitingQueues[Row] = WaitingQueues(10)
+    waiting.add_later([ROW_A, ROW_B], 5.0)
+    waiting.add_later([ROW_C], 3.0)
     assert waiting.next_at() == 3.0
     assert waiting.take(9, 2.9) == []
-    assert waiting.take(9, 3.0) == [C]
-    waiting.add(A)  # asked for anew: no reason to wait
-    assert waiting.take(9, 3.1) == [A]
+    assert waiting.take(9, 3.0) == [ROW_C]
+    waiting.add(ROW_A)  # asked for anew: no reason to wait
+    assert waiting.take(9, 3.1) == [ROW_A]
     waiting.discard(B)
     assert waiting.take(9, 99.0) == []
     assert waiting.next_at() is None
@@ -58,9 +66,10 @@ def test_waiting_queues_put_off() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "later", "take", "discard"]), st.integers(0, 30))))
 def test_waiting_queues_are_bounded_and_lose_nothing_silently(steps: list[tuple[str, int]]) -> None:
-    waiting, expected = WaitingQueues(8), set()
+    waiting: WaitingQueues[Row] = WaitingQueues(8)
+    expected: set[Row] = set()
     for kind, number in steps:
-        queue = EntityId(bytes([number]))
+        queue = Row(EntityId(bytes([number])))
         if kind == "add":
             waiting.add(queue)
             expected.add(queue)
@@ -70,7 +79,7 @@ def test_waiting_queues_are_bounded_and_lose_nothing_silently(steps: list[tuple[
         elif kind == "take":
             expected -= set(waiting.take(number % 4 + 1, 1.0))
         else:
-            waiting.discard(queue)
+            waiting.discard(queue.notifier_id)
             expected.discard(queue)
         assert len(waiting) <= 8
     assert waiting.overflowed or set(waiting.take(99, 1.0)) == expected

@@ -58,7 +58,7 @@ from protocol.versions import SMP_BLOCK_SIZE, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
-from smp_client.requests import SessionTiming
+from smp_client.requests import SESSION_DEFAULTS, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 from smp_router.router import Router
@@ -83,12 +83,12 @@ class Pool:
 
     stack: AsyncExitStack
     sessions: dict[SmpServer, SmpSession] = field(default_factory=dict)
-    timing: SessionTiming = field(default_factory=SessionTiming)
+    config: SessionConfig = SESSION_DEFAULTS
 
     async def __call__(self, server: SmpServer) -> SmpSession:
         session = self.sessions.get(server)
         if session is None or session.is_closed:
-            session = await connect_smp(server, Dialer(), timing=self.timing)
+            session = await connect_smp(server, Dialer(), config=self.config)
             self.sessions[server] = await self.stack.enter_async_context(session)
         return session
 
@@ -96,7 +96,7 @@ class Pool:
 @asynccontextmanager
 async def sender(config: ProxyConfig, answer: float = 30.0) -> AsyncIterator[Sender]:
     async with AsyncExitStack() as stack:
-        yield Sender(Pool(stack, timing=SessionTiming(answer=answer)), config)
+        yield Sender(Pool(stack, config=SessionConfig(answer=answer)), config)
 
 
 def always(*proxies: Router) -> ProxyConfig:

@@ -267,14 +267,6 @@ async def test_bad_names(host: str, unused_port: int) -> None:
         await open_stream(unused_port, host)
 
 
-async def test_next_address_is_tried() -> None:
-    """`localhost` may be ::1 first, where nobody listens."""
-    async with running(CREDENTIALS) as server:
-        stream = await open_stream(server.port, "localhost")
-        assert stream.peer == ("127.0.0.1", server.port)
-        stream.abort()
-
-
 async def test_given_socket() -> None:
     async with running(CREDENTIALS) as server:
         sock = socket.create_connection(("127.0.0.1", server.port))

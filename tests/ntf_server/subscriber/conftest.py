@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from ntf_server import router, router_session, subscriber
 from ntf_server.clock import SystemClock
+from ntf_server.config import SubscriberConfig
 from ntf_server.journal import NullJournal
-from ntf_server.router_watch import RouterStatus
-from ntf_server.subscriber import RouterSubscriber, SubscriberConfig
+from ntf_server.router import RouterStatus
+from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, DeviceToken, Provider
@@ -34,19 +36,34 @@ from tests.store.builders import create_one
 DATABASE = "ntf.db"
 STATES = "SELECT notifier_id, state FROM subscriptions"
 QUICK = SubscriberConfig(
-    connect_timeout=1.0,
-    command_timeout=1.0,
-    ping_interval=0.3,
-    ping_timeout=0.3,
-    first_delay=0.02,
-    longest_delay=0.1,
-    identity_delay=0.1,
-    takeover_first_delay=0.4,
-    takeover_longest_delay=5.0,
-    unanswered_delay=0.1,
-    longest_rest=0.2,
-    status_interval=0.05,
+    allow_private_routers=True, connect_timeout=1.0, command_timeout=1.0, ping_interval=0.3, ping_timeout=0.3
 )
+MAX_ROUTERS = 100
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, **constants: float) -> None:
+    """Give other values to constants that no operator sets."""
+    for name, value in constants.items():
+        modules = [module for module in (router, router_session, subscriber) if hasattr(module, name)]
+        assert modules, name
+        for module in modules:
+            monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(
+        monkeypatch,
+        FIRST_DELAY=0.02,
+        LONGEST_DELAY=0.1,
+        LONGEST_NEW_DELAY=0.1,
+        IDENTITY_DELAY=0.1,
+        FIRST_LEAVE=0.4,
+        LONGEST_LEAVE=5.0,
+        UNANSWERED_DELAY=0.1,
+        LONGEST_REST=0.2,
+        STATUS_INTERVAL=0.05,
+    )
 
 
 class CollectingSink:
@@ -103,11 +120,19 @@ class Daemon:
     def __post_init__(self) -> None:
         self.configure(self.config)
 
-    def configure(self, config: SubscriberConfig, dialer: Dialer | None = None) -> None:
+    def configure(
+        self, config: SubscriberConfig, dialer: Dialer | None = None, max_routers: int = MAX_ROUTERS
+    ) -> None:
         """Start over with other settings; before `running`."""
         self.config = config
         self.subscriber = RouterSubscriber(
-            with_faults(self.store, self.faults), self.sink, self.clock, config, self.journal, dialer=dialer
+            with_faults(self.store, self.faults),
+            self.sink,
+            self.clock,
+            config,
+            self.journal,
+            max_routers=max_routers,
+            dialer=dialer,
         )
 
     @asynccontextmanager

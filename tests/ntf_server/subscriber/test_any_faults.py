@@ -20,14 +20,12 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.records import ServerKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, until
+from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, tune, until
 
 FAULTS = 14
 SETTLED_WITHIN = 25.0
 FINAL = (SubState.DELETED, SubState.AUTH)
-EAGER = replace(
-    QUICK, batch_size=15, waiting_limit=25, verify_interval=0.3, takeover_first_delay=0.1, ping_interval=0.2
-)
+EAGER = replace(QUICK, ping_interval=0.2)
 
 
 class Trial:
@@ -177,8 +175,9 @@ class Trial:
     ("with_service", "seed"), [(True, seed) for seed in range(8)] + [(False, seed) for seed in range(3)]
 )
 async def test_after_any_faults_the_store_and_the_router_agree(
-    store: SqliteStore, tmp_path: Path, with_service: bool, seed: int
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_service: bool, seed: int
 ) -> None:
+    tune(monkeypatch, BATCH_SIZE=15, WAITING_LIMIT=25, VERIFY_INTERVAL=0.3, FIRST_LEAVE=0.1)
     daemon = Daemon(tmp_path / DATABASE, store, replace(EAGER, use_service_credentials=with_service))
     trial = Trial(seed, daemon)
     async with trial.running():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ntf_server.subscriber import SubscriberConfig
+from ntf_server.config import SubscriberConfig
+from ntf_server.router import LONGEST_DELAY
+from ntf_server.subscriber import network_config
 from smp_client.dialer import Dialer, NetworkConfig
 
 
 def test_defaults_keep_the_promises() -> None:
     config = SubscriberConfig()
     assert config.ping_interval + config.ping_timeout <= 80, "half-open connections are noticed in time"
-    assert config.connect_timeout + config.longest_delay <= 60, "a router that moved is found within a minute"
+    assert config.connect_timeout + LONGEST_DELAY <= 60, "a router that moved is found within a minute"
     assert config.use_service_credentials
 
 
@@ -27,7 +29,7 @@ def test_defaults_keep_the_promises() -> None:
     ],
 )
 def test_network(config: SubscriberConfig, network: NetworkConfig) -> None:
-    assert config.network() == network
+    assert network_config(config) == network
     Dialer(network)
 
 

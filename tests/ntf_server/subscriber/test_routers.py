@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ntf_server.router_watch import WRONG_IDENTITIES
+from ntf_server.router import WRONG_IDENTITIES
 from protocol.addresses import SmpServer
 from protocol.errors import AUTH, INTERNAL
 from protocol.smp_messages import End, Sok
@@ -19,8 +19,9 @@ from smp_client.dialer import Dialer
 from smp_router.router import Router, make_credentials
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune, until
 from tests.smp_client.peer import PeerSession, scripted_router
+from transport.address_guard import AddressGuard
 from transport.certificates import KeyAlgorithm, make_ca, make_online
 
 
@@ -43,9 +44,11 @@ async def test_new_subscription_becomes_active_and_its_notifications_arrive(
         assert not daemon.status().service
 
 
-async def test_everything_stored_is_subscribed_at_start_page_by_page(plain_daemon: Daemon) -> None:
+async def test_everything_stored_is_subscribed_at_start_page_by_page(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon = plain_daemon
-    daemon.configure(replace(daemon.config, batch_size=50))
+    tune(monkeypatch, BATCH_SIZE=50)
     async with Router.start() as router:
         queues = router.load.create_queues(230)
         await daemon.add(router.address, queues, hand_over=False)
@@ -56,9 +59,11 @@ async def test_everything_stored_is_subscribed_at_start_page_by_page(plain_daemo
             assert daemon.status().individual_queues == 230
 
 
-async def test_a_burst_beyond_the_limit_is_found_in_the_store(plain_daemon: Daemon) -> None:
+async def test_a_burst_beyond_the_limit_is_found_in_the_store(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon = plain_daemon
-    daemon.configure(replace(daemon.config, batch_size=20, waiting_limit=30))
+    tune(monkeypatch, BATCH_SIZE=20, WAITING_LIMIT=30)
     async with Router.start() as router, daemon.running():
         await daemon.add(router.address, router.load.create_queues(1))
         await until(lambda: daemon.status().subscribed)
@@ -185,11 +190,13 @@ async def test_router_that_moved_to_another_address_is_found_by_its_name(plain_d
     daemon = plain_daemon
     addresses = ["127.0.0.1"]
 
-    async def resolve(host: str) -> list[str]:
+    def resolve(host: str) -> list[str]:
         assert host == "router.example"
         return list(addresses)
 
-    daemon.configure(daemon.config, Dialer(resolver=resolve))
+    daemon.configure(
+        daemon.config, Dialer(guard=AddressGuard(allow_private=True, resolve=resolve, cache_time=0))
+    )
     credentials = make_credentials("router.example")
     async with daemon.running():
         async with Router.start(credentials=credentials) as router:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntf_server.router_work import HEALED
+from ntf_server.router_session import HEALED
 from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
 from ntf_server.subscriber import ACTIVE_SERVICE, SESSIONS
 from protocol.encoding import EntityId, b64
@@ -23,7 +23,7 @@ from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import ServerKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune, until
 from tests.smp_client.peer import scripted_router
 from tests.smp_client.test_session import accept_all
 
@@ -101,8 +101,10 @@ async def test_drift_is_healed_and_nothing_is_lost(daemon: Daemon, share: float,
         await assert_associated(daemon, key, queues)
 
 
-async def test_drift_in_the_middle_of_a_session_is_found_by_the_next_comparison(daemon: Daemon) -> None:
-    daemon.configure(replace(QUICK, verify_interval=0.3))
+async def test_drift_in_the_middle_of_a_session_is_found_by_the_next_comparison(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, VERIFY_INTERVAL=0.3)
     async with Router.start() as router, daemon.running():
         queues = router.load.create_queues(30)
         await daemon.add(router.address, queues)
@@ -174,8 +176,10 @@ async def test_service_forgotten(daemon: Daemon) -> None:
         await assert_associated(daemon, key, queues)
 
 
-async def test_service_forgotten_again_and_again_in_the_middle_of_sessions(daemon: Daemon) -> None:
-    daemon.configure(replace(QUICK, verify_interval=0.1))
+async def test_service_forgotten_again_and_again_in_the_middle_of_sessions(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, VERIFY_INTERVAL=0.1)
     async with Router.start() as router, daemon.running():
         await daemon.add(router.address, router.load.create_queues(10))
         for _ in range(4):
@@ -283,9 +287,11 @@ async def test_credentials_are_stored_before_they_are_used(daemon: Daemon) -> No
         assert (await daemon.store.server(key)).credentials is not None
 
 
-async def test_two_daemons_with_the_same_credentials_do_not_fight(daemon: Daemon, tmp_path: Path) -> None:
-    patient = replace(QUICK, takeover_first_delay=1.0)
-    daemon.configure(patient)
+async def test_two_daemons_with_the_same_credentials_do_not_fight(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, FIRST_LEAVE=1.0)
+    daemon.configure(QUICK)
     async with Router.start() as router, daemon.running():
         queues = router.load.create_queues(10)
         key = await daemon.add(router.address, queues)

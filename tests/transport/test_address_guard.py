@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from ntf_server.push.address_guard import (
+from transport.address_guard import (
     AddressGuard,
     ForbiddenAddressError,
     UnresolvedError,

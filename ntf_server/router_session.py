@@ -1,0 +1,469 @@
+"""One session with a router: log in, subscribe what the store says, keep it so, notice when it is not.
+
+What the router tells meanwhile goes to the store: notifications and then on to the push side, ends to their
+queues. Everything that changes during a session is changed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from ntf_server.clock import Clock
+from ntf_server.interfaces import PushSink
+from ntf_server.journal import EventSink
+from ntf_server.metrics import counter
+from ntf_server.service_credentials import RouterService
+from protocol.addresses import SmpServer, canonical_host
+from protocol.connection import Received
+from protocol.crypto import decode_private_key
+from protocol.encoding import EntityId
+from protocol.errors import DecodeError
+from protocol.smp_messages import Ends, Nmsg, Nsub, QueueSet, SmpCommand, SmpMessage, Soks
+from protocol.statuses import SubEvent, SubState, bulk_move
+from smp_client.backoff import Backoff
+from smp_client.errors import RequestTimeout
+from smp_client.nonsense import Nonsense
+from smp_client.requests import Request
+from smp_client.session import SmpSession
+from smp_client.subscriptions import (
+    SERVICE_REFUSED,
+    Balance,
+    Flight,
+    Outcomes,
+    ServiceBalance,
+    WaitingQueues,
+    queue_event,
+    sort_outcomes,
+)
+from store.interface import StoreError, SubscriberStore
+from store.journal_schema import JournalEvent
+from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
+
+logger = logging.getLogger(__name__)
+
+WAITING_LIMIT = 10_000
+"New queues kept in memory per router; more are found in the store."
+BATCH_SIZE = 900
+"Queues asked for at once."
+UNANSWERED_DELAY = 10.0
+"Before a queue is asked for again whose request was not answered."
+VERIFY_INTERVAL = 3600.0
+"Between comparisons of our queues with a router's, while a session lasts."
+LONGEST_REST = 60.0
+"Between looks at what is due."
+
+RECEIVED = counter("notifications_received", "Received notifications")
+RECEIVED_OWN = counter("notifications_received_own", "Received notifications, of own servers", ["server"])
+WITHOUT_TOKEN = counter(
+    "notifications_received_without_token", "Received notifications that have no subscription or active token"
+)
+STORE_RETRIES = counter(
+    "notifications_store_retries", "Attempts to store received notifications that had to be repeated"
+)
+SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
+REFUSED = counter("smp_subscribe_errors", "Queues that could not be subscribed", ["status"])
+DRIFTS = counter("smp_service_drifts", "Times a router had another set of queues than this server")
+DRIFTED_QUEUES = counter(
+    "smp_service_drifted_queues", "Difference in the number of queues, when sets differed"
+)
+HEALED = counter("smp_service_healed_queues", "Queues that routers had lost and that were bound again")
+
+BAD_KEY = SubEvent.failed("the notifier key cannot be used")
+FROM_START = SubKey(0)
+
+R = TypeVar("R")
+
+
+class EndSession(Exception):
+    """The session is of no use any more; with `at_once` the next one need not wait."""
+
+    def __init__(self, reason: str, *, at_once: bool = False) -> None:
+        super().__init__(reason)
+        self.at_once = at_once
+
+
+class TakenOver(EndSession):
+    """Another instance has the service now."""
+
+
+class KnownRouter:
+    """A router as the store knows it, and what of it outlives a session."""
+
+    def __init__(self, key: ServerKey, server: SmpServer, *, own: bool) -> None:
+        self.key = key
+        self.server = server
+        self.name = server.host_port
+        "In logs and in the journal."
+        self.host = canonical_host(server.hosts[0])
+        self.is_own = own
+        self.waiting: WaitingQueues[QueueRow] = WaitingQueues(WAITING_LIMIT)
+        self.balance = ServiceBalance()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of the daemon that routers are watched with."""
+
+    store: SubscriberStore
+    push_sink: PushSink
+    clock: Clock
+    journal: EventSink
+
+
+class ServiceCheck(NamedTuple):
+    """The answer to NSUBS."""
+
+    balance: Balance
+    ours: QueueSet
+    routers: QueueSet
+
+
+class RouterSession:
+    """Made before its connection, whose events go to `receive`; `run` does all the rest."""
+
+    def __init__(self, router: KnownRouter, parts: Surroundings, service: RouterService) -> None:
+        self._router = router
+        self._store = parts.store
+        self._push_sink = parts.push_sink
+        self._clock = parts.clock
+        self._journal = parts.journal
+        self._service = service
+        self._session: SmpSession | None = None
+        self._service_id: EntityId | None = None
+        self._flight: Flight | None = None
+        self._wake = asyncio.Event()
+        self._ending: EndSession | None = None
+        self._shrunk = False
+        "Subscriptions went away since it was last asked whether any are left."
+        self._verified_at = parts.clock.monotonic()
+        self._retry_at: int | None = None
+        self.service_queues = 0
+        self.individual_queues = 0
+        self.is_subscribed = False
+        "Everything that was stored at the start of the session has been asked for."
+
+    @property
+    def session(self) -> SmpSession:
+        assert self._session is not None
+        return self._session
+
+    async def run(self, session: SmpSession) -> None:
+        """Ends with `EndSession`, `ClientError`, `StoreError` or by cancellation."""
+        self._session = session  # before anything is read: events need it
+        session.when_closed(self._wake.set)
+        # Whatever waits is stored already, so the sweep finds it; what comes from now on waits anew.
+        self._router.waiting.clear()
+        record = await self._store.server(self._router.key)
+        service = session.params.service
+        self._service_id = None if service is None else service.service_id
+        await self._service.adopt(record, service)
+        balance = Balance.EQUAL
+        if self._service_id is not None and self._service_id == record.service_id and record.associated_count:
+            balance = await self._service_balance()
+        await self._sweep(associated=False)
+        self.is_subscribed = True
+        if balance is not Balance.EQUAL:
+            await self._heal()
+        await self._keep()
+
+    def look(self, *, shrunk: bool = False) -> None:
+        """There may be something to do: queues wait, or (`shrunk`) are gone."""
+        self._shrunk |= shrunk
+        self._wake.set()
+
+    def end(self, reason: EndSession) -> None:
+        """Stop at the next opportunity."""
+        self._ending = reason
+        self._wake.set()
+
+    def _check_open(self) -> None:
+        if self._ending is not None:
+            raise self._ending
+        self.session.check_open()
+
+    # The service as a whole
+
+    async def _service_balance(self) -> Balance:
+        check = await self._subscribe_service()
+        return Balance.DRIFTED if check is None else check.balance
+
+    async def _subscribe_service(self) -> ServiceCheck | None:
+        """NSUBS, and how our set of queues compares with the router's; None if it is refused."""
+        key = self._router.key
+        record = await self._store.server(key)
+        ours = QueueSet(record.associated_count, record.associated_hash)
+        answer = await self.session.subscribe_service(ours)
+        self._verified_at = self._clock.monotonic()
+        if not isinstance(answer, Soks):
+            if await self._service.refused():
+                raise EndSession("the router refuses the service subscription")
+            return None
+        routers = answer.queues
+        changed = await self._store.set_service_subscribed(key)
+        self.service_queues = ours.count
+        total = await self._store.subscription_count(key)
+        self._journal.record(
+            JournalEvent.SMP_SERVICE_SUBSCRIBED,
+            server=self._router.name,
+            count=routers.count,
+            expected=ours.count,
+            total=total,
+            changed=changed,
+        )
+        return ServiceCheck(self._router.balance.compare(ours, routers), ours, routers)
+
+    async def _heal(self) -> None:
+        """Bind every associated queue again, one by one, unless the router's set is ours by now."""
+        before = await self._subscribe_service()
+        if before is not None and before.balance is Balance.EQUAL:
+            return
+        if before is not None and before.balance is Balance.DRIFTED:
+            self._report_drift(before)
+        started = self._clock.monotonic()
+        await self._sweep(associated=True)
+        after = await self._subscribe_service()
+        if before is None or after is None or (before.balance is after.balance is Balance.UNCERTAIN):
+            return
+        if after.balance is Balance.DRIFTED:
+            self._router.balance.settle(after.ours, after.routers)
+        self._report_healed(after, after.routers.count - before.routers.count, started)
+
+    def _report_drift(self, check: ServiceCheck) -> None:
+        name, ours, routers = self._router.name, check.ours.count, check.routers.count
+        DRIFTS.inc()
+        DRIFTED_QUEUES.inc(abs(routers - ours))
+        logger.warning("%s has %d queues of this service instead of %d", name, routers, ours)
+        self._journal.record(JournalEvent.SMP_DRIFT, server=name, count=routers, expected=ours)
+
+    def _report_healed(self, check: ServiceCheck, gained: int, started: float) -> None:
+        name, healed = self._router.name, max(0, gained)
+        took = int((self._clock.monotonic() - started) * 1_000_000)
+        HEALED.inc(healed)
+        logger.info("%s has %d queues of this service again, %d more", name, check.routers.count, healed)
+        self._journal.record(JournalEvent.SMP_HEALED, server=name, count=healed, latency_us=took)
+
+    # Queues one by one
+
+    async def _sweep(self, *, associated: bool) -> None:
+        """Subscribe all stored queues of a kind, page by page, and between the pages whatever is new."""
+        after = FROM_START
+        while page := await self._store.queues(
+            self._router.key, after=after, limit=BATCH_SIZE, associated=associated
+        ):
+            await self._subscribe(page)
+            await self._subscribe_waiting()
+            after = page[-1].key
+
+    async def _keep(self) -> None:
+        """Subscribe what is new or due, for ever."""
+        waiting = self._router.waiting
+        while True:
+            self._wake.clear()
+            if waiting.overflowed:
+                waiting.clear()
+                self.individual_queues = 0
+                await self._sweep(associated=False)
+            if await self._subscribe_waiting() or await self._subscribe_due():
+                continue
+            if self._is_verification_due():
+                if await self._service_balance() is Balance.DRIFTED:
+                    await self._heal()
+                continue
+            await self._check_needed()
+            await self._rest()
+
+    async def _subscribe_waiting(self) -> bool:
+        """The next batch of those that were handed over; False if there is none."""
+        self._check_open()
+        rows = self._router.waiting.take(BATCH_SIZE, self._clock.monotonic())
+        if rows:
+            await self._subscribe(rows)
+        return bool(rows)
+
+    async def _subscribe_due(self) -> bool:
+        """Queues that failed some time ago; False if none is due."""
+        now = int(self._clock.now())
+        self._retry_at = await self._store.next_retry(self._router.key)
+        if self._retry_at is None or self._retry_at > now:
+            return False
+        await self._subscribe(await self._store.due_retries(self._router.key, now, BATCH_SIZE))
+        return True
+
+    async def _subscribe(self, rows: Sequence[QueueRow]) -> None:
+        self._check_open()
+        usable: dict[EntityId, QueueRow] = {}
+        requests: list[Request[SmpCommand]] = []
+        unusable: list[QueueEvent] = []
+        for row in rows:
+            try:
+                requests.append(Request(row.notifier_id, Nsub(), decode_private_key(row.notifier_key)))
+                usable[row.notifier_id] = row
+            except DecodeError:
+                unusable.append(QueueEvent(row.notifier_id, BAD_KEY))
+        await self._move(unusable)
+        if not requests:
+            return
+        batch = self.session.new_batch(len(requests))
+        self._flight = flight = Flight(list(usable), batch)
+        try:
+            answers = await self.session.send(batch, requests)
+            await self._store_outcomes(sort_outcomes(list(usable), answers, self._service_id), usable)
+        finally:
+            self._flight = None
+        await self._move([QueueEvent(*overtaken) for overtaken in flight.overtaken])
+        if all(isinstance(answer, RequestTimeout) for answer in answers):
+            raise EndSession("the router does not answer NSUB")
+
+    async def _store_outcomes(self, outcomes: Outcomes, rows: dict[EntityId, QueueRow]) -> None:
+        await self._set_subscribed(outcomes.associated, self._service_id)
+        await self._set_subscribed(outcomes.individual, None)
+        self.individual_queues += len(outcomes.individual)
+        retry_at = self._clock.monotonic() + UNANSWERED_DELAY
+        self._router.waiting.add_later([rows[notifier_id] for notifier_id in outcomes.unanswered], retry_at)
+        changed = [QueueEvent(*change) for change in outcomes.changed]
+        restart = outcomes.service_failed and await self._service.refused()
+        if restart:  # these are not lost: the next session subscribes them
+            changed = [change for change in changed if change.event is not SERVICE_REFUSED]
+        await self._move(changed)
+        if restart:
+            raise EndSession("the router refuses the service for a queue")
+
+    async def _set_subscribed(self, notifier_ids: Sequence[EntityId], service_id: EntityId | None) -> None:
+        if notifier_ids:
+            moves = await self._store.set_subscribed(self._router.key, notifier_ids, service_id=service_id)
+            self._record_moves(moves)
+            SUBSCRIBED.inc(len(notifier_ids))
+
+    async def _move(self, events: Sequence[QueueEvent]) -> list[Moved]:
+        """Store what ended queues, or kept them from being subscribed."""
+        if not events:
+            return []
+        moves = await self._store.move_queues(self._router.key, events, now=int(self._clock.now()))
+        for ended, count in Counter(event.event.input for event in events).items():
+            REFUSED.labels(bulk_move(ended).target).inc(count)
+        self._record_moves(moves)
+        self._shrunk = True
+        return moves
+
+    def _record_moves(self, moves: Sequence[Moved]) -> None:
+        """Note in the journal which subscriptions changed; being on the way (PENDING) is not worth a note."""
+        for move in moves:
+            if move.after is not SubState.PENDING:
+                self._journal.record(
+                    JournalEvent.SUB_STATUS_CHANGED,
+                    server=self._router.name,
+                    subscription=move.subscription_id,
+                    token=move.token_id,
+                    status_from=move.before.value,
+                    status_to=move.after.value,
+                )
+
+    # Waiting
+
+    def _is_verification_due(self) -> bool:
+        return (
+            self._service_id is not None
+            and self.service_queues > 0
+            and self._clock.monotonic() - self._verified_at >= VERIFY_INTERVAL
+        )
+
+    async def _check_needed(self) -> None:
+        record = await self._store.server(self._router.key)
+        self.service_queues = record.associated_count if self._service_id is not None else 0
+        if self._shrunk:
+            self._shrunk = False
+            if not await is_needed(self._store, self._router):
+                raise EndSession("no subscription is left", at_once=True)
+
+    async def _rest(self) -> None:
+        """Until something is handed over, an event comes, something is due, or the session ends."""
+        delay = LONGEST_REST
+        if (later := self._router.waiting.next_at()) is not None:
+            delay = min(delay, later - self._clock.monotonic())
+        if self._retry_at is not None:
+            delay = min(delay, self._retry_at - self._clock.now())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(delay, 0)):
+                await self._wake.wait()
+        self._check_open()
+
+    # What the router tells, in the task that reads; nothing more is read until it is stored
+
+    async def receive(self, events: list[Received[SmpMessage]]) -> None:
+        await self._store_notifications(events)
+        ended: list[QueueEvent] = []
+        for received in events:
+            event = queue_event(received.message)
+            if event is not None:
+                if self._flight is None or not self._flight.absorbs(received.entity_id, event):
+                    ended.append(QueueEvent(received.entity_id, event))
+            elif isinstance(received.message, Ends):
+                self.end(TakenOver("another instance took over"))
+            elif type(received.message) is not Nmsg:
+                self.session.blame(Nonsense.UNASKED, 1)
+        if ended:
+            moves = await patiently(lambda: self._move(ended), self._router.name)
+            self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
+            self.individual_queues = max(0, self.individual_queues - len(moves))
+            self._wake.set()
+
+    async def _store_notifications(self, events: Sequence[Received[SmpMessage]]) -> None:
+        """One transaction for those of a block; then the push side, which may take its time."""
+        block = [
+            Notification(event.entity_id, *event.message)
+            for event in events
+            if type(event.message) is Nmsg  # a tuple, and this loop is hot
+        ]
+        if not block:
+            return
+        received_at = self._clock.monotonic()
+        timestamp = int(self._clock.now())
+        key = self._router.key
+        stored = await patiently(
+            lambda: self._store.add_notifications(key, block, received_at=timestamp), self._router.name
+        )
+        self._count(stored)
+        if token_keys := [entry.token_key for entry in stored if entry is not None]:
+            await self._push_sink.notify(token_keys, received_at)
+
+    def _count(self, stored: Sequence[Stored | None]) -> None:
+        RECEIVED.inc(len(stored))
+        if self._router.is_own:
+            RECEIVED_OWN.labels(self._router.host).inc(len(stored))
+        ids = [(entry.token_id, entry.subscription_id) for entry in stored if entry is not None]
+        if ids:
+            self.session.praise(len(ids))
+            self._journal.record_received(self._router.name, ids)
+        if lost := len(stored) - len(ids):
+            self.session.blame(Nonsense.UNKNOWN, lost)
+            WITHOUT_TOKEN.inc(lost)
+            self._journal.record(JournalEvent.NTF_RECEIVED, server=self._router.name, count=lost)
+
+
+async def is_needed(store: SubscriberStore, router: KnownRouter) -> bool:
+    """Whether the router has any queue for us: now, or after a slow retry."""
+    if await store.queues(router.key, after=FROM_START, limit=1):
+        return True
+    waiting = router.waiting
+    return await store.next_retry(router.key) is not None or len(waiting) > 0 or waiting.overflowed
+
+
+async def patiently(write: Callable[[], Awaitable[R]], name: str) -> R:
+    """Repeat a write until the store takes it: what a router sent is not sent again.
+
+    Meanwhile nothing more is read from that router, so that it keeps the rest.
+    """
+    backoff = Backoff(0.1, 10.0, lambda: 0.0)
+    while True:
+        try:
+            return await write()
+        except StoreError as error:
+            STORE_RETRIES.inc()
+            logger.error("what %s sent cannot be stored yet: %s", name, error)
+        await asyncio.sleep(backoff.next())
