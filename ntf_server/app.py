@@ -30,6 +30,7 @@ from ntf_server.metrics import gauge, histogram
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
+from ntf_server.push.verification_limits import VerificationLimits
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
@@ -231,7 +232,10 @@ class App:
             self.dispatcher,
             clock=self._clock,
             random=self._random,
-            rules=CommandRules(providers=frozenset(self._providers.by_tag)),
+            rules=CommandRules(
+                providers=frozenset(self._providers.by_tag),
+                verifications=VerificationLimits(config.LIMITS),
+            ),
             journal=self._journal,
             deletions=self._deletions,
         )

@@ -14,11 +14,11 @@ from ntf_server.clock import Clock, day
 from ntf_server.housekeeping import Deletions
 from ntf_server.interfaces import Subscriber, VerificationSink
 from ntf_server.journal import EventSink
-from ntf_server.limits import Rate, RateLimiter
 from ntf_server.metrics import counter
 from ntf_server.periodic import first_due
+from ntf_server.push.verification_limits import VerificationLimits
 from protocol.crypto import X25519PrivateKey
-from protocol.device_token import DeviceToken, Provider, encode_device_token
+from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, CMD_PROHIBITED, INTERNAL, QUOTA, ProtocolError, store_error
 from protocol.ntf_commands import (
@@ -60,8 +60,6 @@ logger = logging.getLogger(__name__)
 ID_SIZE = 24
 CODE_SIZE = 32
 MIN_CRON_MINUTES = 20
-VERIFICATION_RATE = Rate(per_second=1 / 60, burst=10)
-"Verification pushes per device token: TNEW and TRPL would otherwise let anyone pester a device."
 
 STORE_FAILED = store_error("unavailable")
 "All that a client learns: what went wrong, and where, is the operator's business."
@@ -83,6 +81,7 @@ class CommandRules:
     """What the configuration allows clients to do."""
 
     providers: frozenset[Provider]
+    verifications: VerificationLimits
 
 
 class Commands:
@@ -108,7 +107,6 @@ class Commands:
         self._rules = rules
         self._journal = journal
         self._deletions = deletions
-        self._verifications = RateLimiter(VERIFICATION_RATE)
         self._authenticator = Authenticator(store)
 
     async def run(self, params: SessionParams, requests: Sequence[Request]) -> list[NtfResponse]:
@@ -227,7 +225,7 @@ class Commands:
     def _check_device(self, device_token: DeviceToken) -> None:
         if device_token.provider not in self._rules.providers:
             raise ProtocolError(CMD_PROHIBITED)
-        if not self._verifications.allows(encode_device_token(device_token), self._clock.monotonic()):
+        if not self._rules.verifications.allows(device_token, self._clock.monotonic()):
             raise ProtocolError(QUOTA)
 
     # Subscriptions

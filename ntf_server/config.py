@@ -244,6 +244,10 @@ class LimitsConfig:
     address_verifications_per_hour: int = key(
         2000, whole(0, 100_000_000), "TNEW and TRPL from one address: each makes a push to a device."
     )
+    device_verifications_per_hour: int = key(30, whole(0, 1_000_000), "TNEW and TRPL with one device token.")
+    host_verifications_per_hour: int = key(
+        10_000, whole(0, 100_000_000), "TNEW and TRPL with one Web Push host."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

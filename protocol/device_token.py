@@ -22,16 +22,21 @@ class Provider(Enum):
         return self.value.decode("ascii")
 
 
+_HEX = frozenset({Provider.APNS_DEV, Provider.APNS_PROD})
 WEB_PUSH_AUTH_SIZE = 16
 P256_POINT_SIZE = 65
 
 
 @dataclass(frozen=True, slots=True)
 class ApnsToken:
-    """The token's bytes are its lower-case hex text."""
+    """The token's bytes are its lower-case hex text; those of the test provider are any text."""
 
     provider: Provider
     token: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.provider in _HEX and not self.token.islower():
+            object.__setattr__(self, "token", self.token.lower())  # one device has one spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,10 @@ class WebPushToken:
     auth: bytes = field(repr=False)
     p256dh: bytes = field(repr=False)
     provider: Provider = field(default=Provider.WEB_PUSH, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.host.islower():
+            object.__setattr__(self, "host", self.host.lower())
 
 
 DeviceToken = ApnsToken | FcmToken | WebPushToken

@@ -54,7 +54,7 @@ _WHOLE: Final = {provider: Destination(provider) for provider in Provider}
 def destination_of(token: DeviceToken) -> Destination:
     """Where a device's pushes go. Ports of one host count as one, so that nobody has 65,535 of them."""
     if isinstance(token, WebPushToken):
-        return Destination(token.provider, token.host.lower())
+        return Destination(token.provider, token.host)
     return _WHOLE[token.provider]
 
 

@@ -149,7 +149,6 @@ def parse_endpoint(token: WebPushToken) -> Endpoint:
         host, port, path = token.host.decode("ascii"), token.port.decode("ascii"), token.path.decode("ascii")
     except UnicodeDecodeError:
         raise DeviceGone(InvalidReason.BAD) from None
-    host = host.lower()
     if not _is_host(host) or not PATH.fullmatch(path):
         raise DeviceGone(InvalidReason.BAD)
     if port and not (port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):

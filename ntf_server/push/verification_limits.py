@@ -1,0 +1,39 @@
+"""How often anyone may make the server push to a device that it has not verified.
+
+TNEW and TRPL name a device, and the server pushes a code to it: without a limit, a cannon to be pointed at a
+stranger's phone or at a Web Push host. Pure: time is an argument, memory is bounded, no device token is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from ntf_server.config import LimitsConfig
+from ntf_server.limits import SECONDS_PER_HOUR, Rate, RateLimiter
+from ntf_server.push.provider import destination_of
+from protocol.device_token import DeviceToken, WebPushToken, encode_device_token
+
+KEY_SIZE = 16
+
+
+class VerificationLimits:
+    """Counts per device and hour, and per Web Push host and hour; of this process alone."""
+
+    def __init__(self, config: LimitsConfig) -> None:
+        self._devices = RateLimiter(Rate.over(config.device_verifications_per_hour, SECONDS_PER_HOUR))
+        self._hosts = RateLimiter(Rate.over(config.host_verifications_per_hour, SECONDS_PER_HOUR))
+
+    def allows(self, device: DeviceToken, now: float) -> bool:
+        """Whether a verification push to the device may be made now; if so, it counts."""
+        if not self._devices.allows(device_key(device), now):
+            return False
+        return not isinstance(device, WebPushToken) or self._hosts.allows(destination_of(device), now)
+
+
+def device_key(device: DeviceToken) -> bytes:
+    """The same for one device however it is written, and nothing that anybody could push to."""
+    if isinstance(device, WebPushToken):  # its keys are free to choose: the endpoint is what gets the push
+        text = b"\0".join((device.host, device.port or b"443", device.path))
+    else:
+        text = encode_device_token(device)
+    return hashlib.blake2b(text, digest_size=KEY_SIZE).digest()
