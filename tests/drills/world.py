@@ -199,6 +199,11 @@ class World:
             while not wanted <= self.router.subscribed_notifiers():
                 await asyncio.sleep(0.02)
 
+    @property
+    def known_devices(self) -> frozenset[str]:
+        """The honest clients' device tokens."""
+        return frozenset(self._secrets)
+
     async def _code(self, device: Device) -> bytes:
         """What the device reads from its verification push."""
         assert isinstance(device.token, ApnsToken)
