@@ -190,6 +190,20 @@ async def test_commands_in_each_status(app: App, client: NtfClient, status: Toke
             assert checked in (Tkn(TokenStatus.REGISTERED), Tkn(TokenStatus.CONFIRMED))
 
 
+async def test_a_token_that_was_never_verified_does_not_subscribe(app: App, client: NtfClient) -> None:
+    """Not by being called invalid, for which a malformed address is enough, nor by registering again."""
+    device = Device.make(null_token())
+    for status in DEAD:
+        await device.register(client)
+        record = await app.store.token_by_device(device.token, device.key.public.der)
+        assert record is not None
+        await bring_to(app.store, record.key, status)
+        snew = Snew(device.token_id, builders.queue_ntf(1), builders.ed25519())
+        assert await device.ask(client, Tchk()) == Tkn(status)
+        assert await client.ask(snew, NO_ENTITY, device.key) == Err(AUTH)
+    assert (await app.store.counts()).servers == 0
+
+
 async def _request(
     app: App, device: Device, subscription: EntityId, command: type
 ) -> tuple[NtfCommand, EntityId]:

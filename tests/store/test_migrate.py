@@ -8,8 +8,10 @@ import pytest
 
 from store import migrate
 from store.interface import SchemaError, StoreUnavailable
+from store.records import TokenKey
 from store.sqlite import SqliteStore
-from tests.store.builders import active_token, find_token
+from store.sqlite_deletion import PAGE
+from tests.store.builders import active_token, find_token, new_subscription
 
 LATEST = migrate.latest_version()
 
@@ -99,3 +101,49 @@ def test_a_locked_database_is_told(tmp_path: Path) -> None:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreUnavailable, match="locked"):
             migrate.migrate(path, to=0)
+
+
+_OLD_TOKEN = """
+INSERT INTO tokens (token_id, device_token, verify_key, dh_private, dh_secret, code, status, updated_on)
+VALUES (?1, x'414E00', ?1, x'', x'', x'', ?2, 0)
+"""
+_OLD_SUBSCRIPTION = """
+INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, notifier_key, state)
+VALUES (?1, ?2, 1, ?1, x'', 'ACTIVE')
+"""
+
+
+async def test_tokens_of_an_older_server_keep_their_rights(tmp_path: Path) -> None:
+    """Dead tokens with subscriptions were ACTIVE once; of others nobody knows, so they verify again."""
+    path = tmp_path / "ntf.db"
+    migrate.migrate(path, to=1)
+    with closing(migrate.connect(path)) as db:
+        db.execute("INSERT INTO smp_servers (hosts, port, key_hash) VALUES ('router.example', '', x'00')")
+        for number, status in enumerate(("ACTIVE", "INVALID,BAD", "INVALID,BAD", "REGISTERED"), 1):
+            db.execute(_OLD_TOKEN, (b"%d" % number, status))
+        for number, token in enumerate((1, 1, 2)):
+            db.execute(_OLD_SUBSCRIPTION, (b"%d" % number, token))
+        db.execute("UPDATE totals SET tokens = 4, active_tokens = 1, subscriptions = 3")
+    store = SqliteStore(path)
+    await store.open()
+    tokens = await store.tokens_by_key([TokenKey(key) for key in range(1, 5)])
+    assert [token.may_subscribe for token in tokens] == [True, True, False, False]
+    deletion = await store.delete_token(TokenKey(1))
+    assert deletion is not None
+    assert deletion.tokens[0].subscriptions == 2
+    await store.close()
+
+
+async def test_going_back_leaves_a_deleted_token_to_the_older_server(tmp_path: Path) -> None:
+    path = tmp_path / "ntf.db"
+    store = SqliteStore(path)
+    await store.open()
+    token = await active_token(store)
+    await store.create_subscriptions([new_subscription(token.key) for _ in range(2 * PAGE)])
+    await store.delete_token(token.key)
+    await store.close()
+    migrate.migrate(path, to=1)
+    with closing(migrate.connect(path)) as db:
+        assert db.execute("SELECT status, updated_on FROM tokens").fetchall() == [("INVALID", 0)]
+        assert db.execute("SELECT tokens, subscriptions FROM totals").fetchone() == (1, PAGE)
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
