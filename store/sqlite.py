@@ -1,4 +1,4 @@
-"""The store in an SQLite file: one connection writes, one reads, each with a lane of its own."""
+"""The store in an SQLite file: one connection writes, one reads, each with a queue of its own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from store.sqlite_engine import (
     DatabaseFile,
     GroupReader,
     GroupWriter,
-    Lane,
+    WorkQueue,
     flattened,
     run_each,
     run_in_thread,
@@ -93,8 +93,8 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._auto_migrate = auto_migrate
         self._connections: list[aiosqlite.Connection] = []
-        self._writer: Lane[Transaction] | None = None
-        self._reader: Lane[sqlite3.Connection] | None = None
+        self._writer: WorkQueue[Transaction] | None = None
+        self._reader: WorkQueue[sqlite3.Connection] | None = None
         self._file = DatabaseFile(path)
         self._run_writes = GroupWriter(self._file, on_commit)
         self._run_reads = GroupReader(self._file)
@@ -111,15 +111,15 @@ class SqliteStore:
         except BaseException:
             await self._disconnect()
             raise
-        self._writer = Lane("store writer", writing, self._run_writes)
-        self._reader = Lane("store reader", reading, self._run_reads)
+        self._writer = WorkQueue("store writer", writing, self._run_writes)
+        self._reader = WorkQueue("store reader", reading, self._run_reads)
         self._writer.start()
         self._reader.start()
 
     async def close(self) -> None:
-        for lane in (self._writer, self._reader):
-            if lane is not None:
-                await lane.stop()
+        for queue in (self._writer, self._reader):
+            if queue is not None:
+                await queue.stop()
         await self._disconnect()
 
     async def _connect(self, prepare: Callable[[sqlite3.Connection], None]) -> aiosqlite.Connection:
@@ -158,13 +158,13 @@ class SqliteStore:
         return await self._reading.run(run_each, call)
 
     @property
-    def _writing(self) -> Lane[Transaction]:
+    def _writing(self) -> WorkQueue[Transaction]:
         if self._writer is None:
             raise StoreUnavailable("the store is not open")
         return self._writer
 
     @property
-    def _reading(self) -> Lane[sqlite3.Connection]:
+    def _reading(self) -> WorkQueue[sqlite3.Connection]:
         if self._reader is None:
             raise StoreUnavailable("the store is not open")
         return self._reader

@@ -1,7 +1,7 @@
 """How operations reach SQLite: many callers, one hop to the connection's thread, one transaction.
 
 A hop between the event loop and the thread costs more than most statements, and a commit that waits for the
-disk costs more than both. So each connection has a lane: operations queue up while a group is running, then
+disk costs more than both. so each connection has a queue: operations gather while a group is running, then
 all that wait run as the next group.
 """
 
@@ -31,7 +31,7 @@ Batch = Callable[[Context, Sequence[Argument]], Sequence[Result]]
 "Runs one kind of operation for several callers; one result for each, in order."
 
 QUEUED_OPERATIONS = 8192
-"Per lane; callers wait when so many are queued."
+"Per connection; callers wait when so many are queued."
 
 GROUP_SIZE = 2048
 "Operations in one transaction: bounds how long the first of them waits for the last."
@@ -67,7 +67,7 @@ GroupRunner = Callable[[sqlite3.Connection, Sequence[Operation]], list[Any]]
 "Results of the operations, in order; a `_Failed` for one that failed."
 
 
-class Lane(Generic[Context]):
+class WorkQueue(Generic[Context]):
     """Operations of one connection. `start` and `stop` own the task that runs them."""
 
     def __init__(self, name: str, connection: aiosqlite.Connection, run_group: GroupRunner) -> None:
@@ -114,7 +114,7 @@ class Lane(Generic[Context]):
         self._refuse_the_rest()
 
     def _collect(self, group: list[Operation]) -> bool:
-        """Add what waits; True if the lane is to stop after this group."""
+        """Add what waits; True if this is to stop after this group."""
         while len(group) < GROUP_SIZE and not self._queue.empty():
             operation = self._queue.get_nowait()
             if operation is None:
