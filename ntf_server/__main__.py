@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import ipaddress
+import logging
 import os
 import socket
 import sqlite3
@@ -16,10 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ntf_server import setup
+from ntf_server import checks, setup
 from ntf_server.app import run_until_signal
 from ntf_server.clock import SystemClock, as_datetime
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
+from ntf_server.config_kinds import check_host
 from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
@@ -31,19 +34,40 @@ from store.journal_schema import JournalKeyError
 from transport.certificates import KeyAlgorithm, renew_online
 from transport.errors import TransportError
 
-EXPECTED = (ConfigError, StoreError, TransportError, KeyFileError, JournalKeyError, OSError, sqlite3.Error)
+logger = logging.getLogger(__name__)
+EXPECTED = (
+    ConfigError,
+    FolderInUse,
+    StoreError,
+    TransportError,
+    KeyFileError,
+    JournalKeyError,
+    OSError,
+    sqlite3.Error,
+)
 "What an operator can cause: told in one line, without a traceback."
+USAGE = 2
+"Exit code of what an operator has to put right; argparse has the same."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         return int(args.run(args))
-    except (FolderInUse, *EXPECTED) as error:
-        print(f"ntf-server: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, FolderInUse) else 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        cause = checks.first_cause(error)
+        if not isinstance(cause, EXPECTED):
+            raise
+        print(f"ntf-server: {_one_line(cause)}", file=sys.stderr)
+        return USAGE
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -104,8 +128,10 @@ def _folder(variable: str, default: str) -> Path:
 
 def _add_init(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--ip", help="address of the server, as clients will know it")
-    where.add_argument("--fqdn", help="name of the server, as clients will know it (this machine's name)")
+    where.add_argument("--ip", type=_ip, help="address of the server, as clients will know it")
+    where.add_argument(
+        "--fqdn", type=_host, help="name of the server, as clients will know it (this machine's name)"
+    )
     parser.add_argument(
         "--port", type=_port, default=NTF_PORT, help="that clients will connect to (%(default)s)"
     )
@@ -137,6 +163,20 @@ def _algorithm(text: str) -> KeyAlgorithm:
         raise argparse.ArgumentTypeError(f"{text!r} is neither ED25519 nor ED448") from None
 
 
+def _ip(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address; for a name use --fqdn") from None
+
+
+def _host(text: str) -> str:
+    try:
+        return check_host(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host name") from None
+
+
 def _port(text: str) -> int:
     if not (text.isdecimal() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port that clients can connect to")
@@ -150,9 +190,11 @@ def _init(args: argparse.Namespace) -> int:
         host=args.ip or args.fqdn or socket.getfqdn(),
         port=args.port,
         algorithm=args.algorithm,
-        force=args.force,
     )
-    config = setup.init(options, as_datetime(SystemClock().now()))
+    now = as_datetime(SystemClock().now())
+    if args.force and (replaced := setup.put_aside(args.config_dir, now)):
+        print(f"The old configuration and identity: {replaced}")
+    config = setup.init(options, now)
     print(f"Configuration: {args.config_dir / CONFIG_FILE}")
     print(f"Keep {args.config_dir / 'ca.key'} offline: whoever has it can be this server.")
     print(f"Web Push public key: {setup.vapid_key_text(config)}")
@@ -177,7 +219,17 @@ def _load(args: argparse.Namespace) -> Config:
 def _start(args: argparse.Namespace) -> int:
     config = _load(args)
     set_up_logging(replace(config.LOG, level=args.log_level or config.LOG.level))
-    return asyncio.run(run_until_signal(args.config_dir, config, maintenance=args.maintenance))
+    for line in unknown_variables(os.environ):
+        logger.warning("%s", line)
+    for problem in checks.file_problems(config):
+        raise ConfigError(problem)
+    try:
+        return asyncio.run(run_until_signal(args.config_dir, config, maintenance=args.maintenance))
+    except Exception as error:
+        if isinstance(checks.first_cause(error), OSError):
+            for problem in checks.port_problems(config):
+                raise ConfigError(problem) from None
+        raise
 
 
 def _add_cert(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import platform
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
 from pathlib import Path
 
 from ntf_server import setup
@@ -53,6 +54,7 @@ TOKENS = gauge("tokens", "Tokens in the store")
 ACTIVE_TOKENS = gauge("tokens_active", "Verified tokens in the store")
 SUBSCRIPTIONS = gauge("subscriptions", "Subscriptions in the store")
 ACTIVE_SUBSCRIPTIONS = gauge("subscriptions_active", "Subscriptions that are subscribed at their router")
+BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
 UNSENT = gauge("notifications_unsent", "Last notifications that no accepted push has carried yet")
 
 
@@ -300,6 +302,7 @@ async def run_until_signal(config_dir: Path, config: Config, *, maintenance: boo
         except OSError as error:  # whoever started us does not listen
             logger.warning("cannot print the address: %s", error.strerror)
 
+    BUILD.labels(metadata.version("ntf-server")).set(1)
     _relax_garbage_collection()
     await app.run(stop, ready)
     return 0

@@ -7,71 +7,39 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from ntf_server.config_kinds import (
+    FILE,
+    HOST,
+    HTTPS,
+    LISTEN,
+    PORT,
+    PROXY,
+    SWITCH,
+    TEXT,
+    WORDS,
+    Kind,
+    choice,
+    seconds,
+    whole,
+)
 from smp_client.requests import SESSION_DEFAULTS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS
 
 CONFIG_FILE = "ntf-server.ini"
 ENV_PREFIX = "NTF_"
-T = TypeVar("T")
+OTHER_VARIABLES = frozenset({"NTF_SERVER_CFG_PATH", "NTF_SERVER_LOG_PATH", "NTF_AGENT_PATH"})
+"Of the command line, and of ntf-agent."
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message names file, line, key and what is allowed."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a value is read from text and written back; `allowed` finishes the sentence 'must be …'."""
-
-    parse: Callable[[str], Any]
-    allowed: str
-    show: Callable[[Any], str] = str
-
-
-_SWITCHES = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
-
-
-def _bool(text: str) -> bool:
-    return _SWITCHES[text.lower()]
-
-
-def _optional_path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
-
-
-def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
-    def parse(text: str) -> T:
-        value = kind(text)
-        if not low <= value <= high:  # type: ignore[operator]
-            raise ValueError
-        return value
-
-    return parse
-
-
-def whole(low: int, high: int) -> Kind:
-    return Kind(_number(int, low, high), f"a whole number from {low} to {high}")
-
-
-def seconds(low: float, high: float) -> Kind:
-    return Kind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
-
-
-def choice(*words: str) -> Kind:
-    return Kind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
-
-
-SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
-TEXT = Kind(str, "text")
-FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
-PORT = whole(0, 65535)
-WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separated by commas", ", ".join)
 
 
 def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
@@ -117,8 +85,8 @@ class AuthConfig:
 class TransportConfig:
     """Where clients connect."""
 
-    host: str = key("", TEXT, "Name or address in the server's address. Made by init.")
-    listen: str = key("", TEXT, "Address to listen on; empty: all.")
+    host: str = key("", HOST, "Name or address in the server's address. Made by init.")
+    listen: str = key("", LISTEN, "Address to listen on; empty: all.")
     port: int = key(443, PORT, "0: any free port.")
     control_port: int = key(0, PORT, "Control port on localhost; 0: none.")
 
@@ -130,7 +98,7 @@ class SubscriberConfig:
     use_service_credentials: bool = key(
         True, SWITCH, "Subscribe all queues of a router at once, with a certificate made for that router."
     )
-    socks_proxy: str = key("", TEXT, "SOCKS5 proxy as host:port; empty: none.", secret=True)
+    socks_proxy: str = key("", PROXY, "SOCKS5 proxy as host:port; empty: none.", secret=True)
     socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
     host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
     own_hosts: tuple[str, ...] = key(
@@ -196,8 +164,8 @@ class FcmConfig:
     """Google's push service (HTTP v1)."""
 
     service_account_file: Path | None = key(None, FILE, "Service account JSON; empty: FCM is off.")
-    endpoint: str = key("https://fcm.googleapis.com", TEXT, "")
-    token_uri: str = key("", TEXT, "Empty: as the service account says.")
+    endpoint: str = key("https://fcm.googleapis.com", HTTPS, "")
+    token_uri: str = key("", HTTPS, "Empty: as the service account says.")
     ca_file: Path | None = key(None, FILE, "Certificates trusted instead of the system's.")
 
 
@@ -254,7 +222,7 @@ class LimitsConfig:
 class MetricsConfig:
     """Prometheus and health checks over local HTTP: /metrics, /health/live, /health/ready."""
 
-    host: str = key("127.0.0.1", TEXT, "")
+    host: str = key("127.0.0.1", LISTEN, "")
     port: int = key(0, PORT, "0: off.")
     file: Path | None = key(None, FILE, "Also write the metrics to this file.")
     file_interval: float = key(60.0, seconds(1, 86_400), "")
@@ -315,13 +283,17 @@ def parse_config(text: str, name: str, env: Mapping[str, str]) -> Config:
     parser = configparser.ConfigParser(interpolation=None, strict=False, empty_lines_in_values=False)
     try:
         parser.read_string(text, name)
-    except configparser.Error as error:
-        raise ConfigError(f"{name}: {error.message}") from None
+    except configparser.MissingSectionHeaderError as error:
+        raise ConfigError(f"{name}:{error.lineno}: there is no [SECTION] before {error.line!r}") from None
+    except configparser.ParsingError as error:
+        number, _ = error.errors[0]
+        line = text.splitlines()[number - 1]
+        raise ConfigError(f"{name}:{number}: {line!r} is neither a section nor key = value") from None
     lines = _line_numbers(text, name)
     for section in parser.sections():
         if section not in SECTIONS:
             where = f"{name}:{lines[section, '']}"
-            raise ConfigError(f"{where}: unknown section [{section}]; there are {', '.join(SECTIONS)}")
+            raise ConfigError(f"{where}: unknown section [{section}]; {_meant(section, SECTIONS)}")
     sections = {
         section: _read_section(
             section, kind, dict(parser[section]) if section in parser else {}, name, lines, env
@@ -343,7 +315,7 @@ def _read_section(
     for option in values:
         if option not in known:
             where = f"{name}:{lines[section, option]}"
-            raise ConfigError(f"{where}: unknown key {option} in [{section}]; there are {', '.join(known)}")
+            raise ConfigError(f"{where}: unknown key {option} in [{section}]; {_meant(option, known)}")
     result = {}
     for option, declared in known.items():
         variable = f"{ENV_PREFIX}{section}_{option}".upper()
@@ -354,8 +326,35 @@ def _read_section(
             result[option] = _value(declared, env[other], f"environment {other}")
         elif option in values:
             where = f"{name}:{lines[section, option]}: [{section}] {option}"
+            _check_no_comment(declared, values[option], where)
             result[option] = _value(declared, values[option], where)
     return kind(**result)
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+
+
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable that looks like one of ours and is none."""
+    known = {f"{ENV_PREFIX}{section}_{f.name}".upper() for section, f in _all_keys()}
+    for name in sorted(env):
+        if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_VARIABLES:
+            close = difflib.get_close_matches(name, known, n=1)
+            yield f"unknown variable {name} in the environment" + (
+                f"; did you mean {close[0]}?" if close else ""
+            )
+
+
+def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    return ((section, f) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind))
+
+
+def _check_no_comment(declared: dataclasses.Field[Any], text: str, where: str) -> None:
+    """Everything behind the `=` is the value: what looks like a comment there was not meant to be one."""
+    if not declared.metadata["secret"] and re.search(r"\s[;#]", text):
+        raise ConfigError(f"{where}: a comment needs a line of its own")
 
 
 def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:

@@ -20,8 +20,6 @@ _PID_DIGITS = 32
 class FolderInUse(Exception):
     """Another process holds the folder; the message names it."""
 
-    exit_code = 2
-
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:

@@ -39,17 +39,13 @@ class InitOptions:
     host: str
     port: int
     algorithm: KeyAlgorithm
-    force: bool = False
 
 
 def init(options: InitOptions, now: datetime) -> Config:
     """Make the configuration, the identity and the keys. An identity that is there already is kept."""
     config_file = options.config_dir / CONFIG_FILE
-    if config_file.exists() and not options.force:
+    if config_file.exists():
         raise ConfigError(f"{config_file} exists; --force makes a new configuration and a new identity")
-    if options.force:
-        for name in (*IDENTITY_FILES, VAPID_KEY, MADE_MARK):
-            (options.config_dir / name).unlink(missing_ok=True)
     for folder in (options.config_dir, options.data_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (options.config_dir / SERVER_CERTIFICATE).exists():
@@ -62,7 +58,23 @@ def init(options: InitOptions, now: datetime) -> Config:
     config = _initial_config(options, vapid_key)
     config_file.touch(mode=0o600)
     config_file.write_text(render_config(config), "utf-8")
+    for name in (*IDENTITY_FILES, VAPID_KEY):  # also those that were brought along
+        if (options.config_dir / name).exists():
+            (options.config_dir / name).chmod(0o600)
     return config
+
+
+def put_aside(config_dir: Path, now: datetime) -> Path | None:
+    """Move configuration, identity and keys into a folder beside them: an identity cannot be made again."""
+    names = (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)
+    files = [config_dir / name for name in names if (config_dir / name).exists()]
+    if not files:
+        return None
+    folder = config_dir / f"replaced-{now:%Y%m%dT%H%M%S.%f}"
+    folder.mkdir(mode=0o700)
+    for file in files:
+        file.rename(folder / file.name)
+    return folder
 
 
 def _initial_config(options: InitOptions, vapid_key: Path) -> Config:
@@ -79,7 +91,10 @@ def address(config_dir: Path, config: Config, port: int | None = None) -> NtfSer
     """What clients are given; `port` if the one in the configuration is 0."""
     shown = port or config.TRANSPORT.port
     identity = load_server_files(config_dir).identity
-    return NtfServer((config.TRANSPORT.host,), "" if shown == NTF_PORT else str(shown), identity)
+    host = config.TRANSPORT.host
+    return NtfServer(
+        (f"[{host}]" if ":" in host else host,), "" if shown == NTF_PORT else str(shown), identity
+    )
 
 
 def data_folder(config: Config) -> Path:

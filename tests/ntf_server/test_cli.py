@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import stat
@@ -92,10 +93,15 @@ def test_init_never_overwrites(tmp_path: Path) -> None:
     assert init(tmp_path).returncode == 0
     fingerprint = (tmp_path / "c" / "fingerprint").read_text()
     again = init(tmp_path)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "--force" in again.stderr
     assert (tmp_path / "c" / "fingerprint").read_text() == fingerprint
-    assert init(tmp_path, "--force").returncode == 0
+    forced = init(tmp_path, "--force")
+    assert forced.returncode == 0
+    (replaced,) = (tmp_path / "c").glob("replaced-*")
+    assert f"The old configuration and identity: {replaced}" in forced.stdout
+    assert (replaced / "fingerprint").read_text() == fingerprint
+    assert (replaced / "ca.key").exists()
     assert (tmp_path / "c" / "fingerprint").read_text() != fingerprint
 
 
@@ -106,7 +112,9 @@ def test_start_with_an_identity_brought_along(tmp_path: Path) -> None:
         target = tmp_path / "c" / name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes((tmp_path / "old" / "c" / name).read_bytes())
+    (tmp_path / "c" / "server.key").chmod(0o644)
     assert init(tmp_path).returncode == 0
+    assert stat.S_IMODE((tmp_path / "c" / "server.key").stat().st_mode) == 0o600
     with started(tmp_path) as (_, text):
         assert (tmp_path / "old" / "c" / "fingerprint").read_text() in text
 
@@ -116,7 +124,7 @@ def test_broken_identity_is_named(tmp_path: Path, name: str) -> None:
     init(tmp_path)
     (tmp_path / "c" / name).write_text("broken")
     failed = ntf_server("start", "--config-dir", tmp_path / "c")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert name in failed.stderr
     assert "Traceback" not in failed.stderr
 
@@ -126,7 +134,7 @@ def test_bad_configuration_is_named(tmp_path: Path) -> None:
     ini = tmp_path / "c" / "ntf-server.ini"
     ini.write_text(ini.read_text() + "\n[LOG2]\n")
     failed = ntf_server("start", "--config-dir", tmp_path / "c")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert "unknown section [LOG2]" in failed.stderr
 
 
@@ -157,7 +165,7 @@ def test_migrate_and_a_schema_from_the_future(tmp_path: Path) -> None:
     database.close()
     before = (tmp_path / "d" / "ntf-server.db").read_bytes()
     failed = ntf_server("start", *where)
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert "999" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert (tmp_path / "d" / "ntf-server.db").read_bytes() == before
@@ -168,7 +176,7 @@ def test_corrupt_database_is_not_touched(tmp_path: Path) -> None:
     database = tmp_path / "d" / "ntf-server.db"
     database.write_bytes(b"garbage" * 1000)
     failed = ntf_server("start", "--config-dir", tmp_path / "c")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert str(database) in failed.stderr
     assert "Traceback" not in failed.stderr
     assert database.read_bytes() == b"garbage" * 1000
@@ -217,3 +225,36 @@ def test_init_refuses_a_port_that_no_client_could_use(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "'0' is not a port" in refused.stderr
     assert not (tmp_path / "c").exists()
+
+
+def test_an_ipv6_address_is_one_that_clients_can_use(tmp_path: Path) -> None:
+    where = ("--config-dir", tmp_path / "c", "--data-dir", tmp_path / "d")
+    made = ntf_server("init", "--ip", "2001:db8::1", "--port", 5223, *where)
+    address = parse_ntf_server(made.stdout.splitlines()[-1].removeprefix("Server address: "))
+    assert (address.hosts, address.port_number) == (("[2001:db8::1]",), 5223)
+
+
+def test_unknown_variables_are_named_at_the_start(tmp_path: Path) -> None:
+    init(tmp_path)
+    with started(tmp_path, env={"NTF_PUSH_CONCURENCY": "5", "NTF_AGENT_PATH": "/tmp"}) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=TIMEOUT)
+    assert (
+        "unknown variable NTF_PUSH_CONCURENCY in the environment; did you mean NTF_PUSH_CONCURRENCY?" in log
+    )
+    assert "NTF_AGENT_PATH" not in log
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux")
+def test_a_privileged_port(tmp_path: Path) -> None:
+    init(tmp_path)
+    dropped = ["setpriv", "--bounding-set=-net_bind_service", sys.executable]
+    free = subprocess.run([*dropped, "-c", "import socket; socket.create_server(('', 81))"], check=False)
+    if free.returncode == 0:
+        pytest.skip("every port is free for all here")
+    start = [*dropped, "-m", "ntf_server", "start", "--config-dir", str(tmp_path / "c")]
+    env = os.environ | {"NTF_TRANSPORT_PORT": "81"}
+    failed = subprocess.run(start, capture_output=True, text=True, timeout=TIMEOUT, env=env, check=False)
+    assert failed.returncode == 2
+    assert "port 81 needs root or CAP_NET_BIND_SERVICE" in failed.stderr
+    assert "Traceback" not in failed.stderr

@@ -47,7 +47,7 @@ def test_every_key_is_documented_in_the_sample() -> None:
         ("[PUSH]\ncoalesce = perhaps\n", "must be on or off, not 'perhaps'"),
         ("[LOG]\nlevel = loud\n", "one of debug, info, warning, error"),
         ("[PUSH]\ncoalesce = on\ncoalesce = off\n", "f.ini:3: coalesce of [PUSH] was set in line 2 already"),
-        ("coalesce = on\n", "no section headers"),
+        ("coalesce = on\n", "there is no [SECTION]"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

@@ -1,0 +1,88 @@
+"""What can be wrong with a machine for a given configuration; each problem is a line that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+from ntf_server.config import Config
+
+LOCALHOST = "127.0.0.1"
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What a task of a group failed with."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def file_problems(config: Config) -> Iterator[str]:
+    """Files and folders that the server will need at some time, perhaps only for its first push."""
+    if config.STORE.data_dir is not None:
+        yield from _folder_problem(config.STORE.data_dir, "[STORE] data_dir")
+    for path, key in (
+        (config.APNS.test_ca_file, "[APNS] test_ca_file"),
+        (config.FCM.ca_file, "[FCM] ca_file"),
+        (config.WEBPUSH.ca_file, "[WEBPUSH] ca_file"),
+    ):
+        if path is not None:
+            yield from _ca_problem(path, key)
+
+
+def _folder_problem(folder: Path, key: str) -> Iterator[str]:
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        yield f"{key}: {existing} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"{key}: {existing} cannot be written to by user {os.getuid()}; change its owner or its mode"
+
+
+def _ca_problem(path: Path, key: str) -> Iterator[str]:
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        yield f"{key}: {path} holds no certificates; it must be a PEM file"
+    except OSError as error:
+        yield f"{key}: cannot read {path}: {error.strerror}"
+
+
+def port_problems(config: Config) -> Iterator[str]:
+    """Ports that cannot be listened on now."""
+    transport, metrics = config.TRANSPORT, config.METRICS
+    for host, port, key in (
+        (transport.listen, transport.port, "[TRANSPORT] port"),
+        (LOCALHOST, transport.control_port, "[TRANSPORT] control_port"),
+        (metrics.host, metrics.port, "[METRICS] port"),
+    ):
+        if port:
+            yield from _port_problem(host, port, key)
+    if transport.listen and not transport.port:
+        yield from _port_problem(transport.listen, 0, "[TRANSPORT] listen")
+
+
+def _port_problem(host: str, port: int, key: str) -> Iterator[str]:
+    try:
+        with socket.create_server((host, port), family=_family(host)):
+            return
+    except OSError as error:
+        match error.errno:
+            case errno.EADDRINUSE:
+                yield f"{key}: port {port} is in use by another program; `ss -ltnp` shows which"
+            case errno.EACCES:
+                yield (
+                    f"{key}: port {port} needs root or CAP_NET_BIND_SERVICE;"
+                    " grant it (AmbientCapabilities= with systemd) or choose a port from 1024 on"
+                )
+            case errno.EADDRNOTAVAIL:
+                yield f"{key}: {host} is no address of this machine; `ip address` shows which are"
+            case _:
+                yield f"{key}: cannot listen on {host or 'any address'}, port {port}: {error.strerror}"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

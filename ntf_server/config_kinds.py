@@ -1,0 +1,106 @@
+"""How values of the configuration are read, checked and shown."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+_PROXY = re.compile(r"(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.IGNORECASE)
+_MAX_NAME = 253
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a value is read from text and written back; `allowed` finishes the sentence 'must be …'."""
+
+    parse: Callable[[str], Any]
+    allowed: str
+    show: Callable[[Any], str] = str
+
+
+_SWITCHES = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
+
+
+def _bool(text: str) -> bool:
+    return _SWITCHES[text.lower()]
+
+
+def _optional_path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        value = kind(text)
+        if not low <= value <= high:  # type: ignore[operator]
+            raise ValueError
+        return value
+
+    return parse
+
+
+def whole(low: int, high: int) -> Kind:
+    return Kind(_number(int, low, high), f"a whole number from {low} to {high}")
+
+
+def seconds(low: float, high: float) -> Kind:
+    return Kind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
+
+
+def choice(*words: str) -> Kind:
+    return Kind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
+
+
+def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text:
+            check(text)
+        return text
+
+    return parse
+
+
+def check_host(text: str) -> str:
+    """A host name or an IP address, as it is; a ValueError if it is neither."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        name = text.encode("idna").decode("ascii")
+        if len(name) > _MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
+            raise ValueError from None
+    return text
+
+
+def _local_address(text: str) -> None:
+    if text != "localhost":
+        ipaddress.ip_address(text)
+
+
+def _proxy(text: str) -> None:
+    found = _PROXY.fullmatch(text)
+    if found is None or not 0 < int(found[1]) < 65536:
+        raise ValueError
+
+
+def _https(text: str) -> None:
+    parts = urlsplit(text)
+    if parts.scheme != "https" or not parts.hostname or parts.port == 0:
+        raise ValueError
+
+
+SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
+TEXT = Kind(str, "text")
+FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
+PORT = whole(0, 65535)
+WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separated by commas", ", ".join)
+HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
+LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
+PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")
+HTTPS = Kind(_or_nothing(_https), "an https: URL, or nothing")

@@ -1,0 +1,237 @@
+"""What operators get wrong, and the line that each mistake gets: one line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ntf_server.__main__ import main
+from tests.ntf_server.test_cli import ANY_PORT, init
+
+Prepare = Callable[["Place"], object]
+
+
+@dataclass
+class Place:
+    """A server that was made and is about to be started wrongly."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def config_dir(self) -> Path:
+        return self.folder / "c"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "d"
+
+    @property
+    def ini(self) -> Path:
+        return self.config_dir / "ntf-server.ini"
+
+    def set(self, section: str, line: str) -> None:
+        """A line of the configuration, at its end."""
+        text = self.ini.read_text()
+        key = line.partition("=")[0].strip()
+        text = re.sub(rf"^{key} =.*\n", "", text, flags=re.MULTILINE) if section == "TRANSPORT" else text
+        self.ini.write_text(f"{text}\n[{section}]\n{line}\n")
+
+    def setenv(self, name: str, value: object) -> None:
+        self.monkeypatch.setenv(name, str(value))
+
+    def write(self, name: str, content: str) -> Path:
+        path = self.folder / name
+        path.write_text(content)
+        return path
+
+
+def setting(section: str, line: str) -> Prepare:
+    return lambda place: place.set(section, line)
+
+
+def variable(name: str, value: str) -> Prepare:
+    return lambda place: place.setenv(name, value)
+
+
+def file_setting(section: str, key: str, content: str) -> Prepare:
+    return lambda place: place.set(section, f"{key} = {place.write('file', content)}")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`what` was done, how to do it, and what the line must say. `arguments` if it is not `start`."""
+
+    what: str
+    prepare: Prepare
+    says: str
+    arguments: tuple[str, ...] = ("start",)
+
+
+def nothing(place: Place) -> None:
+    """The mistake is in the arguments."""
+
+
+def busy(variable: str) -> Prepare:
+    def prepare(place: Place) -> None:
+        TAKEN.append(socket.create_server(("127.0.0.1", 0)))
+        place.setenv(variable, TAKEN[-1].getsockname()[1])
+
+    return prepare
+
+
+TAKEN: list[socket.socket] = []
+"Ports that somebody else has, until the test ends."
+
+
+def another_program(place: Place) -> None:
+    database = sqlite3.connect(place.data_dir / "ntf-server.db")
+    database.execute("CREATE TABLE mine (x)")
+    database.execute("PRAGMA application_id = 42")
+    database.commit()
+    database.close()
+
+
+def broken(name: str) -> Prepare:
+    def prepare(place: Place) -> None:
+        (place.config_dir / name).write_text("broken")
+
+    return prepare
+
+
+def missing(name: str) -> Prepare:
+    return lambda place: (place.config_dir / name).unlink()
+
+
+def no_data_dir(place: Place) -> None:
+    place.ini.write_text(re.sub(r"^data_dir =.*\n", "", place.ini.read_text(), flags=re.MULTILINE))
+
+
+def data_dir_is_a_file(place: Place) -> None:
+    place.setenv("NTF_STORE_DATA_DIR", place.write("file", ""))
+
+
+def rsa_key(place: Place) -> None:
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    apns(place, pem.decode())
+
+
+def apns(place: Place, content: str) -> None:
+    place.set("APNS", f"key_file = {place.write('key.p8', content)}\nkey_id = K\nteam_id = T")
+
+
+ACCOUNT = {"client_email": "a@b", "private_key": "no key", "project_id": "p", "token_uri": "https://h/t"}
+
+MISTAKES = [
+    Mistake("no `init` before `start`", lambda p: p.ini.unlink(), "cannot read"),
+    Mistake("`init` twice", nothing, "exists; --force", ("init",)),
+    Mistake("`init --ip` with a name", nothing, "'notanip' is not an IP address; for a name use --fqdn", ("init", "--ip", "notanip")),
+    Mistake("`init --fqdn` with a space", nothing, "is not a host name", ("init", "--fqdn", "my server")),
+    Mistake("`init --fqdn` with a scheme", nothing, "is not a host name", ("init", "--fqdn", "https://ntf.example.org")),
+    Mistake("`init --port 0`", nothing, "is not a port", ("init", "--port", "0")),
+    Mistake("`init --port` out of range", nothing, "is not a port", ("init", "--port", "70000")),
+    Mistake("`init -a` of another kind", nothing, "neither ED25519 nor ED448", ("init", "-a", "RSA")),
+    Mistake("an unknown command", nothing, "invalid choice: 'run'", ("run",)),
+    Mistake("an unknown section", setting("PUHS", "x = 1"), "unknown section [PUHS]"),
+    Mistake("an unknown key", setting("PUSH", "concurency = 1"), "unknown key concurency in [PUSH]; did you mean concurrency?"),
+    Mistake("a key set twice", setting("LOG", "level = info\nlevel = debug"), "was set in line"),
+    Mistake("a line without `=`", setting("LOG", "debug"), "'debug' is neither a section nor key = value"),
+    Mistake("a word for a number", setting("PUSH", "concurrency = many"), "must be a whole number from 1 to 10000, not 'many'"),
+    Mistake("a number out of range", setting("PUSH", "padding = 9999"), "must be a whole number from 1024 to 3072"),
+    Mistake("a switch that is neither on nor off", setting("JOURNAL", "enabled = maybe"), "must be on or off"),
+    Mistake("a comment behind a value", setting("LOG", "level = info ; not debug"), "a comment needs a line of its own"),
+    Mistake("a comment behind a path", setting("APNS", "key_file = /etc/key.p8 # Apple's"), "a comment needs a line of its own"),
+    Mistake("a file that is not text", lambda p: p.ini.write_bytes(b"\xff\xfe\x00"), "is not UTF-8 text"),
+    Mistake("a wrong value in the environment", variable("NTF_LOG_LEVEL", "loud"), "environment NTF_LOG_LEVEL must be one of"),
+    Mistake("`data_dir` not set", no_data_dir, "[STORE] data_dir is not set"),
+    Mistake("`data_dir` is a file", data_dir_is_a_file, "is not a folder"),
+    Mistake("the port is in use", busy("NTF_TRANSPORT_PORT"), "is in use by another program"),
+    Mistake("the metrics port is in use", busy("NTF_METRICS_PORT"), "is in use by another program"),
+    Mistake("the control port is in use", busy("NTF_TRANSPORT_CONTROL_PORT"), "is in use by another program"),
+    Mistake("`listen` is a name that means nothing", variable("NTF_TRANSPORT_LISTEN", "no such host"), "must be an IP address of this machine"),
+    Mistake("`listen` is an address of another machine", variable("NTF_TRANSPORT_LISTEN", "192.0.2.1"), "is no address of this machine"),
+    Mistake("`socks_proxy` without a port", setting("SUBSCRIBER", "socks_proxy = localhost"), "[SUBSCRIBER] socks_proxy must be host:port"),
+    Mistake("`socks_proxy` with a bad port", setting("SUBSCRIBER", "socks_proxy = localhost:x"), "[SUBSCRIBER] socks_proxy must be host:port"),
+    Mistake("an APNs key that is not there", setting("APNS", "key_file = /no/such.p8\nkey_id = K\nteam_id = T"), "/no/such.p8"),
+    Mistake("an APNs key that is none", lambda p: apns(p, "nonsense"), "cannot read the private key"),
+    Mistake("an APNs key of the wrong kind", rsa_key, "is not a P-256 private key"),
+    Mistake("an APNs key without `key_id`", setting("APNS", "key_file = /etc/passwd"), "needs key_id and team_id"),
+    Mistake("a CA file that is none", file_setting("WEBPUSH", "ca_file", "nonsense"), "holds no certificates"),
+    Mistake("a CA file that is not there", setting("WEBPUSH", "ca_file = /no/such.pem"), "/no/such.pem"),
+    Mistake("a service account that is not JSON", file_setting("FCM", "service_account_file", "{"), "service account"),
+    Mistake("a service account that lacks a field", file_setting("FCM", "service_account_file", "{}"), "service account"),
+    Mistake("a service account with a bad key", file_setting("FCM", "service_account_file", json.dumps(ACCOUNT)), "service account"),
+    Mistake("FCM's `endpoint` without https", setting("FCM", "endpoint = fcm.googleapis.com"), "[FCM] endpoint must be an https: URL"),
+    Mistake("`ca.crt` broken", broken("ca.crt"), "ca.crt"),
+    Mistake("`server.key` broken", broken("server.key"), "server.key"),
+    Mistake("`server.crt` missing", missing("server.crt"), "server.crt"),
+    Mistake("a `fingerprint` of another server", broken("fingerprint"), "fingerprint"),
+    Mistake("the Web Push key broken", broken("vapid.pem"), "vapid.pem"),
+    Mistake("a database of another program", another_program, "another program"),
+    Mistake("`cert` without the CA's key", missing("ca.key"), "ca.key", ("cert",)),
+    Mistake("`migrate` to a version that is none", nothing, "version", ("migrate", "--to", "999")),
+    Mistake("`delete` where nothing is", lambda p: p.ini.unlink(), "nothing to delete", ("delete",)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    assert init(folder).returncode == 0
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A copy of a server that was made; afterwards logging and the environment are as before."""
+    folder = tmp_path / "p"
+    shutil.copytree(made, folder)
+    place = Place(folder, monkeypatch)
+    place.ini.write_text(place.ini.read_text().replace(str(made), str(folder)))
+    for name, value in ANY_PORT.items():
+        monkeypatch.setenv(name, value)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield place
+    root.handlers[:], root.level = handlers, level
+    while TAKEN:
+        TAKEN.pop().close()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.what for mistake in MISTAKES])
+def test_one_line(place: Place, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+    mistake.prepare(place)
+    arguments = [*mistake.arguments, "--config-dir", str(place.config_dir)]
+    if mistake.arguments[0] == "init":
+        arguments += ["--data-dir", str(place.data_dir)]
+    code = attempt(arguments)
+    shown = capsys.readouterr().err
+    lines = [line for line in shown.splitlines() if line.startswith("ntf-server")]
+    assert len(lines) == 1, shown
+    assert mistake.says in lines[0]
+    assert code == 2
+
+
+def attempt(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as stopped:  # argparse
+        assert isinstance(stopped.code, int)  # noqa: PT017
+        return stopped.code
+
+
+def test_there_are_enough() -> None:
+    assert len({mistake.what for mistake in MISTAKES}) == len(MISTAKES) >= 40
