@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "smp_client": {"protocol", "transport"},
     "ntf_server": {"protocol", "transport", "smp_client", "store"},
     "smp_router": {"protocol", "transport", "smp_client", "store"},
-    "agent": {"protocol", "transport", "smp_client"},
+    "agent": {"protocol", "transport", "smp_client", "store"},
     "analytics": {"store"},
     "ntf_demo": {"protocol", "transport", "smp_client", "ntf_server", "smp_router", "agent"},
 }

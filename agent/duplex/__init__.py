@@ -1,0 +1,1 @@
+"""Connections of two people: handshake, ratchet, delivery, rotation, over any SMP routers."""

@@ -1,0 +1,355 @@
+"""Connections of one person, in one object.
+
+async with open_duplex(DuplexConfig(path, servers=[router])) as alice:
+    connection_id, link = await alice.create_invitation()
+    async for event in alice.events():
+        match event:
+            case Confirmed(connection_id):
+                await alice.allow(connection_id, b"Alice")
+            case MessageReceived(connection_id, message_id):
+                await alice.ack(connection_id, message_id)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from agent.duplex import acknowledging, handshake
+from agent.duplex.commands import Commands, join_arguments
+from agent.duplex.delivery import after_attempt
+from agent.duplex.events import Event, Failed, MessageReceived, ReceiptsReceived, ServerDown, ServerUp
+from agent.duplex.incoming import receive
+from agent.duplex.outgoing import next_delivery, queue_message
+from agent.duplex.queue_maker import QueueMaker
+from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
+from agent.duplex.replies import RouterFailure
+from agent.duplex.routers import Acknowledgement, Delivered, RouterLink
+from agent.duplex.secrets import Secrets
+from agent.duplex.store import Change, DuplexStore, Tx
+from agent.duplex.tables import (
+    add_command,
+    connection,
+    connections,
+    new_connection,
+    next_command,
+    queues_at,
+    receive_queue_of,
+    receiving_servers,
+    unfinished,
+)
+from agent.duplex.workers import Wait, Workers
+from protocol.addresses import SmpServer, parse_smp_server
+from protocol.agent.connection_requests import request_text
+from protocol.agent.messages import UserMessage
+from protocol.connection import Received
+from protocol.smp_messages import Err, QueueMode, SmpCommand, SmpMessage
+from smp_client.dialer import Dialer, NetworkConfig
+from smp_client.requests import Request, SessionTiming
+from smp_client.session import SmpSession, connect_smp
+from transport.cancellation import TaskGroup
+
+T = TypeVar("T")
+
+EVENTS_WAITING = 1000
+"Events that nobody took: more messages are acknowledged only when there is room."
+
+
+def _wall_time() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplexConfig:
+    path: Path
+    "The file with the state."
+    servers: Sequence[SmpServer]
+    "Where our queues are made."
+    connect_timeout: float = 30.0
+    timing: SessionTiming = field(default_factory=SessionTiming)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    now: Callable[[], float] = _wall_time
+    random: Callable[[int], bytes] = os.urandom
+
+
+class Stopped(Exception):
+    """The agent has ended; leaving `open_duplex` tells why."""
+
+
+class DuplexAgent:
+    """Use `open_duplex`."""
+
+    def __init__(self, store: DuplexStore, config: DuplexConfig, tasks: TaskGroup) -> None:
+        self._store = store
+        self._config = config
+        self._tasks = tasks
+        self._dialer = Dialer(config.network)
+        self._links: dict[SmpServer, RouterLink] = {}
+        self._kept: set[SmpServer] = set()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._shown: set[tuple[int, int]] = set()
+        self._secrets = Secrets(config.random)
+        self._maker = QueueMaker(config.servers, self._secrets, self._ask)
+        self._commands = Commands(self._transact, self._ask, self._maker)
+        self._command_workers = Workers("commands of connection", tasks, self._command_step)
+        self._delivery_workers = Workers("deliveries to queue", tasks, self._delivery_step)
+
+    async def start(self) -> None:
+        """Go on with what an earlier run left."""
+        servers = await self._store.read(receiving_servers)
+        commands, deliveries = await self._store.read(unfinished)
+        for server in servers:
+            self._keep(server)
+        for connection_id in commands:
+            self._command_workers.wake(connection_id)
+        for queue_id in deliveries:
+            self._delivery_workers.wake(queue_id)
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.close()
+
+    # What a transaction leads to
+
+    async def _transact(self, change: Change[T]) -> T:
+        """Runs to its end even if the caller is cancelled: what was stored is also acted on."""
+        result = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._commit(change, result), name="transaction")
+        return await asyncio.shield(result)
+
+    async def _commit(self, change: Change[T], done: asyncio.Future[T]) -> None:
+        try:
+            result, tx = await self._store.run(change)
+        except Exception as error:
+            done.set_exception(error)
+            return
+        self._act(tx)
+        done.set_result(result)
+
+    def _act(self, tx: Tx) -> None:
+        for event in tx.events:
+            self._publish(event)
+        for server in tx.subscriptions:
+            self._keep(parse_smp_server(server)).subscribe_more()
+        for connection_id in tx.commands:
+            self._command_workers.wake(connection_id)
+        for queue_id in tx.deliveries:
+            self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
+
+    def _publish(self, event: Event) -> None:
+        if isinstance(event, MessageReceived | ReceiptsReceived):
+            key = event.connection_id, event.message_id
+            if key in self._shown:
+                return  # a router repeats what it has no ACK for; the application has it
+            self._shown.add(key)
+        self._events.put_nowait(event)
+        if self._events.qsize() >= EVENTS_WAITING:
+            self._room.clear()
+
+    def end(self) -> None:
+        """The agent does not work any more: whoever waits for an event learns it."""
+        self._events.put_nowait(None)
+
+    async def next_event(self) -> Event:
+        event = await self._events.get()
+        if event is None:
+            self.end()
+            raise Stopped
+        if self._events.qsize() < EVENTS_WAITING:
+            self._room.set()
+        return event
+
+    async def events(self) -> AsyncIterator[Event]:
+        """For ever."""
+        while True:
+            yield await self.next_event()
+
+    # Workers
+
+    async def _command_step(self, connection_id: int, wait: Wait) -> bool:
+        command = await self._store.read(lambda db: next_command(db, connection_id))
+        if command is None:
+            return False
+        await self._commands.run(command, wait)
+        return True
+
+    async def _delivery_step(self, queue_id: int, wait: Wait) -> bool:
+        delivery = await self._store.read(lambda db: next_delivery(db, queue_id))
+        if delivery is None:
+            return False
+        failure: RouterFailure | None = None
+        command: SmpCommand = delivery.command(self._secrets.nonce())
+        request = Request(delivery.queue.sender_id, command, delivery.key)
+        try:
+            await self._ask(delivery.queue.server, request)
+        except RouterFailure as error:
+            failure = error
+        await after_attempt(self._transact, wait, delivery, failure, self._config.now())
+        return True
+
+    # Routers
+
+    def _link(self, server: SmpServer) -> RouterLink:
+        name = server.canonical
+        link = self._links.get(name)
+        if link is None:
+            link = self._links[name] = RouterLink(server, self._connect, self)
+        return link
+
+    def _keep(self, server: SmpServer) -> RouterLink:
+        link = self._link(server)
+        if server.canonical not in self._kept:
+            self._kept.add(server.canonical)
+            self._tasks.create_task(link.keep(), name=f"router {server.hosts[0]}")
+        return link
+
+    async def _connect(
+        self, server: SmpServer, on_events: Callable[[list[Received[SmpMessage]]], Awaitable[None]]
+    ) -> SmpSession:
+        config = self._config
+        return await connect_smp(
+            server,
+            self._dialer,
+            on_events=on_events,
+            timing=config.timing,
+            timeout=config.connect_timeout,
+            random=config.random,
+        )
+
+    async def _ask(self, server: SmpServer, request: Request[SmpCommand]) -> SmpMessage:
+        return await self._link(server).ask(request)
+
+    async def queues(self, server: SmpServer) -> list[ReceiveQueue]:
+        return await self._store.read(lambda db: queues_at(db, server))
+
+    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
+        """One transaction for all that came together; then ACKs for what the application need not see."""
+
+        def take(tx: Tx) -> list[ReceiveQueue | None]:
+            found = []
+            for recipient_id, message in messages:
+                known = receive(tx, server, recipient_id, message)
+                found.append(receive_queue_of(tx.db, server, recipient_id) if known else None)
+            return found
+
+        queues = await self._transact(take)
+        acks = [
+            Acknowledgement(queue.recipient_id, queue.recipient_key, delivered.message.message_id)
+            for queue, delivered in zip(queues, messages, strict=True)
+            if queue is not None
+        ]
+        if acks:
+            self._tasks.create_task(self._acknowledge(server, acks), name="ACKs")
+
+    async def _acknowledge(self, server: SmpServer, acks: Sequence[Acknowledgement]) -> None:
+        await self._room.wait()
+        for ack in acks:
+            self._link(server).acknowledge(ack)
+
+    async def subscribed(self, server: SmpServer, queues: Sequence[ReceiveQueue]) -> None:
+        self._publish(ServerUp(server, tuple(dict.fromkeys(queue.connection_id for queue in queues))))
+
+    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None:
+        self._publish(Failed(queue.connection_id, f"SMP {error.error}"))
+
+    async def lost(self, server: SmpServer) -> None:
+        queues = await self.queues(server)
+        self._publish(ServerDown(server, tuple(dict.fromkeys(queue.connection_id for queue in queues))))
+
+    # Connections
+
+    async def create_invitation(
+        self, *, server: SmpServer | None = None, pq: bool = True, pq_in_link: bool = False
+    ) -> tuple[int, str]:
+        """A connection for one other person, and the link for them."""
+        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.MESSAGING)
+        keys = self._secrets.e2e_keys(pq and pq_in_link)
+        connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
+        return connection_id, request_text(handshake.invitation_of(queue, keys))
+
+    async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
+        """The connection exists at once; the rest happens in the background, and events tell of it."""
+
+        def start(tx: Tx) -> int:
+            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
+            add_command(tx, connection_id, "join", join_arguments(link, info, pq))
+            return connection_id
+
+        return await self._transact(start)
+
+    async def allow(self, connection_id: int, info: bytes) -> None:
+        """Let the one who joined in."""
+        await self._transact(lambda tx: handshake.allow(tx, connection_id, info))
+
+    async def send(
+        self, connection_id: int, body: bytes, *, notification: bool = True, pq: bool | None = None
+    ) -> int:
+        """The message's id; it is stored, and goes out in the background."""
+        return await self._transact(
+            lambda tx: queue_message(
+                tx,
+                connection(tx.db, connection_id),
+                UserMessage(body),
+                notification=notification,
+                pq=pq,
+            )
+        )
+
+    async def ack(self, connection_id: int, message_id: int, receipt: bytes | None = None) -> None:
+        """The message is dealt with; with `receipt` its sender is told."""
+        queue, broker_id = await self._transact(
+            lambda tx: acknowledging.acknowledge(tx, connection_id, message_id, receipt)
+        )
+        self._shown.discard((connection_id, message_id))
+        self._link(queue.server).acknowledge(
+            Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
+        )
+
+    async def connections(self) -> list[Connection]:
+        return await self._store.read(connections)
+
+
+@asynccontextmanager
+async def open_duplex(config: DuplexConfig) -> AsyncIterator[DuplexAgent]:
+    """An agent at work, until the block ends; raises what broke it."""
+    loop = asyncio.get_running_loop()
+    async with DuplexStore.open(config.path, Secrets(config.random), config.now) as store:
+        ready: asyncio.Future[DuplexAgent] = loop.create_future()
+        background = loop.create_task(_run(store, config, ready), name="agent")
+        try:
+            background.add_done_callback(lambda _task: ready.done() or ready.cancel())
+            await asyncio.wait([ready])
+            if not ready.cancelled():
+                background.add_done_callback(lambda _task: ready.result().end())
+                yield ready.result()
+        finally:
+            background.cancel()
+            await asyncio.wait([background])
+            if ready.done() and not ready.cancelled():
+                await ready.result().close()
+            _raise_failure(background)
+
+
+async def _run(store: DuplexStore, config: DuplexConfig, ready: asyncio.Future[DuplexAgent]) -> None:
+    async with TaskGroup() as tasks:
+        agent = DuplexAgent(store, config, tasks)
+        await agent.start()
+        ready.set_result(agent)
+        await asyncio.Event().wait()
+
+
+def _raise_failure(task: asyncio.Task[None]) -> None:
+    """What ended a task, without the groups around it."""
+    failure = None if task.cancelled() else task.exception()
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    if failure is not None:
+        raise failure

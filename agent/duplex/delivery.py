@@ -1,0 +1,71 @@
+"""Sending what is queued: one message of a queue at a time, for as long as the table allows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agent.duplex.faults import A_QUEUE, NOT_ACCEPTED, NOT_AVAILABLE
+from agent.duplex.outgoing import (
+    CONFIRMATIONS,
+    SWITCHING,
+    Delivery,
+    MessageKind,
+    delivered,
+    delivery_delayed,
+    delivery_failed,
+    expire,
+)
+from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
+from agent.duplex.store import Tx
+from agent.duplex.tables import receive_queues
+from agent.duplex.workers import Wait
+from protocol.agent.retry import SECOND
+from protocol.errors import AUTH, QUOTA
+
+MESSAGE_TIME = 2 * 86400
+"Seconds for which a message is tried."
+QUOTA_TIME = 7 * 86400
+"The same for a queue that is full."
+
+Transact = Callable[[Callable[[Tx], Any]], Awaitable[Any]]
+
+
+async def after_attempt(
+    transact: Transact, wait: Wait, delivery: Delivery, failure: RouterFailure | None, now: float
+) -> None:
+    """Store what came of an attempt, and wait if there has to be another."""
+    if failure is None:
+        await transact(lambda tx: delivered(tx, delivery))
+        return
+    slow = isinstance(failure, RouterRefused)
+    if slow and not _is_full(delivery, failure):
+        await transact(lambda tx: delivery_failed(tx, delivery, _word(tx, delivery, failure)))
+        return
+    limit = QUOTA_TIME if slow else MESSAGE_TIME
+    if now - delivery.queued_at >= limit:
+        await transact(lambda tx: expire(tx, delivery, limit, str(failure)))
+        return
+    warning = None if isinstance(failure, TemporaryFailure) else str(failure)
+    await transact(lambda tx: delivery_delayed(tx, delivery, slow=slow, warning=warning))
+    await wait.sleep((delivery.slow if slow else delivery.fast).delay / SECOND)
+
+
+def _is_full(delivery: Delivery, failure: RouterFailure) -> bool:
+    assert isinstance(failure, RouterRefused | HostFailure)
+    full = isinstance(failure, RouterRefused) and failure.error == QUOTA
+    return full and delivery.kind not in CONFIRMATIONS
+
+
+def _word(tx: Tx, delivery: Delivery, failure: RouterFailure) -> str:
+    """Why a message of its kind cannot be delivered."""
+    assert isinstance(failure, RouterRefused)
+    if delivery.kind in CONFIRMATIONS and failure.error in (AUTH, QUOTA):
+        return NOT_AVAILABLE
+    if failure.error != AUTH:
+        return str(failure)
+    if delivery.kind is MessageKind.HELLO:
+        return NOT_AVAILABLE if receive_queues(tx.db, delivery.connection_id) else NOT_ACCEPTED
+    if delivery.kind is MessageKind.RATCHET_KEY:
+        return NOT_AVAILABLE
+    return A_QUEUE if delivery.kind in SWITCHING else str(failure)

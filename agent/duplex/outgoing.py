@@ -1,0 +1,394 @@
+"""Messages on their way out: queued with their place in the ratchet, delivered or given up."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
+from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal_next
+from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
+from agent.duplex.store import Tx, insert
+from agent.duplex.tables import (
+    drop_send_queue,
+    next_local_id,
+    receive_queues,
+    send_queue,
+    send_queues,
+    set_connection,
+    set_send_queue,
+)
+from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
+from protocol.agent.envelopes import (
+    ClientMessage,
+    ConfirmationEnvelope,
+    MessageEnvelope,
+    RatchetKeyEnvelope,
+    encode_agent_envelope,
+    padded_sizes,
+    seal_body,
+)
+from protocol.agent.messages import (
+    AgentMessage,
+    AMessage,
+    ConnectionInfo,
+    ConnectionReply,
+    Hello,
+    Numbered,
+    QueueAdd,
+    QueueContinue,
+    QueueKeys,
+    QueuesUse,
+    QueueTest,
+    RatchetInfo,
+    RatchetReady,
+    Receipts,
+    UserMessage,
+    encode_agent_message,
+    message_hash,
+)
+from protocol.agent.retry import FAST, SLOW, Retry
+from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, pq_possible
+from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.crypto import X25519PrivateKey
+from protocol.encoding import Reader, Writer
+from protocol.smp_messages import Send
+
+
+class Prohibited(Exception):
+    """The call makes no sense in this state of the connection."""
+
+
+class MessageTooLarge(Exception):
+    """It does not fit into a message of the connection."""
+
+
+class MessageKind(StrEnum):
+    CONFIRMATION = "D"
+    REPLY = "I"
+    RATCHET_KEY = "R"
+    HELLO = "HELLO"
+    USER = "A_MSG"
+    RECEIPTS = "A_RCVD"
+    CONTINUE = "QCONT"
+    ADD = "QADD"
+    KEY = "QKEY"
+    USE = "QUSE"
+    TEST = "QTEST"
+    READY = "EREADY"
+
+
+_KINDS: dict[type[Any], MessageKind] = {
+    ConnectionReply: MessageKind.CONFIRMATION,
+    ConnectionInfo: MessageKind.REPLY,
+    RatchetInfo: MessageKind.RATCHET_KEY,
+    Hello: MessageKind.HELLO,
+    UserMessage: MessageKind.USER,
+    Receipts: MessageKind.RECEIPTS,
+    QueueContinue: MessageKind.CONTINUE,
+    QueueAdd: MessageKind.ADD,
+    QueueKeys: MessageKind.KEY,
+    QueuesUse: MessageKind.USE,
+    QueueTest: MessageKind.TEST,
+    RatchetReady: MessageKind.READY,
+}
+NOTIFYING = {
+    MessageKind.CONFIRMATION,
+    MessageKind.REPLY,
+    MessageKind.RATCHET_KEY,
+    MessageKind.HELLO,
+    MessageKind.READY,
+}
+"Kinds that wake the peer's device; for messages of users the application decides."
+SWITCHING = {MessageKind.ADD, MessageKind.KEY, MessageKind.USE, MessageKind.TEST}
+CONFIRMATIONS = {MessageKind.CONFIRMATION, MessageKind.REPLY}
+_READY = (QueueStatus.SECURED, QueueStatus.ACTIVE)
+
+
+# Queueing
+
+
+def queue_confirmation(
+    tx: Tx, conn: Connection, queue: SendQueue, message: AgentMessage, params: E2eParams | None
+) -> None:
+    """The first message to a queue: of the joiner with the keys of the ratchet, of the creator without."""
+    plaintext = encode_agent_message(message)
+    size = padded_sizes(conn.agent_version, conn.pq_support).connection_info
+    _check_size(plaintext, size)
+    seal = encode_sealer(seal_next(tx, conn.connection_id, conn.pq_support))
+    _add(tx, conn, [queue], _KINDS[type(message)], plaintext, size, seal=seal, params=params)
+
+
+def queue_message(
+    tx: Tx,
+    conn: Connection,
+    message: AMessage,
+    *,
+    notification: bool | None = None,
+    pq: bool | None = None,
+    queues: Sequence[SendQueue] | None = None,
+) -> int:
+    """Its local id. `pq` is for messages of users only; Prohibited while the ratchet is being replaced."""
+    kind = _KINDS[type(message)]
+    if not conn.sync_state.may_send and kind is not MessageKind.READY:
+        raise Prohibited("the ratchet has to be synchronised first")
+    if kind is MessageKind.USER:
+        pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
+    support = conn.pq_support or bool(pq)
+    sizes = padded_sizes(conn.agent_version, support)
+    numbered = Numbered(conn.last_sent.message_id + 1, conn.last_sent.message_hash, message)
+    plaintext = encode_agent_message(numbered)
+    _check_size(plaintext, sizes.message)
+    seal = encode_sealer(seal_next(tx, conn.connection_id, pq))
+    if support != conn.pq_support:
+        set_connection(tx, conn.connection_id, pq_support=1)
+    targets = _targets(tx, conn.connection_id) if queues is None else queues
+    return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
+
+
+def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:
+    plaintext = encode_agent_message(RatchetInfo(b""))
+    _add(tx, conn, _targets(tx, conn.connection_id), MessageKind.RATCHET_KEY, plaintext, 0, params=params)
+
+
+def _can_pq(tx: Tx, conn: Connection) -> bool:
+    ratchet = ratchet_of(tx.db, conn.connection_id)
+    return ratchet is not None and pq_possible(conn.agent_version, min(ratchet.max_version, E2E_VERSIONS.max))
+
+
+def _targets(tx: Tx, connection_id: int) -> list[SendQueue]:
+    queues = send_queues(tx.db, connection_id)
+    if not queues:
+        raise Prohibited("there is no queue to send to yet")
+    return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
+
+
+def _check_size(plaintext: bytes, size: int) -> None:
+    if len(plaintext) + PAD_LENGTH_SIZE > size:
+        raise MessageTooLarge
+
+
+def _add(
+    tx: Tx,
+    conn: Connection,
+    queues: Sequence[SendQueue],
+    kind: MessageKind,
+    plaintext: bytes,
+    size: int,
+    *,
+    seal: bytes | None = None,
+    params: E2eParams | None = None,
+    notification: bool | None = None,
+) -> int:
+    local_id, digest = next_local_id(tx, conn.connection_id), message_hash(plaintext)
+    message_id = conn.last_sent.message_id + 1
+    set_connection(tx, conn.connection_id, last_snd_id=message_id, last_snd_hash=digest)
+    insert(
+        tx.db,
+        "sent_messages",
+        connection_id=conn.connection_id,
+        local_id=local_id,
+        kind=kind,
+        message_id=message_id,
+        message_hash=digest,
+        plaintext=plaintext,
+        size=size,
+        seal=seal,
+        params=None if params is None else _encode_params(params),
+        notification=int(kind in NOTIFYING if notification is None else notification),
+        queued_at=tx.now,
+        fast_delay=FAST.initial,
+        slow_delay=SLOW.initial,
+    )
+    for queue in queues:
+        insert(
+            tx.db, "deliveries", queue_id=queue.queue_id, local_id=local_id, connection_id=conn.connection_id
+        )
+        tx.deliveries.add(queue.queue_id)
+    return local_id
+
+
+def _encode_params(params: E2eParams) -> bytes:
+    w = Writer()
+    push_e2e_params(w, params)
+    return w.value()
+
+
+# Delivering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """The next message of a send queue."""
+
+    queue: SendQueue
+    connection_id: int
+    agent_version: int
+    local_id: int
+    kind: MessageKind
+    plaintext: bytes = field(repr=False)
+    size: int
+    seal: bytes | None = field(repr=False)
+    params: bytes | None = field(repr=False)
+    notification: bool
+    queued_at: int
+    fast: Retry
+    slow: Retry
+
+    @property
+    def key(self) -> X25519PrivateKey | None:
+        """Of SEND: none before the recipient has secured the queue."""
+        return None if self._carries_key else self.queue.auth_key
+
+    @property
+    def _carries_key(self) -> bool:
+        return self.kind in CONFIRMATIONS and not self.queue.sender_secures
+
+    def command(self, nonce: bytes) -> Send:
+        queue, message = self.queue, ClientMessage(self._envelope())
+        if self._carries_key:
+            message = ClientMessage(message.envelope, queue.auth_key.public)
+        dh_key = queue.e2e_key.public if self.kind in CONFIRMATIONS else None
+        body = seal_body(queue.client_version, dh_key, queue.e2e_secret, nonce, message)
+        return Send(self.notification, body)
+
+    def _envelope(self) -> bytes:
+        params = None if self.params is None else pull_e2e_params(Reader(self.params))
+        if self.seal is None:
+            assert params is not None
+            return encode_agent_envelope(RatchetKeyEnvelope(AGENT_VERSIONS.max, params, self.plaintext))
+        sealed = decode_sealer(self.seal).seal(self.plaintext, self.size)
+        if self.kind in CONFIRMATIONS:
+            return encode_agent_envelope(ConfirmationEnvelope(self.agent_version, params, sealed))
+        return encode_agent_envelope(MessageEnvelope(AGENT_VERSIONS.max, sealed))
+
+
+def next_delivery(db: sqlite3.Connection, queue_id: int) -> Delivery | None:
+    queue = send_queue(db, queue_id)
+    if queue is None:
+        return None
+    row = db.execute(
+        "SELECT m.*, c.agent_version FROM deliveries d JOIN sent_messages m USING (connection_id, local_id)"
+        " JOIN connections c USING (connection_id) WHERE d.queue_id = ? ORDER BY d.local_id LIMIT 1",
+        (queue_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    return Delivery(
+        queue=queue,
+        connection_id=row["connection_id"],
+        agent_version=row["agent_version"],
+        local_id=row["local_id"],
+        kind=MessageKind(row["kind"]),
+        plaintext=row["plaintext"],
+        size=row["size"],
+        seal=row["seal"],
+        params=row["params"],
+        notification=bool(row["notification"]),
+        queued_at=row["queued_at"],
+        fast=Retry(row["fast_delay"], row["fast_elapsed"]),
+        slow=Retry(row["slow_delay"], row["slow_elapsed"]),
+    )
+
+
+def _finish(tx: Tx, delivery: Delivery, *, sent: bool) -> None:
+    """Forget the delivery, and with the last one the message; a user's keeps its hash for receipts."""
+    key = (delivery.connection_id, delivery.local_id)
+    sql = "DELETE FROM deliveries WHERE queue_id = ? AND local_id = ?"
+    tx.db.execute(sql, (delivery.queue.queue_id, delivery.local_id))
+    left = tx.db.execute("SELECT 1 FROM deliveries WHERE connection_id = ? AND local_id = ?", key).fetchone()
+    if left is not None:
+        return
+    if sent and delivery.kind is MessageKind.USER:
+        sql = (
+            "UPDATE sent_messages SET plaintext = NULL, seal = NULL WHERE connection_id = ? AND local_id = ?"
+        )
+        tx.db.execute(sql, key)
+    else:
+        tx.db.execute("DELETE FROM sent_messages WHERE connection_id = ? AND local_id = ?", key)
+
+
+def delivered(tx: Tx, delivery: Delivery) -> None:
+    """The router took it."""
+    queue = send_queue(tx.db, delivery.queue.queue_id)
+    _finish(tx, delivery, sent=True)
+    if queue is None:
+        return
+    match delivery.kind:
+        case MessageKind.USER:
+            tx.events.append(MessageSent(delivery.connection_id, delivery.local_id))
+        case MessageKind.CONFIRMATION:
+            set_send_queue(tx, queue.queue_id, status=QueueStatus.CONFIRMED)
+        case MessageKind.REPLY:
+            active = queue.sender_secures
+            status = QueueStatus.ACTIVE if active else QueueStatus.CONFIRMED
+            set_send_queue(tx, queue.queue_id, status=status)
+            if active:
+                connected(tx, delivery.connection_id)
+        case MessageKind.HELLO:
+            set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE)
+            received = receive_queues(tx.db, delivery.connection_id)
+            if received and received[0].status is QueueStatus.ACTIVE:
+                connected(tx, delivery.connection_id)
+        case MessageKind.KEY:
+            tx.events.append(SwitchProgress(delivery.connection_id, False, "confirmed"))
+        case MessageKind.TEST:
+            _switched(tx, queue)
+
+
+def connected(tx: Tx, connection_id: int) -> None:
+    ratchet = ratchet_of(tx.db, connection_id)
+    tx.events.append(Connected(connection_id, ratchet is not None and ratchet.snd_kem))
+
+
+def _switched(tx: Tx, queue: SendQueue) -> None:
+    """The peer's new queue works: the one that it replaces goes, with what was still to be sent there."""
+    set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=1, replaces=None)
+    for old in send_queues(tx.db, queue.connection_id):
+        if old.queue_id == queue.replaces and old.switch is SndSwitch.SENDING_QTEST:
+            drop_send_queue(tx, old.queue_id)
+            _forget_orphans(tx, queue.connection_id)
+            tx.events.append(SwitchProgress(queue.connection_id, False, "completed"))
+
+
+def _forget_orphans(tx: Tx, connection_id: int) -> None:
+    """Messages whose last delivery went with its queue."""
+    tx.db.execute(
+        "DELETE FROM sent_messages WHERE connection_id = ? AND plaintext IS NOT NULL AND NOT EXISTS ("
+        "SELECT 1 FROM deliveries d WHERE d.connection_id = sent_messages.connection_id"
+        " AND d.local_id = sent_messages.local_id)",
+        (connection_id,),
+    )
+
+
+def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | None) -> None:
+    """It is tried again after the delay that is stored now."""
+    name, retry = ("slow", delivery.slow.next(SLOW)) if slow else ("fast", delivery.fast.next(FAST))
+    tx.db.execute(
+        f"UPDATE sent_messages SET {name}_delay = ?, {name}_elapsed = ?"
+        " WHERE connection_id = ? AND local_id = ?",
+        (retry.delay, retry.elapsed, delivery.connection_id, delivery.local_id),
+    )
+    if warning is not None and delivery.kind in (MessageKind.USER, MessageKind.HELLO):
+        tx.events.append(MessageDelayed(delivery.connection_id, delivery.local_id, warning))
+
+
+def delivery_failed(tx: Tx, delivery: Delivery, error: str) -> None:
+    """It is given up."""
+    _finish(tx, delivery, sent=False)
+    if delivery.kind is MessageKind.USER:
+        tx.events.append(MessageFailed(delivery.connection_id, delivery.local_id, error))
+    else:
+        tx.events.append(Failed(delivery.connection_id, error))
+
+
+def expire(tx: Tx, delivery: Delivery, age: int, error: str) -> None:
+    """Give up this message and all others of its queue that have waited as long."""
+    delivery_failed(tx, delivery, error)
+    while (following := next_delivery(tx.db, delivery.queue.queue_id)) is not None:
+        if tx.now - following.queued_at < age:
+            return
+        delivery_failed(tx, following, error)

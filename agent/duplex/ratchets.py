@@ -1,0 +1,110 @@
+"""Ratchets, their skipped keys, and hashes of what was seen: rows, and the ratchet's work on them."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from agent.duplex.store import Tx, insert
+from protocol.agent.e2e_params import E2eKeys
+from protocol.agent.ratchet import Decrypted, Sealer, decrypt, next_sealer
+from protocol.agent.ratchet_state import (
+    MessageKey,
+    Ratchet,
+    decode_e2e_keys,
+    decode_ratchet,
+    encode_e2e_keys,
+    encode_ratchet,
+)
+from protocol.agent.versions import E2E_VERSIONS
+from protocol.encoding import Reader, Writer
+
+_PUT = "INSERT INTO ratchets (connection_id, {0}) VALUES (?, ?) ON CONFLICT DO UPDATE SET {0} = excluded.{0}"
+
+
+def put_keys(tx: Tx, connection_id: int, keys: E2eKeys | None) -> None:
+    """The keys of a ratchet that is not there yet; the one in use stays beside them."""
+    tx.db.execute(_PUT.format("keys"), (connection_id, None if keys is None else encode_e2e_keys(keys)))
+
+
+def keys_of(db: sqlite3.Connection, connection_id: int) -> E2eKeys | None:
+    row = db.execute("SELECT keys FROM ratchets WHERE connection_id = ?", (connection_id,)).fetchone()
+    return None if row is None or row["keys"] is None else decode_e2e_keys(row["keys"])
+
+
+def put_ratchet(tx: Tx, connection_id: int, ratchet: Ratchet) -> None:
+    tx.db.execute(_PUT.format("state"), (connection_id, encode_ratchet(ratchet)))
+
+
+def replace_ratchet(tx: Tx, connection_id: int, ratchet: Ratchet) -> None:
+    """Another ratchet: the keys that made it and those of the old one's missing messages go."""
+    put_ratchet(tx, connection_id, ratchet)
+    put_keys(tx, connection_id, None)
+    tx.db.execute("DELETE FROM skipped_keys WHERE connection_id = ?", (connection_id,))
+
+
+def ratchet_of(db: sqlite3.Connection, connection_id: int) -> Ratchet | None:
+    row = db.execute("SELECT state FROM ratchets WHERE connection_id = ?", (connection_id,)).fetchone()
+    return None if row is None or row["state"] is None else decode_ratchet(row["state"])
+
+
+def seal_next(tx: Tx, connection_id: int, pq: bool | None) -> Sealer:
+    """RatchetError if the ratchet cannot send yet."""
+    ratchet = ratchet_of(tx.db, connection_id)
+    assert ratchet is not None
+    following, sealer = next_sealer(ratchet, E2E_VERSIONS.max, pq)
+    put_ratchet(tx, connection_id, following)
+    return sealer
+
+
+def unseal(tx: Tx, connection_id: int, ratchet: Ratchet, message: bytes) -> Decrypted:
+    """Decrypt, and keep what the ratchet became. A RatchetError that is raised means that nothing changed."""
+    done = decrypt(ratchet, _skipped_keys(tx.db, connection_id), message, tx.secrets)
+    put_ratchet(tx, connection_id, done.ratchet)
+    if done.used:
+        sql = "DELETE FROM skipped_keys WHERE connection_id = ? AND header_key = ? AND number = ?"
+        tx.db.execute(sql, (connection_id, done.used.header_key, done.used.number))
+    for added in done.added:
+        insert(
+            tx.db,
+            "skipped_keys",
+            connection_id=connection_id,
+            header_key=added.header_key,
+            number=added.number,
+            key=added.key.key,
+            iv=added.key.iv,
+        )
+    return done
+
+
+def _skipped_keys(db: sqlite3.Connection, connection_id: int) -> dict[bytes, dict[int, MessageKey]]:
+    sql = "SELECT header_key, number, key, iv FROM skipped_keys WHERE connection_id = ?"
+    found: dict[bytes, dict[int, MessageKey]] = {}
+    for header_key, number, key, iv in db.execute(sql, (connection_id,)):
+        found.setdefault(header_key, {})[number] = MessageKey(key, iv)
+    return found
+
+
+def encode_sealer(sealer: Sealer) -> bytes:
+    w = Writer(sealer.key.key + sealer.key.iv)
+    w.push_large(sealer.associated_data)
+    w.push_large(sealer.header)
+    return w.value()
+
+
+def decode_sealer(data: bytes) -> Sealer:
+    r = Reader(data)
+    return Sealer(MessageKey(r.pull_bytes(32), r.pull_bytes(16)), r.pull_large(), r.pull_large())
+
+
+# Hashes: of encrypted messages, and of ratchet keys
+
+
+def seen_before(tx: Tx, connection_id: int, kind: str, digest: bytes) -> bool:
+    """Whether it was seen before; from now on it was."""
+    sql = "INSERT INTO seen_hashes VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    return not tx.db.execute(sql, (connection_id, kind, digest, tx.now)).rowcount
+
+
+def is_seen(tx: Tx, connection_id: int, kind: str, digest: bytes) -> bool:
+    sql = "SELECT 1 FROM seen_hashes WHERE connection_id = ? AND kind = ? AND hash = ?"
+    return tx.db.execute(sql, (connection_id, kind, digest)).fetchone() is not None

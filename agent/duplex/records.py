@@ -1,0 +1,115 @@
+"""Connections and queues as the store keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.addresses import SmpServer
+from protocol.agent.integrity import LastMessage
+from protocol.agent.messages import QueueAddress
+from protocol.agent.ratchet_sync import SyncState
+from protocol.crypto import AuthPublicKey, Ed25519PrivateKey, X25519PrivateKey
+from protocol.encoding import EntityId
+from protocol.smp_messages import QueueMode
+
+
+class ConnectionKind(StrEnum):
+    NEW = "new"
+    "No queues yet."
+    RCV = "rcv"
+    "Made a link, nobody has joined."
+    SND = "snd"
+    "Joining, without a queue for answers yet."
+    DUPLEX = "duplex"
+    CONTACT = "contact"
+    "An address that others send requests to."
+
+
+class QueueStatus(StrEnum):
+    NEW = "new"
+    CONFIRMED = "confirmed"
+    SECURED = "secured"
+    ACTIVE = "active"
+
+
+class RcvSwitch(StrEnum):
+    """How far the replacement of a receive queue is."""
+
+    STARTED = "switch_started"
+    SENDING_QADD = "sending_qadd"
+    SENDING_QUSE = "sending_quse"
+    RECEIVED_MESSAGE = "received_message"
+
+
+class SndSwitch(StrEnum):
+    """How far the replacement of a send queue is."""
+
+    SENDING_QKEY = "sending_qkey"
+    SENDING_QTEST = "sending_qtest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    connection_id: int
+    kind: ConnectionKind
+    agent_version: int
+    pq_support: bool
+    sync_state: SyncState
+    last_received: LastMessage
+    last_sent: LastMessage
+    deleted: bool
+    wants_notifications: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveQueue:
+    queue_id: int
+    connection_id: int
+    server: SmpServer
+    recipient_id: EntityId = field(repr=False)
+    recipient_key: Ed25519PrivateKey
+    router_secret: bytes = field(repr=False)
+    e2e_key: X25519PrivateKey
+    e2e_secret: bytes | None = field(repr=False)
+    "Agreed with the sender; missing until the first message."
+    sender_id: EntityId = field(repr=False)
+    sender_key: AuthPublicKey | None = field(repr=False)
+    "For KEY, if the sender cannot secure the queue."
+    status: QueueStatus
+    client_version: int
+    mode: QueueMode | None
+    primary: bool
+    replaces: int | None
+    switch: RcvSwitch | None
+    deleting: bool
+
+    @property
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.server, self.sender_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendQueue:
+    queue_id: int
+    connection_id: int
+    server: SmpServer
+    sender_id: EntityId = field(repr=False)
+    auth_key: X25519PrivateKey
+    "Authenticators made with it can be denied, signatures could not."
+    e2e_key: X25519PrivateKey
+    e2e_secret: bytes = field(repr=False)
+    status: QueueStatus
+    client_version: int
+    mode: QueueMode | None
+    primary: bool
+    replaces: int | None
+    switch: SndSwitch | None
+
+    @property
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.server, self.sender_id)
+
+    @property
+    def sender_secures(self) -> bool:
+        return self.mode is QueueMode.MESSAGING

@@ -1,0 +1,176 @@
+"""One session per router: requests of everybody, and the subscriptions of our queues there, kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from agent.duplex.records import ReceiveQueue
+from agent.duplex.replies import checked
+from protocol.addresses import SmpServer
+from protocol.agent.retry import RECONNECT, SECOND, first
+from protocol.connection import Received
+from protocol.crypto import Ed25519PrivateKey
+from protocol.encoding import EntityId
+from protocol.smp_messages import Ack, Err, Msg, SmpCommand, SmpMessage, Sub
+from smp_client.errors import ClientError
+from smp_client.requests import Request
+from smp_client.session import SmpSession
+from transport.cancellation import TaskGroup
+
+SUBSCRIBED_AT_ONCE = 1000
+
+Connect = Callable[
+    [SmpServer, Callable[[list[Received[SmpMessage]]], Awaitable[None]]], Awaitable[SmpSession]
+]
+
+
+class Delivered(NamedTuple):
+    """A message of one of our queues."""
+
+    recipient_id: EntityId
+    message: Msg
+
+
+class Acknowledgement(NamedTuple):
+    recipient_id: EntityId
+    recipient_key: Ed25519PrivateKey
+    message_id: bytes
+
+
+class Owner(Protocol):
+    """Who works with what routers send."""
+
+    async def queues(self, server: SmpServer) -> list[ReceiveQueue]:
+        """All that are to be subscribed."""
+
+    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
+        """Messages of our queues."""
+
+    async def subscribed(self, server: SmpServer, queues: Sequence[ReceiveQueue]) -> None: ...
+    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None: ...
+    async def lost(self, server: SmpServer) -> None: ...
+
+
+class RouterLink:
+    """A router: connected when needed, and while we have queues there, always."""
+
+    def __init__(self, server: SmpServer, connect: Connect, owner: Owner) -> None:
+        self._server = server
+        self._connect = connect
+        self._owner = owner
+        self._lock = asyncio.Lock()
+        self._session: SmpSession | None = None
+        self._acks: asyncio.Queue[Acknowledgement] = asyncio.Queue()
+        self._changed = asyncio.Event()
+
+    async def ask(self, request: Request[SmpCommand]) -> SmpMessage:
+        """The answer to one command; raises RouterFailure for none and for `ERR`."""
+        try:
+            session = await self.session()
+        except ClientError as error:
+            return checked(error)
+        return checked((await session.request_many([request]))[0])
+
+    async def session(self) -> SmpSession:
+        async with self._lock:
+            if self._session is None or self._session.is_closed:
+                self._session = await self._connect(self._server, self._on_events)
+            return self._session
+
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """In the background; if it gets lost, the router repeats the message in the next session."""
+        self._acks.put_nowait(ack)
+
+    def subscribe_more(self) -> None:
+        """There are queues that the current session does not know."""
+        self._changed.set()
+
+    async def keep(self) -> None:
+        """Hold a session for our queues until cancelled."""
+        retry = first(RECONNECT)
+        while True:
+            try:
+                session = await self.session()
+                retry = first(RECONNECT)
+            except ClientError:
+                await asyncio.sleep(retry.delay / SECOND)
+                retry = retry.next(RECONNECT)
+                continue
+            await self._serve(session)
+            await self._owner.lost(self._server)
+
+    async def _serve(self, session: SmpSession) -> None:
+        async with TaskGroup() as tasks:
+            work = [
+                tasks.create_task(self._subscribe(session), name=f"subscriptions at {self._server.hosts[0]}"),
+                tasks.create_task(self._acknowledge(session), name=f"ACKs to {self._server.hosts[0]}"),
+            ]
+            await session.wait_closed()
+            for task in work:
+                task.cancel()
+        while not self._acks.empty():  # what they were for comes again
+            self._acks.get_nowait()
+
+    async def _subscribe(self, session: SmpSession) -> None:
+        known: set[EntityId] = set()
+        while True:
+            self._changed.clear()
+            queues = [q for q in await self._owner.queues(self._server) if q.recipient_id not in known]
+            known |= {queue.recipient_id for queue in queues}
+            for start in range(0, len(queues), SUBSCRIBED_AT_ONCE):
+                await self._subscribe_batch(session, queues[start : start + SUBSCRIBED_AT_ONCE])
+            await self._changed.wait()
+
+    async def _subscribe_batch(self, session: SmpSession, queues: Sequence[ReceiveQueue]) -> None:
+        requests: list[Request[SmpCommand]] = [
+            Request(queue.recipient_id, Sub(), queue.recipient_key) for queue in queues
+        ]
+        answers = await session.request_many(requests)
+        done = [
+            q for q, answer in zip(queues, answers, strict=True) if not isinstance(answer, Err | ClientError)
+        ]
+        if done:
+            await self._owner.subscribed(self._server, done)
+        for queue, answer in zip(queues, answers, strict=True):
+            if isinstance(answer, Err):
+                await self._owner.unsubscribed(self._server, queue, answer)
+        messages = [
+            Delivered(queue.recipient_id, answer)
+            for queue, answer in zip(queues, answers, strict=True)
+            if isinstance(answer, Msg)
+        ]
+        if messages:
+            await self._owner.received(self._server, messages)
+
+    async def _acknowledge(self, session: SmpSession) -> None:
+        while True:
+            acks = [await self._acks.get()]
+            while not self._acks.empty() and len(acks) < SUBSCRIBED_AT_ONCE:
+                acks.append(self._acks.get_nowait())
+            requests: list[Request[SmpCommand]] = [
+                Request(ack.recipient_id, Ack(ack.message_id), ack.recipient_key) for ack in acks
+            ]
+            answers = await session.request_many(requests)
+            following = [
+                Delivered(ack.recipient_id, answer)
+                for ack, answer in zip(acks, answers, strict=True)
+                if isinstance(answer, Msg)
+            ]
+            if following:
+                await self._owner.received(self._server, following)
+
+    async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
+        messages = [
+            Delivered(event.entity_id, event.message) for event in events if isinstance(event.message, Msg)
+        ]
+        if messages:
+            await self._owner.received(self._server, messages)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(ClientError):
+                await session.close()

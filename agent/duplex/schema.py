@@ -1,0 +1,166 @@
+"""Tables of connections, as numbered steps: a file of an earlier version is brought to the last."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from store.interface import SchemaError
+
+APPLICATION_ID = 0x534D5041
+"'SMPA': a file with another id is not touched."
+
+STEPS = (
+    """
+CREATE TABLE connections (
+    connection_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    agent_version INTEGER NOT NULL,
+    pq_support INTEGER NOT NULL,
+    sync_state TEXT NOT NULL DEFAULT 'ok',
+    last_local_id INTEGER NOT NULL DEFAULT 0,
+    last_rcv_id INTEGER NOT NULL DEFAULT 0,
+    last_rcv_hash BLOB NOT NULL DEFAULT x'',
+    last_snd_id INTEGER NOT NULL DEFAULT 0,
+    last_snd_hash BLOB NOT NULL DEFAULT x'',
+    deleted INTEGER NOT NULL DEFAULT 0,
+    wants_notifications INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE TABLE receive_queues (
+    queue_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    server TEXT NOT NULL,
+    recipient_id BLOB NOT NULL,
+    recipient_key BLOB NOT NULL,
+    router_secret BLOB NOT NULL,
+    e2e_key BLOB NOT NULL,
+    e2e_secret BLOB,
+    sender_id BLOB NOT NULL,
+    sender_key BLOB,
+    status TEXT NOT NULL,
+    client_version INTEGER NOT NULL,
+    mode TEXT,
+    is_primary INTEGER NOT NULL DEFAULT 1,
+    replaces INTEGER,
+    switch TEXT,
+    deleting INTEGER NOT NULL DEFAULT 0,
+    last_broker_ts INTEGER,
+    UNIQUE (server, recipient_id)
+) STRICT;
+CREATE INDEX receive_queues_connection ON receive_queues (connection_id);
+CREATE TABLE send_queues (
+    queue_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    server TEXT NOT NULL,
+    sender_id BLOB NOT NULL,
+    auth_key BLOB NOT NULL,
+    e2e_key BLOB NOT NULL,
+    e2e_secret BLOB NOT NULL,
+    status TEXT NOT NULL,
+    client_version INTEGER NOT NULL,
+    mode TEXT,
+    is_primary INTEGER NOT NULL DEFAULT 1,
+    replaces INTEGER,
+    switch TEXT
+) STRICT;
+CREATE INDEX send_queues_connection ON send_queues (connection_id);
+CREATE TABLE ratchets (
+    connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
+    keys BLOB,
+    state BLOB
+) STRICT;
+CREATE TABLE skipped_keys (
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    header_key BLOB NOT NULL,
+    number INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    iv BLOB NOT NULL,
+    PRIMARY KEY (connection_id, header_key, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE confirmations (
+    connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
+    reply_queue BLOB NOT NULL,
+    info BLOB NOT NULL
+) STRICT;
+CREATE TABLE invitations (
+    invitation_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    link TEXT NOT NULL,
+    info BLOB NOT NULL,
+    accepted INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX invitations_connection ON invitations (connection_id);
+CREATE TABLE received_messages (
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    local_id INTEGER NOT NULL,
+    queue_id INTEGER NOT NULL REFERENCES receive_queues ON DELETE CASCADE,
+    broker_id BLOB NOT NULL,
+    broker_ts INTEGER NOT NULL,
+    message_id INTEGER NOT NULL,
+    message_hash BLOB NOT NULL,
+    content BLOB NOT NULL,
+    integrity TEXT NOT NULL,
+    is_acked INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 1,
+    received_at INTEGER NOT NULL,
+    PRIMARY KEY (connection_id, local_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE sent_messages (
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    local_id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    message_id INTEGER NOT NULL,
+    message_hash BLOB NOT NULL,
+    plaintext BLOB,
+    size INTEGER NOT NULL,
+    seal BLOB,
+    params BLOB,
+    notification INTEGER NOT NULL,
+    queued_at INTEGER NOT NULL,
+    fast_delay INTEGER NOT NULL,
+    fast_elapsed INTEGER NOT NULL DEFAULT 0,
+    slow_delay INTEGER NOT NULL,
+    slow_elapsed INTEGER NOT NULL DEFAULT 0,
+    receipt TEXT,
+    PRIMARY KEY (connection_id, local_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sent_messages_id ON sent_messages (connection_id, message_id);
+CREATE TABLE deliveries (
+    queue_id INTEGER NOT NULL REFERENCES send_queues ON DELETE CASCADE,
+    local_id INTEGER NOT NULL,
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    PRIMARY KEY (queue_id, local_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX deliveries_message ON deliveries (connection_id, local_id);
+CREATE TABLE seen_hashes (
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    hash BLOB NOT NULL,
+    seen_at INTEGER NOT NULL,
+    PRIMARY KEY (connection_id, kind, hash)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX seen_hashes_age ON seen_hashes (seen_at);
+CREATE TABLE commands (
+    command_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    arguments BLOB NOT NULL,
+    delay INTEGER NOT NULL,
+    elapsed INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX commands_connection ON commands (connection_id, command_id);
+""",
+)
+
+
+def prepare(db: sqlite3.Connection) -> None:
+    """Make or upgrade the tables; SchemaError for a file that is not ours or is of a later program."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    if application_id not in (0, APPLICATION_ID):
+        raise SchemaError("the database file belongs to another program")
+    if version > len(STEPS):
+        raise SchemaError("the database file was made by a later version of this program")
+    for number, step in enumerate(STEPS[version:], version + 1):
+        marks = f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID};"
+        db.executescript(f"BEGIN IMMEDIATE; {step} {marks} COMMIT;")

@@ -1,0 +1,129 @@
+"""The memory of connections: one SQLite file, and every change of state one function in one transaction.
+
+A change gets a `Tx`: it reads and writes rows, and says what to tell the application and whom to wake. That
+is done when the transaction is on the disk. So nothing is announced that a crash could take back, and no key
+is used that was not stored before.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiosqlite
+
+from agent.duplex.events import Event
+from agent.duplex.schema import prepare
+from agent.duplex.secrets import Secrets
+from store.migrate import protect
+from store.sqlite_engine import STATEMENT_CACHE, GroupWriter, Lane, run_each, run_in_thread
+from store.sqlite_errors import store_errors
+from store.sqlite_transaction import Transaction
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 5.0
+
+
+@dataclass(slots=True)
+class Tx:
+    """One transaction, and what follows from it."""
+
+    db: sqlite3.Connection
+    now: int
+    "Seconds."
+    secrets: Secrets
+    events: list[Event] = field(default_factory=list)
+    deliveries: set[int] = field(default_factory=set)
+    "Send queues that have something to send."
+    hurried: set[int] = field(default_factory=set)
+    "Send queues whose wait for the next attempt is over."
+    commands: set[int] = field(default_factory=set)
+    "Connections that have something to do."
+    subscriptions: set[str] = field(default_factory=set)
+    "Servers with new receive queues."
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is done inside is undone if it raises."""
+        self.db.execute("SAVEPOINT attempt")
+        before = len(self.events), set(self.deliveries), set(self.commands)
+        try:
+            yield
+        except BaseException:
+            self.db.execute("ROLLBACK TO attempt")
+            del self.events[before[0] :]
+            self.deliveries, self.commands = before[1:]
+            raise
+        finally:
+            self.db.execute("RELEASE attempt")
+
+
+Change = Callable[[Tx], T]
+
+
+class DuplexStore:
+    """Use `DuplexStore.open`."""
+
+    def __init__(self, lane: Lane[Transaction], secrets: Secrets, now: Callable[[], float]) -> None:
+        self._lane = lane
+        self._secrets = secrets
+        self._now = now
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, path: Path, secrets: Secrets, now: Callable[[], float]) -> AsyncIterator[DuplexStore]:
+        """Raises StoreError if the file cannot be used."""
+        with store_errors(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            protect(path)
+            db = await aiosqlite.connect(
+                path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
+            )
+        lane: Lane[Transaction] = Lane("agent store", db, GroupWriter(path, None))
+        try:
+            with store_errors(path):
+                await run_in_thread(db, _prepare)
+            lane.start()
+            try:
+                yield cls(lane, secrets, now)
+            finally:
+                await lane.stop()
+        finally:
+            await db.close()
+
+    async def run(self, change: Change[T]) -> tuple[T, Tx]:
+        """On the disk when it returns."""
+
+        def run(transaction: Transaction) -> tuple[T, Tx]:
+            tx = Tx(transaction.db, int(self._now()), self._secrets)
+            return change(tx), tx
+
+        return await self._lane.run(run_each, run, durable=True)
+
+    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._lane.run(run_each, lambda transaction: look(transaction.db))
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA secure_delete = ON")
+    prepare(db)
+
+
+def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
+    """The row id."""
+    marks = ", ".join("?" * len(values))
+    found = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    return found.lastrowid or 0
+
+
+def update(db: sqlite3.Connection, table: str, key: str, key_value: int, **values: Any) -> None:
+    changes = ", ".join(f"{column} = ?" for column in values)
+    db.execute(f"UPDATE {table} SET {changes} WHERE {key} = ?", (*values.values(), key_value))

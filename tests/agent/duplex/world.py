@@ -1,0 +1,64 @@
+"""Real routers and agents, and waiting for what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
+from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
+from protocol.addresses import SmpServer
+from smp_client.requests import SessionTiming
+
+DEADLINE = 40.0
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass
+class Person:
+    """An agent, and the events that it has told and nobody has asked for."""
+
+    agent: DuplexAgent
+    unseen: list[Event] = field(default_factory=list)
+
+    async def event(self, kind: type[E], matches: Callable[[E], bool] = lambda _event: True) -> E:
+        """The next of this kind; others are kept."""
+        async with asyncio.timeout(DEADLINE):
+            for event in self.unseen:
+                if isinstance(event, kind) and matches(event):
+                    self.unseen.remove(event)
+                    return event
+            while True:
+                event = await self.agent.next_event()
+                if isinstance(event, kind) and matches(event):
+                    return event
+                self.unseen.append(event)
+
+    async def reads(self, *, receipt: bytes | None = None) -> MessageReceived:
+        message = await self.event(MessageReceived)
+        await self.agent.ack(message.connection_id, message.message_id, receipt)
+        return message
+
+
+@asynccontextmanager
+async def person(path: Path, *servers: SmpServer) -> AsyncIterator[Person]:
+    config = DuplexConfig(path=path, servers=servers, connect_timeout=15.0, timing=SessionTiming(answer=15.0))
+    async with open_duplex(config) as agent:
+        yield Person(agent)
+
+
+async def connect(alice: Person, bob: Person, *, pq: bool = True) -> tuple[int, int]:
+    """Alice makes a link, Bob joins; their ids of the connection."""
+    hers, link = await alice.agent.create_invitation(pq=pq)
+    his = await bob.agent.join(link, b"Bob", pq=pq)
+    confirmed = await alice.event(Confirmed)
+    assert (confirmed.connection_id, confirmed.info) == (hers, b"Bob")
+    await alice.agent.allow(hers, b"Alice")
+    await alice.event(Connected)
+    await bob.event(Connected)
+    return hers, his
