@@ -51,7 +51,7 @@ from protocol.agent.messages import UserMessage
 from protocol.connection import Received
 from protocol.smp_messages import Err, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
-from smp_client.requests import Request, SessionTiming
+from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from transport.cancellation import TaskGroup
 
@@ -71,8 +71,7 @@ class DuplexConfig:
     "The file with the state."
     servers: Sequence[SmpServer]
     "Where our queues are made."
-    connect_timeout: float = 30.0
-    timing: SessionTiming = field(default_factory=SessionTiming)
+    session: SessionConfig = SESSION_DEFAULTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
     now: Callable[[], float] = _wall_time
     random: Callable[[int], bytes] = os.urandom
@@ -219,8 +218,7 @@ class DuplexAgent:
             server,
             self._dialer,
             on_events=on_events,
-            timing=config.timing,
-            timeout=config.connect_timeout,
+            config=config.session,
             random=config.random,
         )
 
