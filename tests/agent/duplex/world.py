@@ -12,7 +12,7 @@ from typing import TypeVar
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
 from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
 from protocol.addresses import SmpServer
-from smp_client.requests import SessionTiming
+from smp_client.requests import SessionConfig
 
 DEADLINE = 40.0
 
@@ -47,7 +47,7 @@ class Person:
 
 @asynccontextmanager
 async def person(path: Path, *servers: SmpServer) -> AsyncIterator[Person]:
-    config = DuplexConfig(path=path, servers=servers, connect_timeout=15.0, timing=SessionTiming(answer=15.0))
+    config = DuplexConfig(path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0))
     async with open_duplex(config) as agent:
         yield Person(agent)
 
