@@ -20,7 +20,7 @@ from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
-from store.sqlite_engine import STATEMENT_CACHE, GroupWriter, Lane, run_each, run_in_thread
+from store.sqlite_engine import STATEMENT_CACHE, DatabaseFile, GroupWriter, Lane, run_each, run_in_thread
 from store.sqlite_errors import store_errors
 from store.sqlite_transaction import Transaction
 
@@ -84,10 +84,12 @@ class DuplexStore:
             db = await aiosqlite.connect(
                 path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
             )
-        lane: Lane[Transaction] = Lane("agent store", db, GroupWriter(path, None))
+        file = DatabaseFile(path)
+        lane: Lane[Transaction] = Lane("agent store", db, GroupWriter(file, None))
         try:
             with store_errors(path):
                 await run_in_thread(db, _prepare)
+                file.remember()
             lane.start()
             try:
                 yield cls(lane, secrets, now)
