@@ -53,7 +53,7 @@ from protocol.smp_messages import Err, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import SmpSession, connect_smp
-from transport.cancellation import TaskGroup
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 T = TypeVar("T")
 
@@ -128,6 +128,7 @@ class DuplexAgent:
         try:
             result, tx = await self._store.run(change)
         except Exception as error:
+            raise_if_cancelled()
             done.set_exception(error)
             return
         self._act(tx)
