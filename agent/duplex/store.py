@@ -20,7 +20,7 @@ from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
-from store.sqlite_engine import STATEMENT_CACHE, DatabaseFile, GroupWriter, Lane, run_each, run_in_thread
+from store.sqlite_engine import STATEMENT_CACHE, DatabaseFile, GroupWriter, WorkQueue, run_each, run_in_thread
 from store.sqlite_errors import store_errors
 from store.sqlite_transaction import Transaction
 
@@ -69,8 +69,8 @@ Change = Callable[[Tx], T]
 class DuplexStore:
     """Use `DuplexStore.open`."""
 
-    def __init__(self, lane: Lane[Transaction], secrets: Secrets, now: Callable[[], float]) -> None:
-        self._lane = lane
+    def __init__(self, work: WorkQueue[Transaction], secrets: Secrets, now: Callable[[], float]) -> None:
+        self._work = work
         self._secrets = secrets
         self._now = now
 
@@ -85,16 +85,16 @@ class DuplexStore:
                 path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
             )
         file = DatabaseFile(path)
-        lane: Lane[Transaction] = Lane("agent store", db, GroupWriter(file, None))
+        work: WorkQueue[Transaction] = WorkQueue("agent store", db, GroupWriter(file, None))
         try:
             with store_errors(path):
                 await run_in_thread(db, _prepare)
                 file.remember()
-            lane.start()
+            work.start()
             try:
-                yield cls(lane, secrets, now)
+                yield cls(work, secrets, now)
             finally:
-                await lane.stop()
+                await work.stop()
         finally:
             await db.close()
 
@@ -105,10 +105,10 @@ class DuplexStore:
             tx = Tx(transaction.db, int(self._now()), self._secrets)
             return change(tx), tx
 
-        return await self._lane.run(run_each, run, durable=True)
+        return await self._work.run(run_each, run, durable=True)
 
     async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._lane.run(run_each, lambda transaction: look(transaction.db))
+        return await self._work.run(run_each, lambda transaction: look(transaction.db))
 
 
 def _prepare(db: sqlite3.Connection) -> None:
