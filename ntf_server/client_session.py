@@ -221,7 +221,7 @@ class ClientSession:
             return [Err(item.error) for item in run if isinstance(item, Rejected)]
         if limit is not None:
             return [Err(QUOTA)] * len(requests)
-        return await self._commands.run(params, requests)
+        return await self._commands.run(params, requests, self._source)
 
     def _over_limit(self, run: Sequence[Item]) -> str | None:
         """The limit that forbids these commands, if one does. What is no command counts all the same."""

@@ -109,11 +109,14 @@ class Commands:
         self._deletions = deletions
         self._authenticator = Authenticator(store)
 
-    async def run(self, params: SessionParams, requests: Sequence[Request]) -> list[NtfResponse]:
-        """Answers in the order of `requests`: of one connection, and fit to run together (`same_run`)."""
+    async def run(self, params: SessionParams, requests: Sequence[Request], source: str) -> list[NtfResponse]:
+        """Answers in the order of `requests`: of one connection, and fit to run together (`same_run`).
+
+        `source` is where they come from, as limits count it.
+        """
         try:
             entities = await self._authenticator.authenticate(params, requests)
-            responses = await self._answer(requests, entities)
+            responses = await self._answer(requests, entities, source)
         except StoreError as error:
             logger.error("store: %s", error)
             responses = [Err(STORE_FAILED)] * len(requests)
@@ -121,10 +124,10 @@ class Commands:
         return responses
 
     async def _answer(
-        self, requests: Sequence[Request], entities: Sequence[Entity | Denied]
+        self, requests: Sequence[Request], entities: Sequence[Entity | Denied], source: str
     ) -> list[NtfResponse]:
         if isinstance(requests[0].message, Snew):
-            return await self._create_subscriptions(requests, entities)
+            return await self._create_subscriptions(requests, entities, source)
         return [await self._one(request, entity) for request, entity in zip(requests, entities, strict=True)]
 
     async def _one(self, request: Request, entity: Entity | Denied) -> NtfResponse:
@@ -231,20 +234,23 @@ class Commands:
     # Subscriptions
 
     async def _create_subscriptions(
-        self, requests: Sequence[Request], entities: Sequence[Entity | Denied]
+        self, requests: Sequence[Request], entities: Sequence[Entity | Denied], source: str
     ) -> list[NtfResponse]:
         """A burst of SNEW is one write."""
         responses: list[NtfResponse] = [Err(AUTH)] * len(requests)
-        allowed: list[int] = []
-        news: list[NewSubscription] = []
+        allowed: dict[int, NewSubscription] = {}
         for index, (request, token) in enumerate(zip(requests, entities, strict=True)):
             command = request.message
             if isinstance(token, TokenRecord) and isinstance(command, Snew) and token.may_subscribe:
-                allowed.append(index)
-                news.append(self._new_subscription(token, command))
-        created = await self._store.create_subscriptions(news) if news else []
-        for index, new, result in zip(allowed, news, created, strict=True):
-            responses[index] = self._created(entities[index], new, result)
+                allowed[index] = self._new_subscription(token, command)
+        with self._subscriber.admission({new.server for new in allowed.values()}, source) as refused:
+            for index, new in list(allowed.items()):
+                if (error := refused.get(new.server)) is not None:
+                    responses[index] = Err(error)
+                    del allowed[index]
+            created = await self._store.create_subscriptions(list(allowed.values())) if allowed else []
+            for (index, new), result in zip(allowed.items(), created, strict=True):
+                responses[index] = self._created(entities[index], new, result)
         return responses
 
     def _created(
@@ -260,10 +266,13 @@ class Commands:
         return IdSub(result.subscription_id)
 
     def _new_subscription(self, token: TokenRecord, command: Snew) -> NewSubscription:
+        named = command.queue.server
+        server = named.canonical
         return NewSubscription(
             subscription_id=EntityId(self._random(ID_SIZE)),
             token_key=token.key,
-            server=command.queue.server,
+            server=server,
+            spelling="" if named is server else named.spelling,
             notifier_id=command.queue.notifier_id,
             notifier_key=command.notifier_key.der,
         )

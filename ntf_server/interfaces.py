@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from protocol.addresses import SmpServer
+from protocol.errors import ErrorType
 from store.records import DeletedSubscription, QueueRow, ServerKey, TokenKey
 
 
 class Subscriber(Protocol):
     """Keeps the store's subscribable queues subscribed at their routers. Calls return at once."""
+
+    def admission(
+        self, servers: Collection[SmpServer], client: str
+    ) -> AbstractContextManager[Mapping[SmpServer, ErrorType]]:
+        """Before anything is stored: which routers must not be watched, and what to answer. The others have
+        a place until the end of the block at least."""
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """The queue was stored (or revived) as PENDING: it goes to its router's task, which needs no more

@@ -49,6 +49,11 @@ class ServerAddress:
         return f"{canonical_host(self.hosts[0])}:{self.port_number}"
 
     @property
+    def spelling(self) -> str:
+        """Hosts and port as they are written here."""
+        return f"{','.join(self.hosts)}:{self.port}"
+
+    @property
     def canonical(self) -> Self:
         """The same server in the one spelling that it is known by: two are the same if these are equal."""
         port = "" if self.port_number == self.default_port else str(self.port_number)

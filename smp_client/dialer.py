@@ -158,7 +158,7 @@ class DialSlots:
     def _give(self) -> None:
         free = self._total - self._used.total()
         for turn, owner in list(self._waiting.items()) if free > 0 else ():
-            if free > 0 and self._used[owner] < self._each:
+            if free > 0 and self._used[owner] < self._each and not turn.done():  # nor cancelled just now
                 del self._waiting[turn]
                 self._used[owner] += 1
                 free -= 1

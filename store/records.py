@@ -52,6 +52,9 @@ class NewSubscription:
     subscription_id: EntityId = field(repr=False)
     token_key: TokenKey
     server: SmpServer
+    "In its canonical form: each router has one row."
+    spelling: str = ""
+    "Hosts and port as the client wrote them, if otherwise: what pushes tell it."
     notifier_id: EntityId = field(repr=False)
     notifier_key: bytes = field(repr=False)
     "DER private key, as it came in SNEW."

@@ -39,7 +39,8 @@ WHERE s.server_key = ? AND s.notifier_id IN ({{}}) AND t.status = '{TokenStatus.
 """
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
-SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta
+SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta,
+    s.spelling
 FROM {} n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
 WHERE n.token_key = ?
 """
@@ -126,10 +127,11 @@ def _entries(db: sqlite3.Connection, key: TokenKey) -> tuple[LastNotification, .
 
 
 def _entry(row: Sequence[Any], *, sent: bool) -> LastNotification:
+    hosts, _, port = row[9].rpartition(":") if row[9] else (row[2], "", row[3])
     return LastNotification(
         sub_key=SubKey(row[0]),
         seq=row[1],
-        server=smp_server(row[2], row[3], row[4]),
+        server=smp_server(hosts, port, row[4]),
         notifier_id=EntityId(row[5]),
         received_at=row[6],
         nonce=row[7],

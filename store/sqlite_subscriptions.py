@@ -41,7 +41,7 @@ WHERE s.server_key = ? AND s.notifier_id IN ({{}})
 """
 _INSERT = """
 INSERT INTO subscriptions
-    (sub_key, subscription_id, token_key, server_key, notifier_id, notifier_key, state)
+    (sub_key, subscription_id, token_key, server_key, notifier_id, notifier_key, state, spelling)
 VALUES {}
 """
 _LAST_KEY = "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'subscriptions'"
@@ -184,6 +184,7 @@ class Creation:
                 new.notifier_id,
                 new.notifier_key,
                 _BORN,
+                new.spelling,
             )
         )
         self._existing[new.server][new.notifier_id] = _Existing(

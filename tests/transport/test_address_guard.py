@@ -105,3 +105,34 @@ async def test_slow_resolver() -> None:
     assert await waiting == ["8.8.8.8"] * 5
     assert asked == ["slow"]
     guard.close()
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f000001", "2130706433", "localhost", "a.LocalHost."])
+async def test_odd_ways_to_write_our_own_network(guard: AddressGuard, names: Names, host: str) -> None:
+    assert not guard.permits(host)
+    with pytest.raises(ForbiddenAddressError):
+        await guard.addresses(host, 1.0)
+    assert names.asked == []
+
+
+@pytest.mark.parametrize("host", ["93.184.216.34", "[2606:4700::1111]", "2606:4700::1111"])
+async def test_addresses_are_not_looked_up(guard: AddressGuard, names: Names, host: str) -> None:
+    assert guard.permits(host)
+    assert await guard.addresses(host, 1.0) == [host.strip("[]")]
+    assert names.asked == []
+
+
+@pytest.mark.parametrize("host", ["abc.onion", "ABC.ONION", "abc.Onion."])
+async def test_onion_names_are_never_looked_up(guard: AddressGuard, names: Names, host: str) -> None:
+    with pytest.raises(UnresolvedError):
+        await guard.addresses(host, 1.0)
+    assert names.asked == []
+
+
+async def test_every_allowed_address_and_a_fresh_look_each_time(names: Names) -> None:
+    guard = AddressGuard(resolve=names, cache_time=0)
+    names.names["two"] = ["8.8.8.8", "10.0.0.1", "8.8.4.4", "8.8.8.8"]
+    for _ in range(2):
+        assert await guard.addresses("two", 1.0) == ["8.8.8.8", "8.8.4.4"]
+    assert names.asked == ["two", "two"]
+    guard.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ntf_server.clock import SECONDS_PER_DAY, SystemClock
 from ntf_server.config import StoreConfig
 from ntf_server.housekeeping import Deletions, Housekeeping
 from protocol.addresses import SmpServer
+from protocol.errors import ErrorType
 from protocol.statuses import TokenInput
 from store.journal_schema import DeletionReason, JournalEvent
 from store.records import DeletedSubscription, QueueRow, ServerKey
@@ -24,6 +26,11 @@ class Forgotten:
 
     def __init__(self) -> None:
         self.queues: list[DeletedSubscription] = []
+
+    def admission(
+        self, servers: Collection[SmpServer], client: str
+    ) -> AbstractContextManager[Mapping[SmpServer, ErrorType]]:
+        return nullcontext({})
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None: ...
 
