@@ -16,10 +16,12 @@ from pathlib import Path
 from smp_router.config import ConfigError, FileConfig, load_config, write_config
 from smp_router.control import ControlError, ask, control_socket
 from smp_router.router import Router, utc_now
-from smp_router.snapshot import SnapshotError, load_snapshot, save_snapshot
+from smp_router.sqlite_records import stored_state
 from smp_router.state import RouterState
+from store.interface import StoreError
 from transport.certificates import (
     FINGERPRINT,
+    Credentials,
     KeyAlgorithm,
     load_server_files,
     make_ca,
@@ -47,17 +49,12 @@ def init(arguments: argparse.Namespace) -> int:
 def start(arguments: argparse.Namespace) -> int:
     """Run the router until SIGTERM or SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    state = RouterState(load_server_files(arguments.config_dir))
-    snapshot: Path | None = arguments.snapshot
-    if snapshot is not None and snapshot.exists():
-        load_snapshot(snapshot, state)
-    asyncio.run(_run(arguments, load_config(arguments.config_dir), state))
-    if snapshot is not None:
-        save_snapshot(snapshot, state)
+    credentials = load_server_files(arguments.config_dir)
+    asyncio.run(_run(arguments, load_config(arguments.config_dir), credentials))
     return 0
 
 
-async def _run(arguments: argparse.Namespace, file: FileConfig, state: RouterState) -> None:
+async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Credentials) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -65,6 +62,9 @@ async def _run(arguments: argparse.Namespace, file: FileConfig, state: RouterSta
     if arguments.interval is not None:
         config = replace(config, interval=arguments.interval)
     async with AsyncExitStack() as stack:
+        state = RouterState(credentials)
+        if arguments.store is not None:
+            state = await stack.enter_async_context(stored_state(arguments.store, credentials))
         router = await stack.enter_async_context(
             Router.start(config, host=file.host, port=file.port, listen=file.listen, state=state)
         )
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--config-dir", type=Path, required=True)
     command.add_argument("--control", type=Path, help="Unix socket for faults and load")
     command.add_argument("--interval", type=_seconds, help="between rounds of NMSG delivery; 0: at once")
-    command.add_argument("--snapshot", type=Path, help="file that keeps queues and services over restarts")
+    command.add_argument("--store", type=Path, help="database that keeps queues, messages and services")
     command.set_defaults(run=start)
     command = commands.add_parser("control", help="send one request to a router's control socket")
     command.add_argument("--control", type=Path, required=True)
@@ -117,7 +117,7 @@ def main() -> None:
     arguments = make_parser().parse_args()
     try:
         sys.exit(arguments.run(arguments))
-    except (ConfigError, ControlError, SnapshotError, TransportError, OSError) as error:
+    except (ConfigError, ControlError, StoreError, TransportError, OSError) as error:
         sys.exit(f"smp-router: {error}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from protocol.connection import Outgoing
-from protocol.encoding import NO_CORR, NO_ENTITY, EntityId
+from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
 from protocol.messages_crypto import RcvMessage, seal_message
 from protocol.push_messages import NmsgMeta
 from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
@@ -141,11 +141,11 @@ class Broker:
 
     # Messages
 
-    def send(self, queue: Queue, command: Send) -> Message | None:
+    def send(self, queue: Queue, command: Send, corr_id: CorrId = NO_CORR) -> Message | None:
         """Store a message, and the NMSG that goes with it; None if the queue is full."""
         timestamp = self.timestamp()
         content = RcvMessage(timestamp, command.notification, command.body)
-        message = self.state.accept(queue, content, self.config.quota)
+        message = self.state.accept(queue, content, self.config.quota, corr_id)
         client = self.recipients.subscriber(queue.recipient_id)
         if client is not None:
             client.offer(queue.recipient_id)

@@ -15,6 +15,7 @@ from protocol.smp_codec import SMP_MESSAGES
 from protocol.smp_messages import Msg, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.queues import Prepared
+from smp_router.records import Records
 
 RouterMessage = SmpMessage | Prepared
 SMALL_MESSAGE = 205
@@ -48,8 +49,11 @@ class Client:
     """Answers and events go to the outbox. Ids of queues with something stored wait in `offers`: what they
     have is taken only when it can be sent, so that stored messages do not pile up in memory twice."""
 
-    def __init__(self, params: SessionParams, max_unsent: int) -> None:
+    def __init__(self, params: SessionParams, max_unsent: int, records: Records) -> None:
         self.params = params
+        self._records = records
+        self.depends_on = 0
+        "The change that must be safe before anything more is sent."
         self.receptions: dict[EntityId, Reception] = {}
         self.offers: dict[EntityId, None] = {}
         "An ordered set."
@@ -65,7 +69,12 @@ class Client:
         self._room = asyncio.Event()
         self._room.set()
 
+    def depend(self) -> None:
+        """What is sent from now on follows from what has changed until now."""
+        self.depends_on = self._records.made
+
     def event(self, entity_id: EntityId, message: RouterMessage) -> None:
+        self.depend()
         self.push((Outgoing(NO_CORR, entity_id, message),))
 
     def push(self, batch: Iterable[Outgoing[RouterMessage]]) -> None:
@@ -83,6 +92,7 @@ class Client:
         """Something is stored for this client under `entity_id`."""
         if self._gone:
             return
+        self.depend()
         self.offers[entity_id] = None
         self.wake.set()
 

@@ -101,7 +101,7 @@ def respond(broker: Broker, client: Client, request: Request) -> Response:
         raise ProtocolError(SERVICE)
     if isinstance(subject, Queue) and not handler.when_blocked:
         _refuse_blocked(subject)
-    if broker.state.records.failing:
+    if broker.state.records.failing and handler.authenticate is not authentication.nobody:
         raise ProtocolError(store_error("not available"))
     return handler.run(broker, client, request, subject)
 
@@ -329,8 +329,7 @@ def _send(broker: Broker, client: Client, request: Received[Send], queue: Queue)
         return Ok()
     broker.counts["messages_received"] += 1
     _refuse_unless(broker.state.stored_messages < broker.config.max_messages, QUOTA)
-    _refuse_unless(broker.send(queue, request.message) is not None, QUOTA)
-    queue.last_corr_id = request.corr_id
+    _refuse_unless(broker.send(queue, request.message, request.corr_id) is not None, QUOTA)
     if queue.link is not None and queue.mode is QueueMode.MESSAGING and queue.sender_key is not None:
         broker.state.set_link(queue, None)  # it was used: whoever secured the queue has what it led to
     return Ok()

@@ -101,7 +101,7 @@ def _answer(broker: Broker, params: SessionParams, transmission: bytes, respond:
         answer = Err(item.error)
     else:
         try:
-            answer = respond(broker, Client(params, 0), item)
+            answer = respond(broker, Client(params, 0, broker.state.records), item)
         except ProtocolError as refusal:
             answer = Err(refusal.error)
     return _encoded(params, item.corr_id, item.entity_id, answer)

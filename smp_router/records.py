@@ -12,7 +12,7 @@ class Kind(Enum):
     QUEUE = "queues"
     "By recipient id."
     MESSAGE = "messages"
-    "By number: (recipient id, message)."
+    "By number: (recipient id, message, correlation id of its SEND)."
     NMSGS = "nmsgs"
     "By notifier id: the notifier, with what nobody has taken yet."
     SERVICE = "services"
@@ -33,14 +33,24 @@ class Records(Protocol):
     def failing(self) -> bool:
         """Nothing can be written at present: promise nothing more."""
 
-    async def durable(self) -> None:
-        """Wait until everything that was put and deleted so far is safe."""
+    @property
+    def made(self) -> int:
+        """How many changes there were."""
+
+    async def durable(self, made: int) -> None:
+        """Wait until so many changes are safe."""
+
+    async def maintain(self) -> None:
+        """From time to time: leave no traces of what is gone."""
+
+    async def close(self) -> None: ...
 
 
 class NoRecords:
     """The router lives in memory."""
 
     failing = False
+    made = 0
 
     def put(self, kind: Kind, key: Any, thing: Any) -> None:
         pass
@@ -48,5 +58,11 @@ class NoRecords:
     def delete(self, kind: Kind, key: Any) -> None:
         pass
 
-    async def durable(self) -> None:
+    async def durable(self, made: int) -> None:
+        pass
+
+    async def maintain(self) -> None:
+        pass
+
+    async def close(self) -> None:
         pass

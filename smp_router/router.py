@@ -180,6 +180,7 @@ class Router:
         while True:
             await asyncio.sleep(self._config.expiry_interval)
             await self._broker.expire()
+            await self.state.records.maintain()
             if self._broker.relays is not None:
                 await self._broker.relays.close_idle()
 

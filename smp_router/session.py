@@ -118,7 +118,7 @@ class Session:
             first, *rest = events
             if not isinstance(first, HandshakeDone):
                 return None
-            self.client = Client(first.params, self._config.max_unsent)
+            self.client = Client(first.params, self._config.max_unsent, self._broker.state.records)
             return [event for event in rest if not isinstance(event, HandshakeDone)]
 
     async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
@@ -144,12 +144,15 @@ class Session:
         if self._weather.black_hole:
             return
         answers: list[Outgoing[RouterMessage]] = []
+        made = self._broker.state.records.made
         for item in block.items:
             response = self._respond(client, item)
             if isinstance(response, Coroutine):
                 self._answer_later(client, item, response)
             else:
                 answers.append(Outgoing(item.corr_id, item.entity_id, response))
+        if self._broker.state.records.made != made:
+            client.depend()
         self._push_answers(client, answers)
 
     def _push_answers(self, client: Client, answers: list[Outgoing[RouterMessage]]) -> None:
@@ -207,10 +210,10 @@ class Session:
         if client.overrun:
             raise TimeoutError
         self._take_offers(client)
-        batch = client.take()
+        batch, depends_on = client.take(), client.depends_on
         # Nothing leaves before what led to it is safe.
         async with asyncio.timeout(self._config.send_timeout):
-            await self._broker.state.records.durable()
+            await self._broker.state.records.durable(depends_on)
         self._stream.write(self._connection.send(batch))
         async with asyncio.timeout(self._config.send_timeout):
             await self._stream.drain()

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from protocol.blocking import BlockingInfo
 from protocol.crypto import AuthPublicKey
-from protocol.encoding import EntityId
+from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from smp_router.queues import ID_SIZE, Link, Message, Notifier, Prepared, Queue, Queues
 from smp_router.records import Kind, NoRecords, Records
@@ -90,7 +90,7 @@ class RouterState:
 
     # Messages
 
-    def accept(self, queue: Queue, content: RcvMessage, quota: int) -> Message | None:
+    def accept(self, queue: Queue, content: RcvMessage, quota: int, corr_id: CorrId) -> Message | None:
         """Store a message; None if there is no room, in which case the recipient will be told so."""
         if queue.full:
             return None
@@ -100,7 +100,8 @@ class RouterState:
         message = Message(self._last_number, secrets.token_bytes(ID_SIZE), stored)
         queue.messages.append(message)
         self.stored_messages += 1
-        self.records.put(Kind.MESSAGE, message.number, (queue.recipient_id, message))
+        queue.last_corr_id = NO_CORR if refused else corr_id
+        self.records.put(Kind.MESSAGE, message.number, (queue.recipient_id, message, queue.last_corr_id))
         return None if refused else message
 
     def acknowledge(self, queue: Queue, message_id: bytes) -> None:

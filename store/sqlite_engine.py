@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import aiosqlite
 
@@ -168,12 +168,25 @@ class DatabaseFile:
             raise StoreVanished(f"{self.path} was removed or replaced while the server ran")
 
 
+class WriteContext(Protocol):
+    """What a group's operations share."""
+
+    def flush(self) -> None: ...
+
+
 class GroupWriter:
     """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
 
-    def __init__(self, file: DatabaseFile, on_commit: CommitObserver | None) -> None:
+    def __init__(
+        self,
+        file: DatabaseFile,
+        on_commit: CommitObserver | None,
+        begin: Callable[[sqlite3.Connection], WriteContext] = Transaction,
+    ) -> None:
+        """`begin` makes what the operations of a group are given; its `flush` is called before the commit."""
         self._file = file
         self._on_commit = on_commit
+        self._make_context = begin
         self._synchronous = ""
 
     def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
@@ -205,10 +218,10 @@ class GroupWriter:
 
     def _transact(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
         results: list[Any] = []
-        transaction = Transaction(db)
+        context = self._make_context(db)
         for batch, arguments in _runs(group):
-            results += batch(transaction, arguments)
-        transaction.flush()
+            results += batch(context, arguments)
+        context.flush()
         db.execute("COMMIT")
         return results
 

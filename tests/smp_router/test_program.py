@@ -9,37 +9,23 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from protocol.addresses import SmpServer, parse_smp_server
-from protocol.errors import AUTH
-from protocol.ids_hash import ids_hash
 from protocol.smp_messages import (
-    Err,
-    Key,
-    Msg,
     Nsub,
-    Nsubs,
-    Off,
     Ok,
-    QueueMode,
-    QueueSet,
     Send,
     Sok,
-    Soks,
 )
 from protocol.versions import VersionRange
 from smp_router.__main__ import main, make_parser
 from smp_router.config import ConfigError, load_config, write_config
 from smp_router.control import ask, control_socket
-from smp_router.router import Router, make_credentials
-from smp_router.snapshot import SnapshotError, load_snapshot, save_snapshot
-from smp_router.state import RouterState
-from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue, first_message, new_key
-from transport.certificates import make_service
+from smp_router.router import Router
+from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue
 
 PROGRAM = [sys.executable, "-m", "smp_router"]
 ROOT = Path(__file__).parents[2]
@@ -74,7 +60,7 @@ async def running(*arguments: str) -> AsyncIterator[tuple[SmpServer, asyncio.sub
 async def test_from_init_to_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config_dir, socket, snapshot = tmp_path / "config", tmp_path / "control", tmp_path / "snapshot"
+    config_dir, socket, database = tmp_path / "config", tmp_path / "control", tmp_path / "router.db"
     where = ["--ip", "127.0.0.1", "--port", "0", "--config-dir", str(config_dir)]
     assert run(monkeypatch, "init", *where) == 0
     fingerprint = (config_dir / "fingerprint").read_text().strip()
@@ -82,7 +68,7 @@ async def test_from_init_to_restart(
     assert {path.name for path in config_dir.iterdir()} == {
         "ca.crt", "ca.key", "server.crt", "server.key", "fingerprint", "smp-router.ini"
     }  # fmt: skip
-    options = ["--config-dir", str(config_dir), "--snapshot", str(snapshot), "--interval", "0.01"]
+    options = ["--config-dir", str(config_dir), "--store", str(database), "--interval", "0.01"]
     async with running(*options, "--control", str(socket)) as (server, _):
         assert str(server).startswith(f"smp://{fingerprint}@")
         async with connected(server) as client:
@@ -90,7 +76,7 @@ async def test_from_init_to_restart(
             await add_notifier(client, queue)
             assert await client.ask(Send(True, b"kept"), queue.sender_id) == Ok()
         assert (await ask(socket, '{"do": "status"}'))["result"]["queues"] == 1
-    assert os.stat(snapshot).st_mode & 0o777 == 0o600
+    assert os.stat(database).st_mode & 0o777 == 0o600
     async with running(*options) as (server, process):
         async with connected(server) as client:
             assert await client.ask(Nsub(), queue.notifier_id, queue.notifier_key) == Sok()
@@ -165,49 +151,3 @@ def test_bad_config_file(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "smp-router.ini").write_text(content)
     with pytest.raises(ConfigError, match=named):
         load_config(tmp_path)
-
-
-async def test_snapshot_keeps_everything(tmp_path: Path) -> None:
-    service, path = make_service(datetime.now(UTC)), tmp_path / "snapshot"
-    async with Router.start() as router, connected(router.address, service=service) as client:
-        queue, secured = await create_queue(client), await create_queue(client, mode=QueueMode.CONTACT)
-        plain = await create_queue(client, mode=None)
-        sender_key = new_key()
-        await add_notifier(client, queue)
-        assert await client.ask(Key(sender_key.public), secured.recipient_id, secured.key) == Ok()
-        assert await client.ask(Off(), plain.recipient_id, plain.key) == Ok()
-        await client.ask(Nsub(), queue.notifier_id, queue.notifier_key, with_service=True)
-        service_id = client.service_id
-        router.faults.drop_connections()
-        async with connected(router.address) as sender:
-            await sender.ask(Send(True, b"kept"), queue.sender_id)
-        save_snapshot(path, router.state)
-        save_snapshot(path, router.state)
-    state = RouterState(router.state.credentials)
-    load_snapshot(path, state)
-    async with Router.start(state=state) as router, connected(router.address, service=service) as client:
-        assert client.service_id == service_id
-        params = client.connection.params
-        assert params is not None
-        assert params.service is not None
-        expected = QueueSet(1, ids_hash([queue.notifier_id]))
-        answer = await client.ask(Nsubs(expected), service_id, params.service.private_key)
-        assert answer == Soks(expected)
-        assert (await client.event())[0] == queue.notifier_id
-        assert isinstance(await first_message(client, queue), Msg)
-        assert await client.ask(Send(True, b""), secured.sender_id, sender_key) == Ok()
-        assert await client.ask(Send(True, b""), plain.sender_id) == Err(AUTH)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[]", b"\xff", b'{"format": 2}', b'{"format": 1, "queues": [{}], "services": []}',
-     b'{"format": 1, "queues": [], "services": [{"service_id": 5}]}', b'{"format": 1, "queues": 3}'],
-)  # fmt: skip
-def test_what_is_no_snapshot(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "snapshot"
-    path.write_bytes(content)
-    state = RouterState(make_credentials("127.0.0.1"))
-    with pytest.raises(SnapshotError, match="snapshot"):
-        load_snapshot(path, state)
-    assert len(state.queues) == 0
