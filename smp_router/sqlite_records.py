@@ -32,7 +32,7 @@ from smp_router.state import RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
-from store.sqlite_engine import DatabaseFile, GroupWriter, Lane, run_each, run_in_thread
+from store.sqlite_engine import DatabaseFile, GroupWriter, WorkQueue, run_each, run_in_thread
 from store.sqlite_errors import store_errors
 from transport.certificates import Credentials
 
@@ -81,7 +81,7 @@ class SqliteRecords:
         self._path = path
         self._file = DatabaseFile(path)
         self._connection: aiosqlite.Connection | None = None
-        self._lane: Lane[_Writing] | None = None
+        self._work: WorkQueue[_Writing] | None = None
         self._changes: dict[tuple[Kind, Any], Any] = {}
         self._changed = asyncio.Event()
         self.made = 0
@@ -101,8 +101,8 @@ class SqliteRecords:
             except BaseException:
                 await self._connection.close()
                 raise
-        self._lane = Lane("router's records", self._connection, GroupWriter(self._file, None, _Writing))
-        self._lane.start()
+        self._work = WorkQueue("router's records", self._connection, GroupWriter(self._file, None, _Writing))
+        self._work.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_changes(), name="router's records")
 
     async def close(self) -> None:
@@ -110,10 +110,10 @@ class SqliteRecords:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._lane is not None:
+        if self._work is not None:
             if self._changes:
                 await self._commit()
-            await self._lane.stop()
+            await self._work.stop()
         if self._connection is not None:
             await self._connection.close()
 
@@ -136,7 +136,7 @@ class SqliteRecords:
 
     async def maintain(self) -> None:
         """Fold the log into the database, and leave nothing of it."""
-        if self._lane is not None and self._connection is not None:
+        if self._work is not None and self._connection is not None:
             try:
                 await run_in_thread(self._connection, _truncate_log)
             except sqlite3.Error as error:
@@ -153,9 +153,9 @@ class SqliteRecords:
         self._changed.clear()
         changes, self._changes, made = self._changes, {}, self.made
         puts, deletes = _rows(changes)
-        assert self._lane is not None
+        assert self._work is not None
         try:
-            await self._lane.run(run_each, lambda context: context.write(puts, deletes), durable=True)
+            await self._work.run(run_each, lambda context: context.write(puts, deletes), durable=True)
         except StoreError as error:
             if not self.failing:
                 logger.error("nothing can be stored: %s", error)
