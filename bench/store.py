@@ -135,7 +135,7 @@ def make_database(path: Path, subscriptions: int) -> Rows:
         db.execute("INSERT INTO token_routers SELECT token_key, 1, count(*) FROM subscriptions GROUP BY 1")
         db.execute(
             "UPDATE totals SET tokens = ?1, active_tokens = ?1,"
-            " subscriptions = ?2, active_subscriptions = ?2",
+            " subscriptions = ?2, active_subscriptions = ?2, last_server = 1",
             (tokens, subscriptions),
         )
         db.execute("COMMIT")

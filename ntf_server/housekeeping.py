@@ -1,4 +1,4 @@
-"""Removes what nobody will use: tokens never verified or dead for long, and rows of deleted tokens."""
+"""Removes what nobody uses: tokens never verified or dead for long, rows of deleted tokens, empty routers."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ class Housekeeping:
             try:
                 await self.finish_deletions()
                 await self.purge()
+                while await self._store.delete_unused_servers():
+                    pass
             except StoreError as error:
                 log.error("housekeeping waits for the store: %s", error)
                 pause = STORE_PAUSE

@@ -195,6 +195,9 @@ class HousekeepingStore(Protocol):
     async def delete_more(self) -> Deletion:
         """The next page of subscriptions of deleted tokens, also of those deleted before a restart."""
 
+    async def delete_unused_servers(self) -> int:
+        """Delete a page of the routers at which no token has or had a subscription; how many were deleted."""
+
 
 class ControlStore(Protocol):
     """For operators."""

@@ -216,6 +216,13 @@ class SqliteStore:
     async def delete_more(self) -> Deletion:
         return await self._write(sqlite_deletion.more, durable=False)
 
+    async def delete_unused_servers(self) -> int:
+        """Looked for on the reader's connection: a scan of all routers holds up no write."""
+        unused = await self._read(sqlite_routers.unused_servers)
+        if not unused:
+            return 0
+        return await self._write(lambda tx: sqlite_routers.delete_unused(tx, unused), durable=False)
+
     # Subscriptions
 
     async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:

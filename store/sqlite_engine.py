@@ -1,7 +1,7 @@
 """How operations reach SQLite: many callers, one hop to the connection's thread, one transaction.
 
 A hop between the event loop and the thread costs more than most statements, and a commit that waits for the
-disk costs more than both. so each connection has a queue: operations gather while a group is running, then
+disk costs more than both. So each connection has a queue: operations gather while a group is running, then
 all that wait run as the next group.
 """
 

@@ -55,6 +55,13 @@ ORDER BY was_there DESC, server_key
 """
 _SERVER = f"SELECT {_SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
 
+_UNUSED_SERVER = """
+NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)
+    AND NOT EXISTS (SELECT 1 FROM token_routers r WHERE r.server_key = v.server_key)
+"""
+_UNUSED_SERVERS = f"SELECT server_key FROM smp_servers v WHERE {_UNUSED_SERVER} LIMIT {{}}"
+_DELETE_SERVERS = f"DELETE FROM smp_servers AS v WHERE server_key IN ({{}}) AND {_UNUSED_SERVER}"
+
 _OF_SERVER = "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server WHERE server_key = ?"
 _SUBSCRIBABLE = f"""
 SELECT subscriptions - (
@@ -111,6 +118,8 @@ SELECT max(sub_key) FROM (
     WHERE server_key = ? AND associated = ? AND sub_key > ? ORDER BY sub_key LIMIT ?
 )
 """
+UNUSED_PAGE = 500
+"Routers deleted in one transaction."
 STATE_PAGE = 10_000
 "Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
 
@@ -142,6 +151,14 @@ def server(db: sqlite3.Connection, key: ServerKey) -> ServerRecord:
     if row is None:
         raise NoSuchRow("no such router in the store")
     return _record(row)
+
+
+def unused_servers(db: sqlite3.Connection) -> list[ServerKey]:
+    return [ServerKey(key) for (key,) in db.execute(_UNUSED_SERVERS.format(UNUSED_PAGE))]
+
+
+def delete_unused(tx: Transaction, keys: Sequence[ServerKey]) -> int:
+    return update_in(tx.db, _DELETE_SERVERS, keys)
 
 
 def _queue(row: tuple[Any, ...]) -> QueueRow:

@@ -57,6 +57,7 @@ ON CONFLICT DO UPDATE SET subscriptions = subscriptions + excluded.subscriptions
 _REVIVE = """
 UPDATE subscriptions SET state = ?, detail = '', retry_count = 0, retry_at = NULL WHERE sub_key = ?
 """
+_NEXT_SERVER = "UPDATE totals SET last_server = last_server + 1 RETURNING last_server"
 _SERVER_KEY = "SELECT server_key FROM smp_servers WHERE hosts = ? AND port = ? AND key_hash = ?"
 
 _BORN = move_sub(SubState.NEW, SubInput.HANDED_OVER)
@@ -237,11 +238,12 @@ def _server_key(tx: Transaction, server: SmpServer) -> ServerKey | None:
 
 def _new_server(tx: Transaction, server: SmpServer) -> ServerKey:
     """Only with a subscription: one that is refused leaves nothing behind."""
-    cursor = tx.db.execute(
-        "INSERT INTO smp_servers (hosts, port, key_hash) VALUES (?, ?, ?)", _address(server)
+    ((key,),) = tx.db.execute(_NEXT_SERVER).fetchall()
+    tx.db.execute(
+        "INSERT INTO smp_servers (server_key, hosts, port, key_hash) VALUES (?, ?, ?, ?)",
+        (key, *_address(server)),
     )
-    assert cursor.lastrowid is not None
-    return ServerKey(cursor.lastrowid)
+    return ServerKey(key)
 
 
 def _address(server: SmpServer) -> tuple[str, str, bytes]:

@@ -73,7 +73,10 @@ class Transaction:
 
     def flush(self) -> None:
         for key, (change, digest) in self._associated.items():
-            count, before = self.db.execute(_READ_ASSOCIATED, (key,)).fetchone()
+            row = self.db.execute(_READ_ASSOCIATED, (key,)).fetchone()
+            if row is None:  # a router that nobody uses any more was deleted after its last queue
+                continue
+            count, before = row
             self.db.execute(_WRITE_ASSOCIATED, (count + change, xor(before, digest), key))
         changes = (
             self.tokens,

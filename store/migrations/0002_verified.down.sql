@@ -8,3 +8,5 @@ UPDATE tokens SET status = 'INVALID', device_token = x'414E00', updated_on = 0 W
 DROP INDEX tokens_deleted;
 
 ALTER TABLE tokens DROP COLUMN verified;
+
+ALTER TABLE totals DROP COLUMN last_server;

@@ -15,4 +15,11 @@ CREATE TABLE token_routers (
     PRIMARY KEY (token_key, server_key)
 ) WITHOUT ROWID;
 
+CREATE INDEX token_routers_of_server ON token_routers (server_key);
+
 INSERT INTO token_routers SELECT token_key, server_key, count(*) FROM subscriptions GROUP BY 1, 2;
+
+-- Routers that nobody uses are deleted, and their keys are not used again.
+ALTER TABLE totals ADD COLUMN last_server INTEGER NOT NULL DEFAULT 0; -- the highest server_key ever given
+
+UPDATE totals SET last_server = (SELECT ifnull(max(server_key), 0) FROM smp_servers);

@@ -192,6 +192,21 @@ async def test_caps_per_token(new_store: StoreFactory, caps: RowCaps, admitted: 
     await store.close()
 
 
+async def test_routers_that_nobody_uses_go_and_their_keys_are_not_used_again(store: NtfStore) -> None:
+    token, other = await active_token(store), await active_token(store)
+    kept = await subscribe(store, new_subscription(other.key, router("kept.example")))
+    created = [await subscribe(store, new_subscription(token.key, router(f"{n}.example"))) for n in range(4)]
+    await store.delete_subscription(created[0].queue.key)
+    assert await store.delete_unused_servers() == 0, "the token's bound still counts them"
+    await store.delete_token(token.key)
+    assert await store.delete_unused_servers() == 4
+    assert await store.delete_unused_servers() == 0
+    assert (await store.counts()).servers == 1
+    again = await subscribe(store, new_subscription(other.key, router("3.example")))
+    assert again.server_key not in {kept.server_key, *(one.server_key for one in created)}
+    assert (await store.server(again.server_key)).server == router("3.example")
+
+
 async def test_deleted_keys_are_overwritten(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("secure") / "ntf.db"
     store = SqliteStore(path)

@@ -18,6 +18,7 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import ids_hash
 from protocol.statuses import SubInput, TokenInput
+from store.interface import StoreError
 from store.records import (
     Counts,
     CreatedSubscription,
@@ -104,6 +105,20 @@ class Sums(RuleBasedStateMachine):
     @rule(key=consumes(tokens))
     def delete_token(self, key: TokenKey) -> None:
         self.run(self.store.delete_token(key))
+
+    @rule()
+    def delete_the_rest(self) -> None:
+        self.run(self.store.delete_more())
+        self.run(self.store.delete_unused_servers())
+        self.server_keys = {
+            server: key for server, key in self.server_keys.items() if self.run(self.has_router(key))
+        }
+
+    async def has_router(self, key: ServerKey) -> bool:
+        try:
+            return bool(await self.store.server(key))
+        except StoreError:
+            return False
 
     @rule()
     def purge(self) -> None:
