@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import sqlite3
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from ntf_server.router import WRONG_IDENTITIES
+from ntf_server import subscriber
+from ntf_server.router import MISBEHAVIOURS, WRONG_IDENTITIES
 from protocol.addresses import SmpServer
-from protocol.errors import AUTH, INTERNAL
+from protocol.encoding import EntityId
+from protocol.errors import AUTH, INTERNAL, ErrorType
 from protocol.smp_messages import End, Sok
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
@@ -19,10 +24,12 @@ from smp_client.dialer import Dialer
 from smp_router.router import Router, make_credentials
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
+from store.records import StoredRouter
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune, until
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.address_guard import AddressGuard
 from transport.certificates import KeyAlgorithm, make_ca, make_online
+from transport.errors import TransportError
 
 
 @pytest.mark.parametrize(
@@ -389,3 +396,90 @@ async def test_auth_revived_by_snew(plain_daemon: Daemon) -> None:
         await until(lambda: not daemon.subscriber.status())
         await daemon.add(router.address, [queue])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+
+
+async def test_a_name_that_leads_into_our_own_network_is_never_dialled(plain_daemon: Daemon) -> None:
+    """Whoever names it learns nothing of what listens there: the address is checked that would be dialled."""
+    daemon = plain_daemon
+    asked = 0
+
+    def resolve(host: str) -> list[str]:
+        nonlocal asked
+        asked += 1
+        return ["127.0.0.1"]
+
+    daemon.configure(daemon.config, Dialer(guard=AddressGuard(resolve=resolve, cache_time=0)))
+    async with Router.start() as router, daemon.running():
+        server = SmpServer(("router.example",), router.address.port, router.address.key_hash)
+        await daemon.add(server, router.load.create_queues(1))
+        await until(lambda: asked > 2)
+        assert "no public address" in (daemon.status().last_error or "")
+        assert router.connections == 0
+
+
+async def test_a_router_is_given_up_and_taken_back_at_any_time(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        key = await daemon.add(router.address, router.load.create_queues(3))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 3)
+        await daemon.subscriber.unwatch(key)
+        assert daemon.subscriber.status() == []
+        await until(lambda: router.connections == 0)
+        for _ in range(2):  # the second time it is watched already
+            daemon.subscriber.watch(StoredRouter(key, router.address, was_there=True))
+        await until(lambda: len(router.subscribed_notifiers()) == 3)
+        assert router.connections == 1
+
+
+async def test_more_routers_than_places_take_turns_until_all_that_are_there_are_watched(
+    plain_daemon: Daemon,
+) -> None:
+    daemon = plain_daemon
+    daemon.configure(daemon.config, max_routers=2)
+    async with Router.start() as router:
+        (queue,) = router.load.create_queues(1)
+        for port in range(1, 6):  # nobody is there
+            nobody = SmpServer(("127.0.0.1",), str(port), bytes(32))
+            await daemon.add(nobody, router.load.create_queues(1), hand_over=False)
+        await daemon.add(router.address, [queue], hand_over=False)
+        async with daemon.running():
+            await until(lambda: router.subscribed_notifiers() == {queue.notifier_id})
+            assert len(daemon.subscriber.status()) <= 2
+            assert subscriber.PARKED._value.get() >= 4
+
+
+async def test_texts_of_a_router_do_not_reach_clients(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        (queue,) = router.load.create_queues(1)
+        router.faults.answer_errors("NSUB", ErrorType(b"STORE /var/lib/router/store.log: \x1b[2Jfull"))
+        await daemon.add(router.address, [queue])
+        await until(lambda: daemon.count(SubState.ERR) == 1)
+        with contextlib.closing(sqlite3.connect(daemon.path)) as db:
+            details = db.execute("SELECT detail FROM subscriptions").fetchall()
+        assert details == [("STORE",)]
+
+
+async def test_a_router_that_ends_unknown_queues_for_ever_is_left_alone(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = plain_daemon
+    before = MISBEHAVIOURS._value.get()
+
+    async def script(peer: PeerSession) -> None:
+        commands = await peer.receive()
+        peer.answer([(command.corr_id, command.entity_id, Sok()) for command in commands])
+        with contextlib.suppress(TransportError):
+            while True:
+                peer.events([(EntityId(os.urandom(24)), End()) for _ in range(300)])
+                await peer.stream.drain()
+
+    tune(monkeypatch, FIRST_LEAVE=60.0, LONGEST_LEAVE=60.0)
+    async with Router.start() as elsewhere:
+        queues = elsewhere.load.create_queues(1)
+    async with scripted_router(script) as server:
+        await daemon.add(server, queues, hand_over=False)
+        async with daemon.running():
+            await until(lambda: MISBEHAVIOURS._value.get() == before + 1, timeout=60)
+            await until(lambda: daemon.count(SubState.INACTIVE) == 1)
+            assert "nobody asked for" in (daemon.status().last_error or "")

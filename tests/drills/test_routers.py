@@ -1,0 +1,138 @@
+"""Clients that name endless routers, and routers that send nonsense without end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer
+from protocol.crypto import Ed25519PrivateKey
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
+from protocol.smp_messages import Pong
+from tests.drills.world import World, free_port, world
+from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.smp_client.peer import PeerSession, scripted_router
+from transport.certificates import KeyAlgorithm, load_server_files, make_ca, make_online, write_server_files
+from transport.errors import TransportError
+
+SECONDS = 8.0
+CLIENTS, EACH = 13, 200
+"Named routers: 2,600. Each client stays below what one token may name."
+PER_ADDRESS = 1000
+FOLDER, PORT = "DRILL_ROUTER_FOLDER", "DRILL_ROUTER_PORT"
+
+
+async def verified(drill: World, client: NtfClient) -> Device:
+    device = Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode()))
+    await device.register(client)
+    await device.verify(client, await drill._code(device))
+    return device
+
+
+def snew(device: Device, server: SmpServer) -> Snew:
+    queue = SmpQueueNtf(server, EntityId(os.urandom(24)))
+    return Snew(device.token_id, queue, Ed25519PrivateKey(os.urandom(32)))
+
+
+@asynccontextmanager
+async def silent_host() -> AsyncIterator[int]:
+    """Accepts and says nothing: whoever connects waits for as long as it has patience."""
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0, backlog=4096) as server:
+        yield int(server.sockets[0].getsockname()[1])
+
+
+async def name_routers(
+    drill: World, devices: Sequence[Device], port: int, answers: list[NtfResponse]
+) -> None:
+    """Half of them at one place that is silent, each with an identity of its own; half are not there."""
+    client = await NtfClient.open(drill.daemon.address)
+    for device in devices:
+        servers = [
+            SmpServer(("127.0.0.1",), str(port if number % 2 else 1), os.urandom(32))
+            for number in range(EACH)
+        ]
+        answers += await client.ask_many([(snew(device, s), NO_ENTITY, device.key) for s in servers])
+    client.close()
+
+
+async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path) -> None:
+    answers: list[NtfResponse] = []
+    async with silent_host() as port, world(tmp_path, seconds=2 * SECONDS) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        devices = [await verified(drill, client) for _ in range(CLIENTS)]
+        client.close()
+        service = await drill.measure(SECONDS, beside=name_routers(drill, devices, port, answers))
+        print(service.row("endless routers"))
+        watched = await drill.daemon.metric("smp_routers")
+        assert drill.daemon.process.num_fds() < 400
+        drill.router.faults.drop_connections()  # an honest router that was there comes back at once
+        later = await drill.measure(SECONDS / 2)
+        print(later.row("afterwards, the router reconnected"))
+        assert "Traceback" not in drill.daemon.log.read_text()
+    assert len(answers) == CLIENTS * EACH
+    assert sum(isinstance(answer, IdSub) for answer in answers) <= PER_ADDRESS
+    assert all(isinstance(answer, IdSub | Err) for answer in answers)
+    assert watched <= PER_ADDRESS
+    for measured in (service, later):
+        assert measured.lost == 0
+        assert measured.commands.answered == measured.commands.asked
+        assert measured.newcomers.answered == measured.newcomers.asked
+        assert measured.log_bytes_per_second < 10_000
+
+
+async def flood(address: NtfServer, seconds: float) -> None:
+    """A router that answers what nobody asked, as fast as it can."""
+
+    async def script(peer: PeerSession) -> None:
+        with suppress(TransportError):
+            while True:
+                peer.answer([(CorrId(os.urandom(24)), EntityId(os.urandom(24)), Pong())] * 150)
+                await peer.stream.drain()
+
+    identity = load_server_files(Path(os.environ[FOLDER]))
+    async with scripted_router(script, identity=identity, port=int(os.environ[PORT])):
+        await asyncio.sleep(seconds)
+
+
+async def test_a_router_that_sends_nonsense_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    ca, ca_key = make_ca(KeyAlgorithm.ED25519, "router", now)
+    online = make_online(ca, ca_key, KeyAlgorithm.ED25519, "127.0.0.1", now)
+    folder, port = tmp_path / "router", free_port()
+    folder.mkdir()
+    write_server_files(folder, ca, ca_key, online)
+    monkeypatch.setenv(FOLDER, str(folder))
+    monkeypatch.setenv(PORT, str(port))
+    async with world(tmp_path, seconds=SECONDS) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        device = await verified(drill, client)
+
+        async def subscribe() -> None:
+            server = SmpServer(("127.0.0.1",), str(port), online.identity)
+            assert isinstance(await client.ask(snew(device, server), NO_ENTITY, device.key), IdSub)
+
+        service = await drill.measure(SECONDS, attack=flood, beside=subscribe())
+        client.close()
+        print(service.row("a router sends nonsense"))
+        assert await drill.daemon.metric("smp_misbehaviours") >= 1
+        assert "Traceback" not in drill.daemon.log.read_text()
+    assert service.lost == 0
+    assert service.commands.answered == service.commands.asked
+    assert service.log_bytes_per_second < 10_000
+    assert service.pushes.p50 < 0.25
