@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ntf_server import checks, setup
+from ntf_server import backup, checks, setup
 from ntf_server.app import run_until_signal
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
@@ -36,6 +36,7 @@ from transport.errors import TransportError
 
 logger = logging.getLogger(__name__)
 EXPECTED = (
+    backup.BackupError,
     ConfigError,
     FolderInUse,
     StoreError,
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_start(commands.add_parser("start", parents=[folders], help="run the server"))
     _add_cert(commands.add_parser("cert", parents=[folders], help="renew the online certificate"))
     _add_migrate(commands.add_parser("migrate", parents=[folders], help="change the database's schema"))
+    _add_backup(commands.add_parser("backup", parents=[folders], help="copy the data of a running server"))
+    _add_restore(commands.add_parser("restore", parents=[folders], help="put a backup in place"))
     status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")
     status.set_defaults(run=_status)
     delete = commands.add_parser("delete", parents=[folders], help="remove configuration, identity and data")
@@ -135,12 +138,7 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=_port, default=NTF_PORT, help="that clients will connect to (%(default)s)"
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
-        help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
-    )
+    _add_data_dir(parser)
     parser.add_argument(
         "-a",
         "--algorithm",
@@ -154,6 +152,15 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace an existing configuration and identity")
     parser.set_defaults(run=_init)
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
+        help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
+    )
 
 
 def _algorithm(text: str) -> KeyAlgorithm:
@@ -192,7 +199,7 @@ def _init(args: argparse.Namespace) -> int:
         algorithm=args.algorithm,
     )
     now = as_datetime(SystemClock().now())
-    if args.force and (replaced := setup.put_aside(args.config_dir, now)):
+    if args.force and (replaced := setup.put_aside(args.config_dir, setup.CONFIG_FILES, now)):
         print(f"The old configuration and identity: {replaced}")
     config = setup.init(options, now)
     print(f"Configuration: {args.config_dir / CONFIG_FILE}")
@@ -282,6 +289,35 @@ def _migrate_held(args: argparse.Namespace, path: Path) -> int:
     if args.to == 0:
         (args.config_dir / MADE_MARK).unlink(missing_ok=True)
     print(f"{path}: done")
+    return 0
+
+
+def _add_backup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a new folder for the copy")
+    parser.add_argument(
+        "--identity", action="store_true", help="also configuration, certificates and keys: enough to move"
+    )
+    parser.set_defaults(run=_backup)
+
+
+def _backup(args: argparse.Namespace) -> int:
+    now = as_datetime(SystemClock().now())
+    made = backup.make_backup(args.config_dir, _load(args), args.folder, with_identity=args.identity, now=now)
+    print(f"{args.folder}: {', '.join(made.files)}; schema version {made.schema}, checked")
+    return 0
+
+
+def _add_restore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="what `backup` made")
+    _add_data_dir(parser)
+    parser.set_defaults(run=_restore)
+
+
+def _restore(args: argparse.Namespace) -> int:
+    now = as_datetime(SystemClock().now())
+    config = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
+    print(f"Restored: {setup.database_path(config)}")
+    print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,8 +29,10 @@ VAPID_KEY = "vapid.pem"
 DATABASE = "ntf-server.db"
 JOURNAL_FOLDER = "journal"
 JOURNAL_KEY = "journal.key"
-DATA_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", JOURNAL_FOLDER, JOURNAL_KEY, LOCK_FILE)
+DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+DATA_FILES = (*DATABASE_FILES, JOURNAL_FOLDER, JOURNAL_KEY, LOCK_FILE)
 IDENTITY_FILES = (CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY, FINGERPRINT)
+CONFIG_FILES = (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +67,16 @@ def init(options: InitOptions, now: datetime) -> Config:
     return config
 
 
-def put_aside(config_dir: Path, now: datetime) -> Path | None:
-    """Move configuration, identity and keys into a folder beside them: an identity cannot be made again."""
-    names = (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)
-    files = [config_dir / name for name in names if (config_dir / name).exists()]
+def put_aside(folder: Path, names: Sequence[str], now: datetime) -> Path | None:
+    """Move these files into a new folder beside them: identities and data are never just removed."""
+    files = [folder / name for name in names if (folder / name).exists()]
     if not files:
         return None
-    folder = config_dir / f"replaced-{now:%Y%m%dT%H%M%S.%f}"
-    folder.mkdir(mode=0o700)
+    aside = folder / f"replaced-{now:%Y%m%dT%H%M%S.%f}"
+    aside.mkdir(mode=0o700)
     for file in files:
-        file.rename(folder / file.name)
-    return folder
+        file.rename(aside / file.name)
+    return aside
 
 
 def _initial_config(options: InitOptions, vapid_key: Path) -> Config:
@@ -115,7 +117,7 @@ def vapid_key_text(config: Config) -> str | None:
 
 def delete(config_dir: Path, data_dir: Path | None) -> list[Path]:
     """Remove what init and the server made; other files in these folders stay. Returns what was removed."""
-    files = [config_dir / name for name in (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)]
+    files = [config_dir / name for name in CONFIG_FILES]
     if data_dir is not None:
         files += [data_dir / name for name in DATA_FILES]
     removed = [file for file in files if file.exists()]

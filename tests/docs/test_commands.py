@@ -99,6 +99,7 @@ class Terminal:
             process.send_signal(signal.SIGTERM)
             assert process.wait(TIMEOUT) == 0
             process.communicate()
+        self._serving.clear()
 
     def _words(self, line: str) -> list[str]:
         line = line.removeprefix(".venv/bin/").replace("~", str(self._home))
@@ -130,6 +131,17 @@ def test_first_server(tmp_path: Path, page: str) -> None:
     with terminal(tmp_path) as shell:
         assert "Server address: ntf://" in shell.run(init)
         assert "Server address: ntf://" in shell.start(start)
+
+
+def test_backup(tmp_path: Path) -> None:
+    with terminal(tmp_path, {"/var/backups": str(tmp_path)}) as shell:
+        shell.run("ntf-server init --fqdn ntf.example.org")
+        shell.start("ntf-server start")
+        for line in shown("docs/store.md", "ntf-server backup"):
+            assert "checked" in shell.run(line)
+        shell.close()
+        (restore,) = shown("docs/store.md", "ntf-server restore")
+        assert "Restored: " in shell.run(restore)
 
 
 def test_router(tmp_path: Path, unused_tcp_port: int) -> None:

@@ -209,7 +209,18 @@ def test_delete_asks_first(tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     text = ntf_server("--help").stdout
-    for command in ("init", "start", "cert", "delete", "migrate", "status", "demo", "fake-push"):
+    for command in (
+        "init",
+        "start",
+        "cert",
+        "delete",
+        "migrate",
+        "status",
+        "backup",
+        "restore",
+        "demo",
+        "fake-push",
+    ):
         assert command in text
 
 

@@ -1,0 +1,158 @@
+"""`ntf-server backup` and `restore`: a server in a folder, whole and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ntf_server import setup
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, render_config
+from ntf_server.data_folder import held, remember_database
+from store.backup import check_database, copy_database
+from store.migrate import latest_version
+
+MANIFEST = "backup.json"
+IDENTITY_FILES = (*setup.IDENTITY_FILES, setup.VAPID_KEY, CONFIG_FILE)
+
+
+class BackupError(Exception):
+    """A backup that cannot be made or used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a backup. Written last: a folder without one is no backup."""
+
+    made: str
+    program: str
+    schema: int
+    files: dict[str, str]
+    "SHA-256 by name."
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        try:
+            values: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+            return cls(**values)
+        except (OSError, ValueError, TypeError):
+            raise BackupError(f"{folder} is not a whole backup: {MANIFEST} is missing or damaged") from None
+
+
+def make_backup(
+    config_dir: Path, config: Config, folder: Path, *, with_identity: bool, now: datetime
+) -> Manifest:
+    """Copy the database (also of a running server), its journal's key and, if wanted, the identity."""
+    if folder.exists() and any(folder.iterdir()):
+        raise BackupError(f"{folder} is not empty: a backup gets a folder of its own")
+    database = setup.database_path(config)
+    if not database.exists():
+        raise BackupError(f"{database} does not exist: there is nothing to back up")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    version = copy_database(database, folder / setup.DATABASE)
+    _copy(database.with_name(setup.JOURNAL_KEY), folder)
+    for name in IDENTITY_FILES if with_identity else ():
+        _copy(config_dir / name, folder)
+    manifest = Manifest(
+        made=now.isoformat(timespec="seconds"),
+        program=metadata.version("ntf-server"),
+        schema=version,
+        files={file.name: _digest(file) for file in sorted(folder.iterdir())},
+    )
+    _write(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
+    return manifest
+
+
+def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: datetime) -> Config:
+    """Put a backup in place of what is there, which is put aside. The server must not run.
+
+    With an identity in the backup and none in `config_dir`, that is restored as well, and `data_dir` is where
+    the data goes; otherwise the configuration in `config_dir` says it.
+    """
+    manifest = check_backup(folder)
+    if (config_dir / CONFIG_FILE).exists():
+        config = load_config(config_dir / CONFIG_FILE, os.environ)
+    elif CONFIG_FILE in manifest.files:
+        config = _restore_identity(folder, config_dir, data_dir, manifest)
+    else:
+        raise BackupError(f"{config_dir} has no {CONFIG_FILE}, nor has the backup: run init first")
+    target = setup.data_folder(config)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with held(target):
+        setup.put_aside(target, setup.DATABASE_FILES, now)
+        for name in (setup.DATABASE, setup.JOURNAL_KEY):
+            if name in manifest.files:
+                _copy(folder / name, target)
+        check_database(target / setup.DATABASE)
+    remember_database(config_dir)
+    return config
+
+
+def check_backup(folder: Path) -> Manifest:
+    """The manifest of a backup whose files are all as they were written."""
+    manifest = Manifest.read(folder)
+    for name, digest in manifest.files.items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file() or _digest(file) != digest:
+            raise BackupError(f"{file} is missing or was changed: this backup cannot be used")
+    if manifest.schema > latest_version():
+        raise BackupError(
+            f"{folder} has schema version {manifest.schema}, this program knows up to {latest_version()}:"
+            f" install version {manifest.program} or later"
+        )
+    return manifest
+
+
+def _restore_identity(folder: Path, config_dir: Path, data_dir: Path | None, manifest: Manifest) -> Config:
+    """The configuration with the paths of this machine."""
+    config_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in IDENTITY_FILES:
+        if (config_dir / name).exists():
+            raise BackupError(
+                f"{config_dir / name} exists: an identity is restored into an empty folder only"
+            )
+    try:
+        config = load_config(folder / CONFIG_FILE, {})
+    except ConfigError as error:
+        raise BackupError(str(error)) from None
+    if data_dir is not None:
+        config = replace(config, STORE=replace(config.STORE, data_dir=data_dir.absolute()))
+    vapid = config_dir / setup.VAPID_KEY
+    if setup.VAPID_KEY in manifest.files:
+        config = replace(config, WEBPUSH=replace(config.WEBPUSH, vapid_key_file=vapid.absolute()))
+    for name in IDENTITY_FILES:
+        if name in manifest.files and name != CONFIG_FILE:
+            _copy(folder / name, config_dir)
+    _write(config_dir / CONFIG_FILE, render_config(config).encode())
+    return config
+
+
+def _copy(source: Path, folder: Path) -> None:
+    if source.is_file():
+        _write(folder / source.name, source)
+
+
+def _write(target: Path, content: bytes | Path) -> None:
+    """A file that only its owner can read, on the disk before its name is used."""
+    hidden = target.with_name(f".{target.name}.new")
+    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        if isinstance(content, Path):
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.rename(target)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
