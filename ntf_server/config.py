@@ -31,6 +31,7 @@ from ntf_server.config_kinds import (
 )
 from smp_client.requests import SESSION_DEFAULTS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS
+from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
 ENV_PREFIX = "NTF_"
@@ -197,7 +198,7 @@ class InactiveClientsConfig:
 class LimitsConfig:
     """What one client, or one address (IPv6: one /64), may use. 0 is no limit."""
 
-    handshake_timeout: float = key(15.0, seconds(0.1, 600), "TLS and NTF handshake, each.")
+    handshake_timeout: float = key(HANDSHAKE_TIMEOUT, seconds(0.1, 600), "TLS and NTF handshake, each.")
     connections: int = key(50_000, whole(0, 10_000_000), "In all; no more than open files allow.")
     connections_per_address: int = key(5000, whole(0, 10_000_000), "Phones share addresses: keep it large.")
     commands_per_second: int = key(500, whole(0, 1_000_000), "Per connection, in the long run.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.versions import SMP_VERSIONS, VersionRange
+from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "smp-router.ini"
 SECTION = "router"
@@ -26,7 +27,7 @@ class RouterConfig:
     "NMSGs stored per queue while nobody takes them; the oldest are dropped."
     password: bytes | None = field(default=None, repr=False)
     "What NEW must bring (basic auth); None lets everybody create queues."
-    handshake_timeout: float = 15.0
+    handshake_timeout: float = HANDSHAKE_TIMEOUT
     "Seconds for TLS, and again for the SMP handshake."
     send_timeout: float = 30.0
     "Seconds in which a client must take what is being sent; then it is disconnected."
