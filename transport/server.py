@@ -7,6 +7,7 @@ share a millisecond of each turn. However many peers arrive at once, everything 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import traceback
@@ -30,6 +31,8 @@ HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
 HANDSHAKE_READ = 4096  # what is taken from a peer at a time before it has shown that it speaks TLS
 GRACE = 3.0  # where room is short, a handshake that takes longer makes room
 LOOK_FOR_ROOM = 0.25
+NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"A machine without IPv6 listens on IPv4 alone."
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +82,17 @@ class Server:
     async def listen(self, host: str | None, port: int) -> None:
         """Start to accept connections."""
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, _, _, _, address in dict.fromkeys(found):
+        absent: OSError | None = None
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
                 self._listening.append(_listen(family, address))
-        except OSError:
-            self._close_listening()
-            raise
+            except OSError as error:
+                if error.errno not in NO_SUCH_FAMILY:
+                    self._close_listening()
+                    raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
+                absent = error
+        if not self._listening and absent is not None:
+            raise absent
         self._start_accepting()
 
     @property
