@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from agent.duplex import acknowledging, handshake
+from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt
 from agent.duplex.events import Event, Failed, MessageReceived, ReceiptsReceived, ServerDown, ServerUp
@@ -57,6 +57,8 @@ from transport.cancellation import TaskGroup, raise_if_cancelled
 
 T = TypeVar("T")
 
+FIRST_CLEANING = 30.0
+CLEANING_INTERVAL = 300.0
 EVENTS_WAITING = 1000
 "Events that nobody took: more messages are acknowledged only when there is room."
 
@@ -97,7 +99,7 @@ class DuplexAgent:
         self._shown: set[tuple[int, int]] = set()
         self._secrets = Secrets(config.random)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask)
-        self._commands = Commands(self._transact, self._ask, self._maker)
+        self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
         self._command_workers = Workers("commands of connection", tasks, self._command_step)
         self._delivery_workers = Workers("deliveries to queue", tasks, self._delivery_step)
 
@@ -111,6 +113,13 @@ class DuplexAgent:
             self._command_workers.wake(connection_id)
         for queue_id in deliveries:
             self._delivery_workers.wake(queue_id)
+        self._tasks.create_task(self._clean_up(), name="cleaning up")
+
+    async def _clean_up(self) -> None:
+        await asyncio.sleep(FIRST_CLEANING)
+        while True:
+            await self._transact(deletion.clean_up)
+            await asyncio.sleep(CLEANING_INTERVAL)
 
     async def close(self) -> None:
         for link in self._links.values():
@@ -311,6 +320,43 @@ class DuplexAgent:
         self._link(queue.server).acknowledge(
             Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
         )
+
+    async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
+        """An address that many may write to; each request is an event."""
+        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.CONTACT)
+        connection_id = await self._transact(lambda tx: handshake.created(tx, queue, None, pq=False))
+        return connection_id, request_text(handshake.address_of(queue))
+
+    async def accept(self, invitation_id: int, info: bytes, *, pq: bool = True) -> int:
+        """Answer a request: a connection of its own."""
+
+        def start(tx: Tx) -> int:
+            link = handshake.take_invitation(tx, invitation_id)
+            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
+            add_command(tx, connection_id, "join", join_arguments(link, info, pq, invitation_id))
+            return connection_id
+
+        return await self._transact(start)
+
+    async def reject(self, invitation_id: int) -> None:
+        """Whoever asked is not told."""
+        await self._transact(lambda tx: handshake.reject_invitation(tx, invitation_id))
+
+    async def switch(self, connection_id: int) -> None:
+        """Move our receive queue to another router."""
+        await self._transact(lambda tx: rotation.start_switch(tx, connection_id))
+
+    async def abort_switch(self, connection_id: int) -> None:
+        """As long as the peer cannot have used the new queue."""
+        await self._transact(lambda tx: rotation.abort_switch(tx, connection_id))
+
+    async def sync(self, connection_id: int, *, force: bool = False) -> None:
+        """Make a new ratchet with the peer."""
+        await self._transact(lambda tx: synchronisation.start_sync(tx, connection_id, force=force))
+
+    async def delete(self, connection_id: int, *, wait: bool = False) -> None:
+        """Delete the connection and its queues; with `wait`, after its messages have gone out."""
+        await self._transact(lambda tx: deletion.start_deletion(tx, connection_id, wait=wait))
 
     async def connections(self) -> list[Connection]:
         return await self._store.read(connections)

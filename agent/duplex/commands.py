@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agent.duplex import handshake
+from agent.duplex import deletion, handshake, rotation
 from agent.duplex.delivery import Transact
 from agent.duplex.events import Failed
 from agent.duplex.faults import A_LINK, A_VERSION
 from agent.duplex.handshake import Incompatible
 from agent.duplex.outgoing import Prohibited, queue_message
 from agent.duplex.queue_maker import Ask, QueueMaker
-from agent.duplex.records import ConnectionKind, QueueStatus, SendQueue
+from agent.duplex.records import ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
+from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import (
     Command,
@@ -21,24 +22,38 @@ from agent.duplex.tables import (
     command_delayed,
     connection,
     drop_command,
+    receive_queue,
     receive_queues,
     set_receive_queue,
     set_send_queue,
 )
 from agent.duplex.workers import Wait
-from protocol.agent.connection_requests import InvitationRequest, parse_request
+from protocol.agent.connection_requests import (
+    ContactRequest,
+    InvitationRequest,
+    parse_request,
+    request_text,
+)
+from protocol.agent.envelopes import ClientMessage, InvitationEnvelope, encode_agent_envelope, seal_body
 from protocol.agent.messages import Hello
 from protocol.agent.retry import SECOND
+from protocol.agent.versions import AGENT_PQ, AGENT_VERSIONS
 from protocol.encoding import Reader, Writer
-from protocol.errors import DecodeError
-from protocol.smp_messages import Key, QueueMode, Skey
+from protocol.errors import DecodeError, TooLarge
+from protocol.queue_uri import SMP_CLIENT_VERSIONS
+from protocol.smp_messages import Del, Key, QueueMode, Send, Skey
 from smp_client.requests import Request
 
 Handler = Callable[[Command], Awaitable[None]]
 
 
-def join_arguments(link: str, info: bytes, pq: bool) -> bytes:
+MAX_DELETIONS = 10
+"Attempts to delete a queue; then it is left to the router."
+
+
+def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
     w = Writer()
+    w.push_int64(invitation_id)
     w.push_bool(pq)
     w.push_large(link.encode())
     w.push_bytes(info)
@@ -48,14 +63,19 @@ def join_arguments(link: str, info: bytes, pq: bool) -> bytes:
 class Commands:
     """One command at a time; `ask` and `transact` raise what went wrong."""
 
-    def __init__(self, transact: Transact, ask: Ask, maker: QueueMaker) -> None:
+    def __init__(self, transact: Transact, ask: Ask, maker: QueueMaker, secrets: Secrets) -> None:
         self._transact = transact
         self._ask = ask
         self._maker = maker
+        self._secrets = secrets
         self._handlers: dict[str, Handler] = {
             "join": self._join,
             "allow": self._allow,
             "secure": self._secure,
+            rotation.SWITCH: self._switch,
+            rotation.SECURE_NEW: self._secure_new,
+            rotation.DELETE_QUEUE: self._delete_queue,
+            deletion.DELETE: self._delete,
         }
 
     async def run(self, command: Command, wait: Wait) -> None:
@@ -81,10 +101,41 @@ class Commands:
 
     async def _join(self, command: Command) -> None:
         r = Reader(command.arguments)
+        r.pull_int64()
         pq, request, info = r.pull_bool(), parse_request(r.pull_large().decode()), r.pull_tail()
-        if not isinstance(request, InvitationRequest):
-            raise DecodeError
-        connection_id = command.connection_id
+        if isinstance(request, InvitationRequest):
+            await self._join_invitation(command.connection_id, request, info, pq=pq)
+        else:
+            await self._join_address(command.connection_id, request, info, pq=pq)
+
+    async def _join_address(
+        self, connection_id: int, request: ContactRequest, info: bytes, *, pq: bool
+    ) -> None:
+        """Ask the owner of an address to join an invitation of ours."""
+        address = request.queues[0]
+        agent_version = AGENT_VERSIONS.common(request.agent_versions)
+        client_version = SMP_CLIENT_VERSIONS.common(address.versions)
+        if agent_version is None or client_version is None:
+            raise Incompatible
+        if await self._transact(lambda tx: connection(tx.db, connection_id).kind) is ConnectionKind.NEW:
+            queue = await self._maker.make(self._maker.choose([address.server]), QueueMode.MESSAGING)
+            with_pq = pq and agent_version >= AGENT_PQ
+            await self._transact(
+                lambda tx: handshake.contact_queue_made(tx, connection_id, queue, pq=with_pq)
+            )
+        own = await self._transact(lambda tx: handshake.own_invitation(tx.db, connection_id))
+        envelope = InvitationEnvelope(agent_version, request_text(own), info)
+        key, nonce = self._secrets.x25519(), self._secrets.nonce()
+        content, secret = ClientMessage(encode_agent_envelope(envelope)), key.exchange(address.dh_key)
+        try:
+            body = seal_body(client_version, key.public, secret, nonce, content)
+        except TooLarge:
+            raise Prohibited("the information about us is too long") from None
+        await self._ask(address.server, Request(address.sender_id, Send(True, body)))
+
+    async def _join_invitation(
+        self, connection_id: int, request: InvitationRequest, info: bytes, *, pq: bool
+    ) -> None:
         sending = await self._transact(lambda tx: handshake.start_join(tx, connection_id, request, pq=pq))
         await self._secure_sending(sending)
         if await self._transact(lambda tx: connection(tx.db, connection_id).kind) is ConnectionKind.SND:
@@ -126,8 +177,65 @@ class Commands:
         await self._ask(queue.server, Request(queue.recipient_id, Key(queue.sender_key), queue.recipient_key))
         await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
 
+    # Rotation
+
+    async def _switch(self, command: Command) -> None:
+        connection_id = command.connection_id
+        queues = await self._transact(lambda tx: receive_queues(tx.db, connection_id))
+        old = rotation.switching(queues)
+        if old is None or old.switch is not RcvSwitch.STARTED:
+            return
+        new = await self._maker.make(
+            self._maker.choose([queue.server for queue in queues]), QueueMode.MESSAGING, replaces=old.queue_id
+        )
+        await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
+
+    async def _secure_new(self, command: Command) -> None:
+        queue_id = rotation.argument_queue(command.arguments)
+        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+        if queue is None or queue.deleting or queue.sender_key is None:
+            return
+        key = Key(queue.sender_key)
+        await self._ask(queue.server, Request(queue.recipient_id, key, queue.recipient_key))
+
+        def secured(tx: Tx) -> None:
+            drop_command(tx, command.command_id)
+            rotation.secured(tx, queue)
+
+        await self._transact(secured)
+
+    async def _delete_queue(self, command: Command) -> None:
+        queue_id = rotation.argument_queue(command.arguments)
+        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+        if queue is None:
+            return
+        await self._delete_at_router(queue, command)
+        await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
+
+    async def _delete_at_router(self, queue: ReceiveQueue, command: Command) -> None:
+        """What the router refuses is gone there; one that does not answer is forgotten after some time."""
+        try:
+            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
+        except RouterRefused:
+            return
+        except (TemporaryFailure, HostFailure):
+            if command.attempts < MAX_DELETIONS:
+                raise
+
+    # The end
+
+    async def _delete(self, command: Command) -> None:
+        connection_id, until = command.connection_id, int.from_bytes(command.arguments, "big")
+        if await self._transact(lambda tx: tx.now < until and deletion.is_pending(tx.db, connection_id)):
+            raise TemporaryFailure("messages are still to be sent")
+        for queue in await self._transact(lambda tx: receive_queues(tx.db, connection_id)):
+            await self._delete_at_router(queue, command)
+        await self._transact(lambda tx: deletion.forget(tx, connection_id))
+
 
 def _finish(tx: Tx, command: Command, error: str | None) -> None:
     drop_command(tx, command.command_id)
     if error is not None:
+        if command.kind == "join":
+            handshake.give_back_invitation(tx, Reader(command.arguments).pull_int64())
         tx.events.append(Failed(command.connection_id, error))

@@ -132,6 +132,19 @@ def new_send_queue(
     return replace(queue, queue_id=add_send_queue(tx, queue))
 
 
+def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: bool) -> None:
+    """For an answer to our request: the owner of the address joins it."""
+    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=int(pq))
+    put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
+
+
+def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequest:
+    keys = keys_of(db, connection_id)
+    assert keys is not None
+    return invitation_of(receive_queues(db, connection_id)[0], keys)
+
+
 def reply_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
     add_receive_queue(tx, replace(queue, connection_id=connection_id))
     set_connection(tx, connection_id, kind=ConnectionKind.DUPLEX)
@@ -291,3 +304,23 @@ def request_received(tx: Tx, conn: Connection, envelope: InvitationEnvelope) -> 
     values = {"link": envelope.link, "info": envelope.info}
     invitation_id = insert(tx.db, "invitations", connection_id=conn.connection_id, **values)
     tx.events.append(ContactRequested(conn.connection_id, invitation_id, envelope.info))
+
+
+def take_invitation(tx: Tx, invitation_id: int) -> str:
+    """The link of somebody's request, which is accepted now."""
+    sql = "UPDATE invitations SET accepted = 1 WHERE invitation_id = ? AND NOT accepted"
+    if not tx.db.execute(sql, (invitation_id,)).rowcount:
+        raise Prohibited("there is no such request, or it was accepted")
+    sql = "SELECT link FROM invitations WHERE invitation_id = ?"
+    return str(tx.db.execute(sql, (invitation_id,)).fetchone()["link"])
+
+
+def give_back_invitation(tx: Tx, invitation_id: int) -> None:
+    """Accepting it did not work: it can be tried again."""
+    tx.db.execute("UPDATE invitations SET accepted = 0 WHERE invitation_id = ?", (invitation_id,))
+
+
+def reject_invitation(tx: Tx, invitation_id: int) -> None:
+    sql = "DELETE FROM invitations WHERE invitation_id = ? AND NOT accepted"
+    if not tx.db.execute(sql, (invitation_id,)).rowcount:
+        raise Prohibited("there is no such request, or it was accepted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.duplex import handshake
+from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
 from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.outgoing import MessageKind, Prohibited, connected, queue_message
@@ -29,6 +29,7 @@ from protocol.agent.envelopes import (
     ConfirmationEnvelope,
     InvitationEnvelope,
     MessageEnvelope,
+    RatchetKeyEnvelope,
     decode_agent_envelope,
     decode_body,
 )
@@ -36,7 +37,12 @@ from protocol.agent.errors import DuplicateMessage, KemStateError, RatchetError
 from protocol.agent.messages import (
     Hello,
     Numbered,
+    QueueAdd,
     QueueContinue,
+    QueueKeys,
+    QueuesUse,
+    QueueTest,
+    RatchetReady,
     Receipts,
     UserMessage,
     decode_agent_message,
@@ -114,6 +120,9 @@ def _with_secret(
 ) -> bool:
     if isinstance(envelope, MessageEnvelope) and conn.kind in (ConnectionKind.RCV, ConnectionKind.DUPLEX):
         return _ratchet_message(tx, conn, queue, msg, content, envelope)
+    if isinstance(envelope, RatchetKeyEnvelope):
+        synchronisation.keys_received(tx, conn, envelope)
+        return True
     raise PeerFault(A_PROHIBITED, "envelope")
 
 
@@ -145,10 +154,22 @@ def _ratchet_message(
     result = chain.check_integrity(conn.last_received, message.message_id, message.previous_hash)
     own_hash = message_hash(done.plaintext)
     set_connection(tx, conn.connection_id, last_rcv_id=message.message_id, last_rcv_hash=own_hash)
-    was = queue.status
-    if was is not QueueStatus.ACTIVE and not isinstance(message.message, Hello):
+    if queue.status is not QueueStatus.ACTIVE and not isinstance(message.message, Hello):
         set_receive_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE)
-    received = Incoming(conn, queue, msg, content, message, own_hash, result, done.ratchet.rcv_kem)
+    if queue.replaces is not None:
+        rotation.used(tx, conn, queue)
+    could_send = ratchet.snd is not None
+    received = Incoming(
+        connection(tx.db, conn.connection_id),
+        queue,
+        msg,
+        content,
+        message,
+        own_hash,
+        result,
+        done.ratchet.rcv_kem,
+        answers_ready=not could_send,
+    )
     try:
         with tx.attempt():
             return received.take(tx)
@@ -233,9 +254,11 @@ class Incoming:
         own_hash: bytes,
         integrity: chain.Integrity,
         pq: bool,
+        answers_ready: bool,
     ) -> None:
         self.conn, self.queue, self.msg, self.content = conn, queue, msg, content
         self.numbered, self.own_hash, self.integrity, self.pq = numbered, own_hash, integrity, pq
+        self.answers_ready = answers_ready
 
     def take(self, tx: Tx) -> bool:
         """True if it is to be acknowledged now."""
@@ -260,8 +283,17 @@ class Incoming:
                 tx.deliveries.add(queue.queue_id)
                 tx.hurried.add(queue.queue_id)
                 tx.events.append(QueueContinued(conn.connection_id))
-            case _:
-                raise PeerFault(A_PROHIBITED, type(message).__name__)
+            case QueueAdd():
+                rotation.queue_offered(tx, conn, message)
+            case QueueKeys():
+                rotation.keys_received(tx, conn, self.queue, message)
+            case QueuesUse():
+                rotation.queue_usable(tx, conn, message)
+            case QueueTest():
+                pass  # that it came on the new queue is all it says
+            case RatchetReady():
+                if self.answers_ready:
+                    synchronisation.ready(tx, conn)
         return True
 
     def _keep(self, tx: Tx, content: bytes) -> Any:

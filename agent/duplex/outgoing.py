@@ -135,6 +135,7 @@ def queue_message(
     kind = _KINDS[type(message)]
     if not conn.sync_state.may_send and kind is not MessageKind.READY:
         raise Prohibited("the ratchet has to be synchronised first")
+    targets = _targets(tx, conn) if queues is None else queues
     if kind is MessageKind.USER:
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
@@ -145,13 +146,12 @@ def queue_message(
     seal = encode_sealer(seal_next(tx, conn.connection_id, pq))
     if support != conn.pq_support:
         set_connection(tx, conn.connection_id, pq_support=1)
-    targets = _targets(tx, conn.connection_id) if queues is None else queues
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
 
 
 def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:
     plaintext = encode_agent_message(RatchetInfo(b""))
-    _add(tx, conn, _targets(tx, conn.connection_id), MessageKind.RATCHET_KEY, plaintext, 0, params=params)
+    _add(tx, conn, _targets(tx, conn), MessageKind.RATCHET_KEY, plaintext, 0, params=params)
 
 
 def _can_pq(tx: Tx, conn: Connection) -> bool:
@@ -159,10 +159,10 @@ def _can_pq(tx: Tx, conn: Connection) -> bool:
     return ratchet is not None and pq_possible(conn.agent_version, min(ratchet.max_version, E2E_VERSIONS.max))
 
 
-def _targets(tx: Tx, connection_id: int) -> list[SendQueue]:
-    queues = send_queues(tx.db, connection_id)
-    if not queues:
-        raise Prohibited("there is no queue to send to yet")
+def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
+    queues = send_queues(tx.db, conn.connection_id)
+    if not queues or not conn.last_sent.message_id:  # the confirmation is always the first
+        raise Prohibited("the connection is not made yet")
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
 
 

@@ -61,7 +61,8 @@ class QueueMaker:
             sender_key=None,
             status=QueueStatus.NEW,
             client_version=client_version,
-            mode=mode,
+            # An old router cannot let senders secure queues.
+            mode=mode if mode is QueueMode.CONTACT else ids.mode,
             primary=True,
             replaces=replaces,
             switch=None,

@@ -14,7 +14,7 @@ from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
 from protocol.addresses import SmpServer
 from smp_client.requests import SessionConfig
 
-DEADLINE = 40.0
+DEADLINE = 20.0
 
 E = TypeVar("E", bound=Event)
 
@@ -28,16 +28,22 @@ class Person:
 
     async def event(self, kind: type[E], matches: Callable[[E], bool] = lambda _event: True) -> E:
         """The next of this kind; others are kept."""
-        async with asyncio.timeout(DEADLINE):
-            for event in self.unseen:
-                if isinstance(event, kind) and matches(event):
-                    self.unseen.remove(event)
-                    return event
-            while True:
-                event = await self.agent.next_event()
-                if isinstance(event, kind) and matches(event):
-                    return event
-                self.unseen.append(event)
+        for event in self.unseen:
+            if isinstance(event, kind) and matches(event):
+                self.unseen.remove(event)
+                return event
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await self._new_event(kind, matches)
+        except TimeoutError:
+            raise AssertionError(f"no {kind.__name__}, but {self.unseen}") from None
+
+    async def _new_event(self, kind: type[E], matches: Callable[[E], bool]) -> E:
+        while True:
+            event = await self.agent.next_event()
+            if isinstance(event, kind) and matches(event):
+                return event
+            self.unseen.append(event)
 
     async def reads(self, *, receipt: bytes | None = None) -> MessageReceived:
         message = await self.event(MessageReceived)

@@ -1,0 +1,196 @@
+"""Queue rotation: a receive queue is replaced by one at another router, while messages go on.
+
+The owner of the queue offers (QADD) and secures (QUSE); its sender brings keys (QKEY) and tries it (QTEST).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.duplex.events import SwitchProgress
+from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
+from agent.duplex.handshake import new_send_queue, queue_uri
+from agent.duplex.outgoing import Prohibited, queue_message
+from agent.duplex.records import (
+    Connection,
+    ConnectionKind,
+    QueueStatus,
+    RcvSwitch,
+    ReceiveQueue,
+    SendQueue,
+    SndSwitch,
+)
+from agent.duplex.store import Tx
+from agent.duplex.tables import (
+    add_command,
+    add_receive_queue,
+    connection,
+    drop_receive_queue,
+    drop_send_queue,
+    find_address,
+    receive_queue,
+    receive_queues,
+    send_queues,
+    set_receive_queue,
+    set_send_queue,
+)
+from protocol.agent.messages import NewQueue, QueueAdd, QueueKey, QueueKeys, QueuesUse, QueueTest, QueueUse
+from protocol.errors import DecodeError
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo
+
+SWITCH, SECURE_NEW, DELETE_QUEUE = "switch", "secure_new", "delete_queue"
+"Kinds of commands."
+_ABORTABLE = (RcvSwitch.STARTED, RcvSwitch.SENDING_QADD)
+
+
+def queue_argument(queue_id: int) -> bytes:
+    return queue_id.to_bytes(8, "big")
+
+
+def argument_queue(arguments: bytes) -> int:
+    return int.from_bytes(arguments, "big")
+
+
+def _progress(tx: Tx, connection_id: int, phase: str, *, receiving: bool) -> None:
+    tx.events.append(SwitchProgress(connection_id, receiving, phase))
+
+
+# The owner of the queue
+
+
+def start_switch(tx: Tx, connection_id: int) -> None:
+    conn, queues = connection(tx.db, connection_id), receive_queues(tx.db, connection_id)
+    if conn.kind is not ConnectionKind.DUPLEX or not conn.sync_state.may_send:
+        raise Prohibited("this connection cannot be switched now")
+    if any(queue.switch is not None for queue in queues):
+        raise Prohibited("a queue of this connection is being replaced already")
+    set_receive_queue(tx, queues[0].queue_id, switch=RcvSwitch.STARTED)
+    add_command(tx, connection_id, SWITCH)
+
+
+def switching(queues: list[ReceiveQueue]) -> ReceiveQueue | None:
+    """The queue that is being replaced."""
+    return next((queue for queue in queues if queue.switch is not None), None)
+
+
+def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> None:
+    """QADD: unless the switch was aborted while the new queue was made."""
+    conn, current = connection(tx.db, connection_id), receive_queue(tx.db, old.queue_id)
+    if current is None or current.switch is not RcvSwitch.STARTED:
+        raise Prohibited("the switch was aborted")
+    add_receive_queue(tx, replace(new, connection_id=connection_id, replaces=old.queue_id))
+    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
+    queue_message(tx, conn, QueueAdd((NewQueue(queue_uri(new), old.address),)))
+    _progress(tx, connection_id, "started", receiving=True)
+
+
+def abort_switch(tx: Tx, connection_id: int) -> None:
+    queues = receive_queues(tx.db, connection_id)
+    old = switching(queues)
+    if old is None or old.switch not in _ABORTABLE:
+        raise Prohibited("there is no switch that could be aborted")
+    set_receive_queue(tx, old.queue_id, switch=None)
+    for queue in queues:
+        if queue.replaces == old.queue_id:
+            set_receive_queue(tx, queue.queue_id, deleting=1)
+            add_command(tx, connection_id, DELETE_QUEUE, queue_argument(queue.queue_id))
+
+
+def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: QueueKeys) -> None:
+    """QKEY: the sender's keys for the new queue."""
+    info, sender_key = message.queues[0].queue, message.queues[0].sender_key
+    queues = [queue for queue in receive_queues(tx.db, conn.connection_id) if not queue.deleting]
+    found = [queue for queue in queues if queue.sender_id == info.sender_id]
+    new = found[0] if found and found[0].server.canonical == info.server.canonical else None
+    if new is None:
+        raise PeerFault(A_QUEUE, "not found")
+    if new.status not in (QueueStatus.NEW, QueueStatus.CONFIRMED):
+        raise PeerFault(A_QUEUE, "is secured already")
+    if brought_by.switch is not RcvSwitch.SENDING_QADD or new.replaces != brought_by.queue_id:
+        raise PeerFault(INTERNAL, "QKEY in another state of the switch")
+    set_receive_queue(
+        tx,
+        new.queue_id,
+        e2e_secret=new.e2e_key.exchange(info.dh_key),
+        sender_key=sender_key.der,
+        client_version=min(SMP_CLIENT_VERSIONS.max, info.version),
+        status=QueueStatus.CONFIRMED,
+    )
+    add_command(tx, conn.connection_id, SECURE_NEW, queue_argument(new.queue_id))
+    _progress(tx, conn.connection_id, "confirmed", receiving=True)
+
+
+def secured(tx: Tx, new: ReceiveQueue) -> None:
+    """KEY was accepted: QUSE."""
+    current = receive_queue(tx.db, new.queue_id)
+    if current is None or current.deleting or current.replaces is None:
+        raise Prohibited("the switch was aborted")
+    conn = connection(tx.db, new.connection_id)
+    set_receive_queue(tx, new.queue_id, status=QueueStatus.SECURED)
+    set_receive_queue(tx, current.replaces, switch=RcvSwitch.SENDING_QUSE)
+    queue_message(tx, conn, QueuesUse((QueueUse(new.address, True),)))
+    _progress(tx, conn.connection_id, "secured", receiving=True)
+
+
+def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
+    """A message came on the new queue: the old one goes."""
+    assert new.replaces is not None
+    old = receive_queue(tx.db, new.replaces)
+    if old is None or old.switch is not RcvSwitch.SENDING_QUSE:
+        return
+    set_receive_queue(tx, new.queue_id, replaces=None, is_primary=1)
+    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=0)
+    add_command(tx, conn.connection_id, DELETE_QUEUE, queue_argument(old.queue_id))
+
+
+def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
+    """DEL was answered, or will never be."""
+    drop_receive_queue(tx, queue.queue_id)
+    if queue.switch is RcvSwitch.RECEIVED_MESSAGE:
+        _progress(tx, queue.connection_id, "completed", receiving=True)
+
+
+# Its sender
+
+
+def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
+    """QADD: a send queue to the offered one, and our keys for it."""
+    offered, replaced = message.queues[0].queue, message.queues[0].replaced
+    queues = send_queues(tx.db, conn.connection_id)
+    if any(queue.sender_id == offered.sender_id for queue in queues):
+        raise PeerFault(A_QUEUE, "address is used already")
+    if replaced is None:
+        raise PeerFault(A_QUEUE, "replaces nothing")
+    old: SendQueue | None = find_address(queues, replaced)
+    version = SMP_CLIENT_VERSIONS.common(offered.versions)
+    if old is None:
+        raise PeerFault(A_QUEUE, "replaced queue not found")
+    if version is None:
+        raise PeerFault(A_VERSION)
+    for queue in queues:
+        if queue.replaces == old.queue_id:  # of an earlier offer
+            drop_send_queue(tx, queue.queue_id)
+    info = QueueInfo(version, offered.server, offered.sender_id, offered.dh_key, offered.mode)
+    try:
+        new = new_send_queue(tx, conn.connection_id, info, replaces=old.queue_id)
+    except DecodeError:
+        raise PeerFault(A_QUEUE, "key") from None
+    set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QKEY)
+    answer = replace(info, dh_key=new.e2e_key.public)
+    queue_message(tx, conn, QueueKeys((QueueKey(answer, new.auth_key.public),)))
+    _progress(tx, conn.connection_id, "started", receiving=False)
+
+
+def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
+    """QUSE: try the new queue."""
+    queues = send_queues(tx.db, conn.connection_id)
+    new: SendQueue | None = find_address(queues, message.queues[0].address)
+    if new is None:
+        raise PeerFault(A_QUEUE, "not found")
+    old = next((queue for queue in queues if queue.queue_id == new.replaces), None)
+    if old is None or old.switch is not SndSwitch.SENDING_QKEY:
+        raise PeerFault(INTERNAL, "QUSE in another state of the switch")
+    set_send_queue(tx, new.queue_id, status=QueueStatus.SECURED)
+    set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QTEST)
+    queue_message(tx, conn, QueueTest((new.address,)), queues=[new])
+    _progress(tx, conn.connection_id, "secured", receiving=False)

@@ -1,0 +1,134 @@
+"""Ways to connect: invitation, address, peers whose routers are old; and what cannot be joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.duplex.events import (
+    Confirmed,
+    Connected,
+    ContactRequested,
+    Deleted,
+    Failed,
+    MessageFailed,
+    MessageReceived,
+)
+from agent.duplex.outgoing import MessageTooLarge, Prohibited
+from agent.duplex.tables import NoConnection
+from protocol.versions import VersionRange
+from smp_router.router import Router
+from tests.agent.duplex.world import Person, connect, person
+
+BEFORE_SKEY = VersionRange(6, 8)
+
+
+async def talk(alice: Person, hers: int, bob: Person, his: int) -> None:
+    await alice.agent.send(hers, b"hello")
+    assert (await bob.reads()).body == b"hello"
+    await bob.agent.send(his, b"hello yourself")
+    assert (await alice.reads()).body == b"hello yourself"
+
+
+@pytest.mark.parametrize("old", [(True, True), (True, False), (False, True)])
+async def test_routers_that_do_not_know_skey(tmp_path: Path, old: tuple[bool, bool]) -> None:
+    """Queues are secured by their recipients, and HELLO ends the handshake."""
+    hers_is_old, his_is_old = old
+    async with (
+        Router.start(versions=BEFORE_SKEY if hers_is_old else None) as one,
+        Router.start(versions=BEFORE_SKEY if his_is_old else None) as two,
+        person(tmp_path / "alice.db", one.address) as alice,
+        person(tmp_path / "bob.db", two.address) as bob,
+    ):
+        await talk(alice, *(await connect(alice, bob))[:1], bob, 1)
+
+
+async def test_an_address(tmp_path: Path) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+        person(tmp_path / "carol.db", router.address) as carol,
+    ):
+        _, link = await alice.agent.create_address()
+        with_bob, with_carol = await bob.agent.join(link, b"Bob"), await carol.agent.join(link, b"Carol")
+        requests = {}
+        for _ in range(2):
+            request = await alice.event(ContactRequested)
+            requests[request.info] = request.invitation_id
+        await alice.agent.reject(requests[b"Carol"])
+        accepted = await alice.agent.accept(requests[b"Bob"], b"Alice")
+        assert (await bob.event(Confirmed)).info == b"Alice"
+        await bob.agent.allow(with_bob, b"Bob again")
+        await bob.event(Connected)
+        await alice.event(Connected)
+        await talk(alice, accepted, bob, with_bob)
+        for wrong in requests.values():
+            with pytest.raises(Prohibited):
+                await alice.agent.accept(wrong, b"Alice")
+        with pytest.raises(Prohibited):
+            await carol.agent.send(with_carol, b"is anybody there?")
+
+
+async def test_what_cannot_be_joined(tmp_path: Path) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+        person(tmp_path / "carol.db", router.address) as carol,
+    ):
+        _, link = await alice.agent.create_invitation()
+        for wrong, error in (
+            ("https://example.org/", "A_LINK"),
+            (link.replace("v=2-7", "v=8-9"), "A_VERSION"),
+            (link.replace("e2e=v%3D2-3", "e2e=v%3D4-5"), "A_VERSION"),
+        ):
+            connection_id = await bob.agent.join(wrong, b"Bob")
+            failed = await bob.event(Failed)
+            assert (failed.connection_id, failed.error) == (connection_id, error)
+        await carol.agent.join(link, b"Carol")
+        await alice.event(Confirmed)
+        await bob.agent.join(link, b"Bob is late")
+        assert (await bob.event(Failed)).error == "SMP AUTH"
+
+
+async def test_calls_that_make_no_sense(tmp_path: Path) -> None:
+    async with Router.start() as router, person(tmp_path / "alice.db", router.address) as alice:
+        hers, _ = await alice.agent.create_invitation()
+        with pytest.raises(Prohibited):
+            await alice.agent.allow(hers, b"nobody")
+        with pytest.raises(Prohibited):
+            await alice.agent.send(hers, b"nobody")
+        with pytest.raises(Prohibited):
+            await alice.agent.ack(hers, 1)
+        with pytest.raises(Prohibited):
+            await alice.agent.switch(hers)
+        with pytest.raises(Prohibited):
+            await alice.agent.abort_switch(hers)
+        with pytest.raises(Prohibited):
+            await alice.agent.sync(hers)
+        with pytest.raises(Prohibited):
+            await alice.agent.reject(1)
+        with pytest.raises(NoConnection):
+            await alice.agent.send(99, b"nobody")
+
+
+async def test_the_end_of_a_connection(tmp_path: Path) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        hers, his = await connect(alice, bob)
+        with pytest.raises(MessageTooLarge):
+            await alice.agent.send(hers, b"x" * 13574)
+        await alice.agent.send(hers, b"x" * 13573)
+        await alice.agent.delete(hers, wait=True)
+        assert len((await bob.event(MessageReceived)).body) == 13573
+        assert (await alice.event(Deleted)).connection_id == hers
+        assert await alice.agent.connections() == []
+        with pytest.raises(NoConnection):
+            await alice.agent.send(hers, b"more")
+        await bob.agent.send(his, b"are you there?")
+        assert "AUTH" in (await bob.event(MessageFailed)).error
