@@ -14,13 +14,15 @@ _USER_MESSAGES = (b"M", b"P")
 
 def acknowledge(
     tx: Tx, connection_id: int, local_id: int, receipt: bytes | None
-) -> tuple[ReceiveQueue, bytes]:
-    """Mark it, queue the receipt if one is wanted, and say what to tell the router."""
+) -> tuple[ReceiveQueue | None, bytes]:
+    """Mark it, queue the receipt if one is wanted, and say what to tell the router.
+
+    The queue that brought it may be gone: it was replaced in the meantime.
+    """
     conn = connection(tx.db, connection_id)
     sql = "SELECT * FROM received_messages WHERE connection_id = ? AND local_id = ? AND NOT is_acked"
     row = tx.db.execute(sql, (connection_id, local_id)).fetchone()
-    queue = None if row is None else receive_queue(tx.db, row["queue_id"])
-    if queue is None:
+    if row is None:
         raise Prohibited("there is no such message")
     sql = "UPDATE received_messages SET is_acked = 1, content = x'' WHERE connection_id = ? AND local_id = ?"
     tx.db.execute(sql, (connection_id, local_id))
@@ -29,4 +31,4 @@ def acknowledge(
         receipts = Receipts((Receipt(row["message_id"], row["message_hash"], receipt),))
         if conn.sync_state.may_send:
             queue_message(tx, conn, receipts)
-    return queue, row["broker_id"]
+    return receive_queue(tx.db, row["queue_id"]), row["broker_id"]

@@ -25,7 +25,7 @@ from agent.duplex import acknowledging, deletion, handshake, rotation, synchroni
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt
 from agent.duplex.events import Event, Failed, MessageReceived, ReceiptsReceived, ServerDown, ServerUp
-from agent.duplex.incoming import receive
+from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
@@ -107,6 +107,8 @@ class DuplexAgent:
         """Go on with what an earlier run left."""
         servers = await self._store.read(receiving_servers)
         commands, deliveries = await self._store.read(unfinished)
+        for event in await self._store.read(unacknowledged):
+            self._publish(event)
         for server in servers:
             self._keep(server)
         for connection_id in commands:
@@ -317,9 +319,9 @@ class DuplexAgent:
             lambda tx: acknowledging.acknowledge(tx, connection_id, message_id, receipt)
         )
         self._shown.discard((connection_id, message_id))
-        self._link(queue.server).acknowledge(
-            Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
-        )
+        if queue is not None:
+            ack = Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
+            self._link(queue.server).acknowledge(ack)
 
     async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
         """An address that many may write to; each request is an event."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import Any
 
 from agent.duplex import handshake, rotation, synchronisation
@@ -354,6 +355,15 @@ _INTEGRITY: dict[str, Any] = {
 def _integrity_text(value: chain.Integrity) -> str:
     numbers = [getattr(value, name) for name in value.__slots__]
     return json.dumps([type(value).__name__, *numbers])
+
+
+def unacknowledged(db: sqlite3.Connection) -> list[MessageReceived | ReceiptsReceived]:
+    """What an earlier run told an application that has not dealt with it."""
+    sql = (
+        "SELECT m.* FROM received_messages m JOIN connections c USING (connection_id)"
+        " WHERE NOT m.is_acked AND NOT c.deleted ORDER BY connection_id, local_id"
+    )
+    return [_event(row) for row in db.execute(sql)]
 
 
 def _event(row: Any) -> MessageReceived | ReceiptsReceived:

@@ -92,7 +92,7 @@ CREATE INDEX invitations_connection ON invitations (connection_id);
 CREATE TABLE received_messages (
     connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,
     local_id INTEGER NOT NULL,
-    queue_id INTEGER NOT NULL REFERENCES receive_queues ON DELETE CASCADE,
+    queue_id INTEGER NOT NULL,
     broker_id BLOB NOT NULL,
     broker_ts INTEGER NOT NULL,
     message_id INTEGER NOT NULL,
