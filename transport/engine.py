@@ -7,6 +7,7 @@ decryption can stop at any record when the reader is slow.
 
 from __future__ import annotations
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
@@ -143,7 +144,7 @@ class TlsEngine:
             if not self._client_side:  # on this side OpenSSL's list lacks the leaf
                 leaf = connection.get_peer_certificate(as_cryptography=True)
                 chain = [leaf, *chain] if leaf is not None else []
-        except ValueError as error:
+        except (ValueError, x509.InvalidVersion) as error:
             raise ChainInvalid("a certificate cannot be read") from error
         return tuple(certificate.public_bytes(Encoding.DER) for certificate in chain)
 

@@ -64,7 +64,7 @@ def _verified(chain: tuple[bytes, ...]) -> Validity:
             max(certificate.not_valid_before_utc for certificate in certificates),
             min(certificate.not_valid_after_utc for certificate in certificates),
         )
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ChainInvalid("a certificate cannot be read") from error
 
 

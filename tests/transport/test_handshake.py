@@ -10,14 +10,17 @@ from collections.abc import Callable
 
 import pytest
 from cryptography import x509
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 
 from tests.transport.chains import ALPN, NOW, clock, make_chain, reach, running, until
 from transport.certificates import Credentials, KeyAlgorithm, make_service
-from transport.errors import ConnectionClosed, TlsFailed, TransportError
+from transport.errors import ChainInvalid, ConnectionClosed, TlsFailed, TransportError
+from transport.identity import check_chain
 from transport.server import serve
 from transport.streams import TlsStream, connect
 from transport.tls import client_context, server_context
+
+VERSION_3, VERSION_25 = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x18"
 
 
 class Sessions:
@@ -266,3 +269,22 @@ def test_client_contexts_are_shared() -> None:
     assert client_context(ALPN) is client_context(tuple(ALPN))
     assert client_context(ALPN, service) is client_context(ALPN, service)
     assert client_context(ALPN, service) is not client_context(ALPN)
+
+
+async def test_a_certificate_of_an_unknown_version_ends_the_handshake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """OpenSSL takes it, the library that reads certificates does not, with an error of its own kind."""
+    sound = make_chain(2)
+    odd = sound.chain[1].replace(VERSION_3, VERSION_25, 1)
+    context = server_context(sound, ALPN)
+    with pytest.deprecated_call():  # the other way reads the certificate
+        context.add_extra_chain_cert(crypto.load_certificate(crypto.FILETYPE_ASN1, odd))
+    server = await serve(Sessions(), "127.0.0.1", 0, context=context)
+    with pytest.raises(ChainInvalid):
+        await reach(server, None)
+    with pytest.raises(ChainInvalid):
+        check_chain((sound.chain[0], odd), None, NOW)
+    assert not caplog.records
+    server.close()
+    await server.wait_closed(5)

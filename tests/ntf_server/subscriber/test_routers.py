@@ -483,3 +483,16 @@ async def test_a_router_that_ends_unknown_queues_for_ever_is_left_alone(
             await until(lambda: MISBEHAVIOURS._value.get() == before + 1, timeout=60)
             await until(lambda: daemon.count(SubState.INACTIVE) == 1)
             assert "nobody asked for" in (daemon.status().last_error or "")
+
+
+@pytest.mark.parametrize("size", [0, 1, 250, 255])
+async def test_ids_of_any_size_are_the_queues_own_problem(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    async with Router.start() as router, daemon.running():
+        good, odd = router.load.create_queues(2)
+        await daemon.add(router.address, [good, replace(odd, notifier_id=EntityId(os.urandom(size)))])
+        await until(lambda: daemon.states()[good.notifier_id] is SubState.ACTIVE)
+        await until(lambda: daemon.count(SubState.AUTH) + daemon.count(SubState.ERR) == 1)
+        assert "Traceback" not in caplog.text
+        assert "failed with" not in caplog.text
