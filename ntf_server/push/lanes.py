@@ -101,6 +101,13 @@ class Lane:
         target = self.target
         return target.shared.pools[self.urgent, target.slow] if target and target.shared else None
 
+    def count(self, change: int) -> None:
+        """Jobs came or left."""
+        self.size += change
+        target = self.target
+        if target is not None and target.shared is not None and not self.urgent:
+            target.shared.messages += change
+
     def hold(self, entry: Entry) -> None:
         """Give a place to a job."""
         entry.holds_place = True
@@ -176,12 +183,6 @@ class Target:
             return False
         shared = self.shared
         return shared is None or job.urgent or lane.size < FAIR_SIZE or shared.messages < shared.bound
-
-    def count(self, job: Job, change: int) -> None:
-        """Jobs came to a lane or left it."""
-        self.lane(job).size += change
-        if self.shared is not None and not job.urgent:
-            self.shared.messages += change
 
 
 class Targets:

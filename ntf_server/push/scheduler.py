@@ -237,7 +237,7 @@ class PushScheduler:
 
     def _create(self, job: Job, lane: Lane, since: float | None) -> None:
         entry = self._entries[job] = Entry(job, lane, arrivals=since is not None, since=since)
-        self._count(lane, job, 1)
+        lane.count(1)
         lane.queue.append(entry)
         self._offer(lane)
 
@@ -319,17 +319,11 @@ class PushScheduler:
 
     def _forget(self, entry: Entry, now: float) -> None:
         del self._entries[entry.job]
-        self._count(entry.lane, entry.job, -1)
+        entry.lane.count(-1)
         target = entry.lane.target
         if target is not None and target.backlog and target.has_drained:
             target.backlog = False
             self.want_sweep(now)
-
-    def _count(self, lane: Lane, job: Job, change: int) -> None:
-        if lane.target is not None:
-            lane.target.count(job, change)
-        else:
-            lane.size += change
 
     # Turns
 
