@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from construct import (
@@ -30,6 +31,7 @@ from protocol.crypto import (
     SigningKey,
     VerifyKey,
     decode_public_key,
+    sha256,
 )
 from protocol.errors import DecodeError
 
@@ -73,6 +75,16 @@ _SignedBody = Struct(
 _Outer = _tlv(_SEQUENCE)
 _ALGORITHMS = {bytes.fromhex("06032b6570"): 64, bytes.fromhex("06032b6571"): 114}
 _ED25519_OID, _ED448_OID = _ALGORITHMS
+
+
+_IDENTITY_PLACES = {2: (1,), 3: (1, 2), 4: (1, 2)}
+"""By the length of a chain, leaf first. Deployed servers have their identity at place 1, with certificates of
+their operator behind it; longer chains of the protocol begin with a session certificate, so that it is at 2."""
+
+
+def identity_hashes(chain: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The hashes by which a server that shows this chain may be known; none for chains of other lengths."""
+    return tuple(sha256(chain[place]) for place in _IDENTITY_PLACES.get(len(chain), ()))
 
 
 def sign_key(signer: SigningKey, key: AuthPublicKey) -> bytes:

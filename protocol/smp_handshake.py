@@ -41,7 +41,14 @@ from protocol.handshake import (
     parse_hello,
 )
 from protocol.session_params import RouterProof, ServiceSession, smp_params
-from protocol.signed_key import CertificateChain, LargeString, ShortString, open_signed_key, sign_key
+from protocol.signed_key import (
+    CertificateChain,
+    LargeString,
+    ShortString,
+    identity_hashes,
+    open_signed_key,
+    sign_key,
+)
 from protocol.versions import (
     SMP_BLOCK_ENCRYPTION,
     SMP_BLOCK_SIZE,
@@ -153,7 +160,7 @@ class SmpServerHandshake:
             raise Refused(error, b"E" + error.error.text) from None
 
     def _agree(self, hello: Any) -> Step:
-        if hello.key_hash != sha256(self._chain[1]):
+        if hello.key_hash not in identity_hashes(self._chain):
             raise HandshakeError(TE_IDENTITY)
         if hello.version not in self._versions:
             raise HandshakeError(TE_VERSION)

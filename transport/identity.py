@@ -1,9 +1,8 @@
-"""Pinned identities: a server is who the hash of its second certificate says, whatever its name or its CA."""
+"""Pinned identities: a server is who the hash of one certificate of its chain says, whatever its name or CA."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
@@ -14,10 +13,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from protocol.signed_key import identity_hashes
 from transport.errors import ChainInvalid, IdentityMismatch
 
 MIN_CHAIN, MAX_CHAIN = 2, 4  # leaf and CA; up to two certificates of operators above them
-IDENTITY_INDEX = 1  # the certificate whose hash is in the server's address
 VERIFIED_CHAINS = (
     1024  # a chain is about 1 kB; routers are reconnected to far more often than they are replaced
 )
@@ -44,7 +43,7 @@ def check_chain(chain: tuple[bytes, ...], identity: bytes | None, now: datetime)
     """
     if not MIN_CHAIN <= len(chain) <= MAX_CHAIN:
         raise ChainInvalid(f"a chain of {len(chain)} certificates; {MIN_CHAIN} to {MAX_CHAIN} are allowed")
-    if identity is not None and not hmac.compare_digest(fingerprint(chain[IDENTITY_INDEX]), identity):
+    if identity is not None and identity not in identity_hashes(chain):
         raise IdentityMismatch("the peer's identity is not the pinned one")
     validity = _verified(chain)
     if now < validity.start:
