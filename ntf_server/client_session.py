@@ -12,7 +12,7 @@ from ntf_server.authentication import Request
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands, same_run
 from ntf_server.config import LimitsConfig
-from ntf_server.limits import AddressLimits, Bucket, Rate, Turns, source_of
+from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import SigningKey, X25519PrivateKey
@@ -22,6 +22,7 @@ from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, 
 from protocol.ntf_handshake import NtfServerHandshake
 from protocol.session_params import SessionParams
 from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE, NTF_LEGACY, NTF_VERSIONS
+from transport.limits import Bucket, Rate, Turns, source_of
 from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)

@@ -1,89 +1,11 @@
-"""Limits that keep a hostile client from hurting others. Pure: time is an argument, memory is bounded."""
+"""What the clients of one address may do together."""
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable
-from dataclasses import dataclass
-
 from ntf_server.config import LimitsConfig
+from transport.limits import Rate, RateLimiter
 
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86_400
-IPV6_PREFIX = 64
-"What one subscriber of an IPv6 network gets: whoever has one address there has all of them."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """So many at once, and so many a second in the long run. 0 per second: no limit."""
-
-    per_second: float
-    burst: int
-
-    @classmethod
-    def over(cls, amount: int, seconds: float) -> Rate:
-        """`amount` in so many seconds, all at once if they come so."""
-        return cls(per_second=amount / seconds, burst=amount)
-
-
-UNLIMITED = Rate(per_second=0, burst=0)
-
-
-class Bucket:
-    """A token bucket for one source."""
-
-    __slots__ = ("_at", "_level")
-
-    def __init__(self, rate: Rate, now: float) -> None:
-        self._level = float(rate.burst)
-        self._at = now
-
-    def take(self, rate: Rate, now: float, amount: int = 1) -> bool:
-        if not rate.per_second:
-            return True
-        level = min(float(rate.burst), self._level + (now - self._at) * rate.per_second)
-        self._at = now
-        if level < amount:
-            self._level = level
-            return False
-        self._level = level - amount
-        return True
-
-
-class RateLimiter:
-    """A bucket per source; the least recently seen sources are forgotten."""
-
-    def __init__(self, rate: Rate, capacity: int = 100_000) -> None:
-        self._rate = rate
-        self._capacity = capacity
-        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
-
-    def allows(self, source: Hashable, now: float, amount: int = 1) -> bool:
-        if not self._rate.per_second:
-            return True
-        bucket = self._buckets.get(source)
-        if bucket is None:
-            bucket = self._buckets[source] = Bucket(self._rate, now)
-            if len(self._buckets) > self._capacity:
-                self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(source)
-        return bucket.take(self._rate, now, amount)
-
-
-def source_of(address: str) -> str:
-    """Whom an address is counted for: itself, or the /64 of an IPv6 address."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Network((parsed, IPV6_PREFIX), strict=False))
 
 
 class AddressLimits:
@@ -104,67 +26,3 @@ class AddressLimits:
 
     def allow_token(self, source: str, now: float) -> bool:
         return self._tokens.allows(source, now)
-
-
-class Turns:
-    """Shares out each turn of the event loop: so much work, the rest waits in the order it came.
-
-    Without it, a hundred busy clients would each do their part before anybody else is heard.
-    """
-
-    def __init__(self, per_turn: int) -> None:
-        self._per_turn = per_turn
-        self._left = per_turn
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._scheduled = False
-
-    async def take(self, amount: int) -> None:
-        """Wait until there is room for so much work."""
-        loop = asyncio.get_running_loop()
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._next_turn, loop)
-        if self._left > 0 and not self._waiting:
-            self._left -= amount
-            return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((amount, turn))
-        await turn
-
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._per_turn
-        while self._waiting and self._left > 0:
-            amount, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._left -= amount
-        self._scheduled = self._left < self._per_turn
-        if self._scheduled:
-            loop.call_soon(self._next_turn, loop)
-
-
-class ConnectionCounter:
-    """Connections in all and per source; 0 is no limit."""
-
-    def __init__(self, limit: int, per_source: int) -> None:
-        self._limit = limit
-        self._per_source = per_source
-        self._counts: Counter[str] = Counter()
-        self.total = 0
-
-    def admit(self, source: str) -> bool:
-        """Count one more, unless that is too many."""
-        if self._limit and self.total >= self._limit:
-            return False
-        if self._per_source and self._counts[source] >= self._per_source:
-            return False
-        self.total += 1
-        self._counts[source] += 1
-        return True
-
-    def release(self, source: str) -> None:
-        """One that was admitted is gone."""
-        self.total -= 1
-        self._counts[source] -= 1
-        if not self._counts[source]:
-            del self._counts[source]

@@ -9,11 +9,12 @@ from ntf_server.client_session import HANDSHAKE_FAILURES, PART_SIZE, ClientSessi
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands
 from ntf_server.config import InactiveClientsConfig, LimitsConfig, TransportConfig
-from ntf_server.limits import AddressLimits, ConnectionCounter, Turns, source_of
+from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter, gauge
 from protocol.versions import NTF_ALPN
 from transport.certificates import Credentials
 from transport.errors import TransportError
+from transport.limits import ConnectionCounter, Turns, source_of
 from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
 from transport.tls import server_context

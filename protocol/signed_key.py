@@ -79,7 +79,7 @@ _ED25519_OID, _ED448_OID = _ALGORITHMS
 
 _IDENTITY_PLACES = {2: (1,), 3: (1, 2), 4: (1, 2)}
 """By the length of a chain, leaf first. Deployed servers have their identity at place 1, with certificates of
-their operator behind it; longer chains of the protocol begin with a session certificate, so that it is at 2."""
+their operator behind it; longer chains of the protocol begin with a session certificate, so it is at 2."""
 
 
 def identity_hashes(chain: Sequence[bytes]) -> tuple[bytes, ...]:

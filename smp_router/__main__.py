@@ -15,6 +15,7 @@ from pathlib import Path
 
 from smp_router.config import ConfigError, FileConfig, load_config, write_config
 from smp_router.control import ControlError, ask, control_socket
+from smp_router.information import RouterPages
 from smp_router.router import Router, utc_now
 from smp_router.sqlite_records import stored_state
 from smp_router.state import RouterState
@@ -70,6 +71,10 @@ async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Cre
         )
         if arguments.control is not None:
             await stack.enter_async_context(control_socket(router, arguments.control))
+        if file.http is not None:
+            pages = RouterPages(router, file.information)
+            await pages.open(*file.http)
+            stack.push_async_callback(pages.close)
         print(router.address, flush=True)
         await stopping.wait()
 

@@ -14,6 +14,7 @@ from protocol.session_params import SessionParams
 from protocol.smp_codec import SMP_MESSAGES
 from protocol.smp_messages import Msg, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
+from smp_router.client_limits import Allowance
 from smp_router.queues import Prepared
 from smp_router.records import Records
 
@@ -49,8 +50,11 @@ class Client:
     """Answers and events go to the outbox. Ids of queues with something stored wait in `offers`: what they
     have is taken only when it can be sent, so that stored messages do not pile up in memory twice."""
 
-    def __init__(self, params: SessionParams, max_unsent: int, records: Records) -> None:
+    def __init__(
+        self, params: SessionParams, max_unsent: int, records: Records, allowance: Allowance | None = None
+    ) -> None:
         self.params = params
+        self.allowance = allowance
         self._records = records
         self.depends_on = 0
         "The change that must be safe before anything more is sent."

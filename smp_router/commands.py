@@ -121,6 +121,7 @@ def _new(broker: Broker, client: Client, request: Received[New], _subject: None)
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
     _refuse_unless(password_fits(broker.config.password, command.password), AUTH)
     _refuse_unless(len(broker.state.queues) < broker.config.max_queues, QUOTA)
+    _refuse_unless(client.allowance is None or client.allowance.new_queue(), QUOTA)
     link = None if command.link is None else _new_link(broker, request.corr_id, command.link)
     try:
         dh_key, secret = agree_secret(command.dh_key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import configparser
 import os
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "smp-router.ini"
 SECTION = "router"
+INFORMATION = "information"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,20 @@ class RouterConfig:
     "Seconds of silence after which a client is disconnected."
     max_unsent: int = 8 * 1024 * 1024
     "Bytes that may wait for one client; a client that reaches it is disconnected."
+    max_connections: int = 10_000
+    "Open at a time; more are closed before TLS."
+    max_connections_per_address: int = 1000
+    "Of one address, or one /64 of IPv6."
+    commands_per_second: int = 10_000
+    "Of one connection in the long run; what comes faster is read later."
+    commands_burst: int = 100_000
+    address_commands_per_second: int = 20_000
+    "Of all connections of one address."
+    address_commands_burst: int = 200_000
+    address_queues_per_hour: int = 100_000
+    "NEW of one address; more are answered QUOTA."
+    private_relays: bool = False
+    "Also forward to routers in private networks: for development, as clients choose the addresses."
     max_forwarded: int = 64
     "Commands of one client that may be under way to other routers; more are answered PROXY BROKER TIMEOUT."
     max_forwarded_per_relay: int = 1000
@@ -59,7 +75,21 @@ class RouterConfig:
 
 _LIMITS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "int")
 _TIMES = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "float")
-_KEYS = {"host", "port", "listen", "min_version", "max_version", "password", *_LIMITS, *_TIMES}
+_FLAGS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "bool")
+_NAMES = ("host", "port", "listen", "http", "min_version", "max_version", "password")
+_KEYS = {*_NAMES, *_LIMITS, *_TIMES, *_FLAGS}
+_INFORMATION = {
+    "operator",
+    "country",
+    "website",
+    "admin_contact",
+    "complaints_contact",
+    "usage_conditions",
+    "hosting",
+    "source_code",
+}
+MAX_INFORMATION = 500
+"Characters of one entry."
 
 
 class ConfigError(Exception):
@@ -75,6 +105,10 @@ class FileConfig:
     port: int
     listen: str
     router: RouterConfig
+    http: tuple[str, int] | None = None
+    "Where the information page and the metrics are served, if anywhere."
+    information: Mapping[str, str] = field(default_factory=dict)
+    "What the operator says about the router."
 
 
 def write_config(config_dir: Path, host: str, port: int) -> None:
@@ -93,14 +127,15 @@ def load_config(config_dir: Path) -> FileConfig:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not an INI file") from error
-    if parser.sections() != [SECTION]:
-        raise ConfigError(f"{path} must have one section, [{SECTION}]")
+    if SECTION not in parser or not set(parser.sections()) <= {SECTION, INFORMATION}:
+        raise ConfigError(f"{path} must have a section [{SECTION}], and may have [{INFORMATION}]")
     section = parser[SECTION]
-    unknown = sorted(set(section) - _KEYS)
+    information = dict(parser[INFORMATION]) if INFORMATION in parser else {}
+    unknown = sorted({*section} - _KEYS) + sorted({*information} - _INFORMATION)
     if unknown:
         raise ConfigError(f"{path}: unknown key {unknown[0]}")
     try:
-        return _file_config(section)
+        return replace(_file_config(section), information=_information(information))
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{path}: {error} is missing or wrong") from error
 
@@ -109,6 +144,7 @@ def _file_config(section: configparser.SectionProxy) -> FileConfig:
     host, port = section["host"], _number(section, "port", 0, 65535)
     settings: dict[str, Any] = {key: _number(section, key, 1, 2**31) for key in _LIMITS if key in section}
     settings |= {key: _seconds(section, key) for key in _TIMES if key in section}
+    settings |= {key: _flag(section, key) for key in _FLAGS if key in section}
     versions = VersionRange(
         _number(section, "min_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.min),
         _number(section, "max_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.max),
@@ -117,7 +153,32 @@ def _file_config(section: configparser.SectionProxy) -> FileConfig:
         raise ValueError("max_version")
     password = section.get("password")
     router = RouterConfig(versions=versions, password=password.encode() if password else None, **settings)
-    return FileConfig(host=host, port=port, listen=section.get("listen", host), router=router)
+    listen = section.get("listen", host)
+    return FileConfig(host=host, port=port, listen=listen, router=router, http=_http(section.get("http")))
+
+
+def _http(text: str | None) -> tuple[str, int] | None:
+    """`port` or `host:port`; local unless a host is named."""
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not int(port) < 65536:
+        raise ValueError("http")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _information(entries: Mapping[str, str]) -> Mapping[str, str]:
+    for key, value in entries.items():
+        if len(value) > MAX_INFORMATION:
+            raise ValueError(key)
+    return entries
+
+
+def _flag(section: configparser.SectionProxy, key: str) -> bool:
+    try:
+        return bool(section.getboolean(key))
+    except ValueError:
+        raise ValueError(key) from None
 
 
 def _number(

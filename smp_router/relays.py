@@ -6,7 +6,6 @@ All clients share one session per router, so that the router cannot tell them ap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.addresses import SmpServer
@@ -36,6 +35,7 @@ from smp_client.errors import (
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
+from transport.address_guard import AddressGuard
 
 NETWORK = proxy_broker_error(b"NETWORK")
 TIMEOUT = proxy_broker_error(b"TIMEOUT")
@@ -72,10 +72,10 @@ class _Relay:
 class Relays:
     """`connect` for PRXY, `forward` for PFWD; both raise ProtocolError with what the client is told."""
 
-    def __init__(self, config: RouterConfig, dialer: Callable[[], Dialer] = Dialer) -> None:
+    def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._make_dialer = dialer
-        self._dialer: Dialer | None = None
+        self._guard = AddressGuard(allow_private=config.private_relays)
+        self._dialer = Dialer(guard=self._guard)
         self._connecting: dict[RelayKey, asyncio.Task[_Relay]] = {}
         self._relays: dict[RelayKey, _Relay] = {}
         self._by_session: dict[bytes, _Relay] = {}
@@ -136,6 +136,7 @@ class Relays:
         for relay in list(self._relays.values()):
             await self._close(relay)
         self._relays.clear()
+        self._guard.close()
 
     async def close_idle(self) -> None:
         """End sessions that nobody used for a while."""
@@ -182,8 +183,6 @@ class Relays:
         return relay
 
     async def _new_relay(self, server: SmpServer) -> _Relay:
-        if self._dialer is None:
-            self._dialer = self._make_dialer()
         session = await connect_smp(
             server,
             self._dialer,

@@ -14,6 +14,7 @@ from protocol.blocking import BlockingInfo
 from protocol.encoding import EntityId
 from protocol.versions import SMP_ALPN, VersionRange
 from smp_router.broker import Broker
+from smp_router.client_limits import ClientLimits
 from smp_router.config import RouterConfig
 from smp_router.faults import Faults, Weather
 from smp_router.load import Load
@@ -22,6 +23,7 @@ from smp_router.services import Services
 from smp_router.session import Session
 from smp_router.state import RouterState
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
+from transport.limits import ConnectionCounter, source_of
 from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
 from transport.tls import server_context
@@ -53,6 +55,8 @@ class Router:
         self._sessions: set[Session] = set()
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._open = ConnectionCounter(config.max_connections, config.max_connections_per_address)
+        self._limits = ClientLimits(config)
         self._present(None)
         self.faults = Faults(self._broker, self._weather, self._drop_sessions, self._present)
         self.load = Load(self._broker)
@@ -93,7 +97,8 @@ class Router:
             context=lambda: self._context,
             config=ServerConfig(
                 handshake_timeout=self._config.handshake_timeout,
-                admit=lambda _peer: not self._weather.refusing,
+                admit=self._admit,
+                release=lambda peer: self._open.release(source_of(peer)),
             ),
         )
         self._port = self._server.port
@@ -143,6 +148,15 @@ class Router:
         return self._broker.counts
 
     @property
+    def config(self) -> RouterConfig:
+        return self._config
+
+    @property
+    def relays(self) -> int:
+        """Sessions with other routers."""
+        return 0 if self._broker.relays is None else len(self._broker.relays)
+
+    @property
     def relays_waiting(self) -> int:
         """Commands that were forwarded to other routers and are not answered yet."""
         return 0 if self._broker.relays is None else self._broker.relays.waiting
@@ -158,8 +172,13 @@ class Router:
         """Notifier ids whose NMSGs have a receiver now, by NSUB or through a subscribed service."""
         return self._broker.notifiers.subscribed()
 
+    def _admit(self, peer: str) -> bool:
+        admitted = not self._weather.refusing and self._open.admit(source_of(peer))
+        self.counts["connections" if admitted else "connections_refused"] += 1
+        return admitted
+
     async def _serve(self, stream: TlsStream) -> None:
-        session = Session(stream, self._broker, self._weather, self._presented)
+        session = Session(stream, self._broker, self._weather, self._presented, self._limits)
         self._sessions.add(session)
         try:
             await session.run()

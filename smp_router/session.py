@@ -20,6 +20,7 @@ from protocol.smp_messages import Err, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
 from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
+from smp_router.client_limits import ClientLimits
 from smp_router.commands import Response, respond
 from smp_router.faults import Weather
 from smp_router.queues import new_id
@@ -51,11 +52,19 @@ def _internal(failure: Exception) -> Err:
 
 
 class Session:
-    def __init__(self, stream: TlsStream, broker: Broker, weather: Weather, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        stream: TlsStream,
+        broker: Broker,
+        weather: Weather,
+        credentials: Credentials,
+        limits: ClientLimits,
+    ) -> None:
         self._stream = stream
         self._broker = broker
         self._weather = weather
         self._config = broker.config
+        self._allowance = limits.of(stream.peer[0])
         handshake = SmpServerHandshake(
             stream.session_id,
             credentials.chain,
@@ -118,7 +127,9 @@ class Session:
             first, *rest = events
             if not isinstance(first, HandshakeDone):
                 return None
-            self.client = Client(first.params, self._config.max_unsent, self._broker.state.records)
+            self.client = Client(
+                first.params, self._config.max_unsent, self._broker.state.records, self._allowance
+            )
             return [event for event in rest if not isinstance(event, HandshakeDone)]
 
     async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
@@ -127,6 +138,7 @@ class Session:
             for event in events:
                 if not isinstance(event, Block):
                     return
+                await self._allowance.wait_for(len(event.items))
                 self._process(client, event)
                 # Answers that are not taken stop the intake, and each block gives others their turn.
                 await client.room()

@@ -1,4 +1,4 @@
-"""Pinned identities: a server is who the hash of one certificate of its chain says, whatever its name or CA."""
+"""Pinned identities: a server is who the hash of a certificate in its chain says, whatever its name or CA."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ntf_server.config import PushConfig
-from ntf_server.limits import Bucket, Rate
 from ntf_server.push.breaker import HOST_LONGEST_PAUSE, CircuitBreaker
 from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
 from protocol.device_token import Provider
 from store.records import TokenKey
+from transport.limits import Bucket, Rate
 
 MAX_URGENT = 8_192
 "Urgent jobs per provider, and for all tokens whose destination is not known yet."

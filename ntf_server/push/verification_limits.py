@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 
 from ntf_server.config import LimitsConfig
-from ntf_server.limits import SECONDS_PER_HOUR, Rate, RateLimiter
+from ntf_server.limits import SECONDS_PER_HOUR
 from ntf_server.push.provider import destination_of
 from protocol.device_token import DeviceToken, WebPushToken, encode_device_token
+from transport.limits import Rate, RateLimiter
 
 KEY_SIZE = 16
 

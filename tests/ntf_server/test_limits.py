@@ -7,15 +7,8 @@ import asyncio
 import pytest
 
 from ntf_server.config import LimitsConfig
-from ntf_server.limits import (
-    AddressLimits,
-    Bucket,
-    ConnectionCounter,
-    Rate,
-    RateLimiter,
-    Turns,
-    source_of,
-)
+from ntf_server.limits import AddressLimits
+from transport.limits import Bucket, ConnectionCounter, Rate, RateLimiter, Turns, source_of
 
 
 @pytest.mark.parametrize(

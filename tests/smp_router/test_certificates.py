@@ -12,6 +12,7 @@ from smp_client.dialer import Dialer
 from smp_client.errors import WrongIdentity
 from smp_client.proxy import Route, open_route
 from smp_client.session import connect_smp
+from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.smp_router.wire import connected
 from tests.transport.chains import make_certificate
@@ -39,7 +40,10 @@ def known_by(router: Router, credentials: Credentials, place: int) -> SmpServer:
 @pytest.mark.parametrize(("length", "place"), SHAPES)
 async def test_router_is_known_by(length: int, place: int) -> None:
     credentials = chain_of(length)
-    async with Router.start(credentials=credentials) as router, Router.start() as proxy:
+    async with (
+        Router.start(credentials=credentials) as router,
+        Router.start(RouterConfig(private_relays=True)) as proxy,
+    ):
         server = known_by(router, credentials, place)
         async with connected(server) as client:
             assert await client.ask(Ping()) == Pong()

@@ -133,9 +133,9 @@ def test_config_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("", "one section"),
+        ("", "a section"),
         ("host = x", "not an INI file"),
-        ("[other]\nhost = x", "one section"),
+        ("[other]\nhost = x", "a section"),
         ("[router]\nport = 1", "host"),
         ("[router]\nhost = x", "port"),
         ("[router]\nhost = x\nport = 65536", "port"),

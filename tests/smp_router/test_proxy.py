@@ -73,6 +73,7 @@ from tests.smp_router.wire import (
     new_key,
 )
 
+LOCAL = RouterConfig(private_relays=True)
 NETWORK = Err(proxy_broker_error(b"NETWORK"))
 TIMEOUT = Err(proxy_broker_error(b"TIMEOUT"))
 
@@ -106,6 +107,7 @@ def always(*proxies: Router) -> ProxyConfig:
 @asynccontextmanager
 async def routers(count: int, config: RouterConfig | None = None) -> AsyncIterator[list[Router]]:
     async with AsyncExitStack() as stack:
+        config = replace(config or RouterConfig(), private_relays=True)
         yield [await stack.enter_async_context(Router.start(config)) for _ in range(count)]
 
 
@@ -164,7 +166,7 @@ async def test_policies() -> None:
 
 async def test_fall_back() -> None:
     """Only where no proxy can reach a router at all; a failure that passes does not show the address."""
-    async with Router.start(versions=VersionRange(6, 7)) as old, Router.start() as proxy:
+    async with Router.start(versions=VersionRange(6, 7)) as old, Router.start(LOCAL) as proxy:
         async with connected(old.address) as owner:
             queue = await create_queue(owner, mode=None)
             allowed = replace(always(proxy), fall_back=True)
@@ -258,7 +260,7 @@ async def test_what_is_under_way_has_limits() -> None:
 
 
 async def test_sessions_with_routers_are_few_and_end() -> None:
-    config = RouterConfig(max_relays=1, relay_idle=0.01, expiry_interval=0.01)
+    config = replace(LOCAL, max_relays=1, relay_idle=0.01, expiry_interval=0.01)
     async with (
         routers(2) as (first, second),
         Router.start(config) as proxy,
@@ -280,12 +282,18 @@ async def test_many_ask_for_the_same_router_at_once() -> None:
         assert owners.connections == 1
 
 
-async def test_routers_that_cannot_be_reached(router: Router) -> None:
+async def test_private_networks_are_not_for_clients(router: Router) -> None:
+    async with connected(router.address) as client:
+        assert await client.ask(Prxy(router.address)) == NETWORK
+    assert router.counts["connections"] == 1
+
+
+async def test_routers_that_cannot_be_reached() -> None:
     closed = SmpServer(("127.0.0.1",), "1", bytes(32))
     onion = SmpServer(("beccx4yfxxbvyhqypaavemqurytl6hozr47wfc7uuecacjqdvwpw2xid.onion",), "", bytes(32))
     unknown = SmpServer(("nowhere.invalid",), "", bytes(32))
-    stranger = SmpServer(router.address.hosts, router.address.port, bytes(32))
-    async with connected(router.address) as client:
+    async with Router.start(LOCAL) as router, connected(router.address) as client:
+        stranger = SmpServer(router.address.hosts, router.address.port, bytes(32))
         for server in (closed, onion, unknown, stranger):
             assert await client.ask(Prxy(server)) == NETWORK
         assert isinstance(await client.ask(Prxy(router.address)), Pkey)  # itself
@@ -293,7 +301,7 @@ async def test_routers_that_cannot_be_reached(router: Router) -> None:
 
 @pytest.mark.parametrize(("password", "fits"), [(None, False), (b"wrong", False), (b"right", True)])
 async def test_password_of_a_proxy(password: bytes | None, fits: bool) -> None:
-    config = RouterConfig(password=b"right")
+    config = replace(LOCAL, password=b"right")
     async with Router.start(config) as router, connected(router.address) as client:
         answer = await client.ask(Prxy(router.address, password))
         assert isinstance(answer, Pkey) if fits else answer == Err(PROXY_BASIC_AUTH)
@@ -336,7 +344,7 @@ def _batch(*transmissions: bytes) -> bytes:
 
 @asynccontextmanager
 async def forwarder(router: Router) -> AsyncIterator[Forwarder]:
-    async with Router.start() as proxy, connected(proxy.address) as client:
+    async with Router.start(LOCAL) as proxy, connected(proxy.address) as client:
         pkey = await client.ask(Prxy(router.address))
         assert isinstance(pkey, Pkey)
         yield Forwarder(client, pkey)

@@ -1,0 +1,128 @@
+"""A hostile client cannot make the router keep, or do, more than its limits; others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from contextlib import AsyncExitStack
+
+import pytest
+
+from protocol.connection import Outgoing
+from protocol.encoding import NO_ENTITY, CorrId
+from protocol.errors import QUOTA
+from protocol.smp_messages import Err, Ids, New, Ok, Ping, Pong, QueueMode, Send
+from smp_router.config import RouterConfig
+from smp_router.information import COUNTERS, RouterPages
+from smp_router.router import Router
+from tests.smp_router.wire import connected, create_queue, eventually, new_dh, new_key, tls
+from transport.errors import TransportError
+
+
+async def test_connections_of_one_address() -> None:
+    async with Router.start(RouterConfig(max_connections_per_address=2)) as router:
+        async with connected(router.address), connected(router.address) as second:
+            with pytest.raises((TransportError, OSError)):
+                await tls(router.address)
+            assert await second.ask(Ping()) == Pong()
+        await eventually(lambda: router.connections == 0)
+        async with connected(router.address) as client:
+            assert await client.ask(Ping()) == Pong()
+        assert router.counts["connections_refused"] == 1
+
+
+async def test_connections_in_all() -> None:
+    config = RouterConfig(max_connections=3)
+    async with Router.start(config) as router, AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(connected(router.address))
+        with pytest.raises((TransportError, OSError)):
+            await tls(router.address)
+
+
+async def test_a_fast_client_is_read_later() -> None:
+    config = RouterConfig(commands_per_second=200, commands_burst=300)
+    async with Router.start(config) as router, connected(router.address) as flood:
+        loop = asyncio.get_running_loop()
+        corr_ids = [CorrId(secrets.token_bytes(24)) for _ in range(500)]
+        started = loop.time()
+        flood.write(*(Outgoing(corr_id, NO_ENTITY, Ping()) for corr_id in corr_ids))
+        async with connected(router.address) as other:
+            assert await other.ask(Ping()) == Pong()
+        for corr_id in corr_ids:
+            assert await flood.answer(corr_id) == Pong()
+        assert loop.time() - started > 0.9  # 300 at once, the others 200 a second
+
+
+async def test_connections_of_an_address_share_its_rate() -> None:
+    config = RouterConfig(address_commands_per_second=200, address_commands_burst=300)
+    async with Router.start(config) as router, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(router.address)) for _ in range(5)]
+        started = asyncio.get_running_loop().time()
+        corr_ids = [CorrId(secrets.token_bytes(24)) for _ in range(100)]
+        for client in clients:
+            client.write(*(Outgoing(corr_id, NO_ENTITY, Ping()) for corr_id in corr_ids))
+        for client in clients:
+            for corr_id in corr_ids:
+                assert await client.answer(corr_id) == Pong()
+        assert asyncio.get_running_loop().time() - started > 0.9
+
+
+async def test_queues_of_one_address() -> None:
+    async with Router.start(RouterConfig(address_queues_per_hour=3)) as router, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(router.address)) for _ in range(2)]
+        answers = []
+        for client in clients * 2:
+            key = new_key()
+            command = New(recipient_key=key.public, dh_key=new_dh().public, mode=QueueMode.MESSAGING)
+            answers.append(await client.ask(command, key=key))
+        assert [isinstance(answer, Ids) for answer in answers] == [True, True, True, False]
+        assert answers[-1] == Err(QUOTA)
+
+
+async def get(port: int, path: str, method: str = "GET") -> tuple[str, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: router\r\n\r\n".encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    return head, body
+
+
+async def test_information_page() -> None:
+    config = RouterConfig(password=b"secret", quota=7)
+    async with Router.start(config) as router, connected(router.address):
+        pages = RouterPages(router, {"operator": "<Example>", "website": "https://example.org"})
+        port = await pages.open("127.0.0.1", 0)
+        try:
+            head, body = await get(port, "/information.json?x=1")
+            assert "200 OK" in head
+            described = json.loads(body)
+            assert described["information"] == {"operator": "<Example>", "website": "https://example.org"}
+            assert described["address"] == str(router.address)
+            assert (described["messages_per_queue"], described["password_required"]) == (7, True)
+            assert described["persistence"] == "memory"
+            _, page = await get(port, "/")
+            assert "&lt;Example&gt;" in page
+            assert "6 to 19" in page
+            assert "secret" not in body + page
+            assert "404" in (await get(port, "/other"))[0]
+            assert "405" in (await get(port, "/", "POST"))[0]
+        finally:
+            await pages.close()
+
+
+async def test_metrics() -> None:
+    async with Router.start() as router, connected(router.address) as client:
+        queue = await create_queue(client, subscribe=True)
+        assert await client.ask(Send(True, b"hello"), queue.sender_id) == Ok()
+        await client.event()
+        pages = RouterPages(router, {})
+        found = pages.page(b"/metrics")
+        assert found is not None
+        lines = dict(line.rsplit(" ", 1) for line in found.body.decode().splitlines() if line[0] != "#")
+        for name, value in (("queues", 1), ("messages_stored", 1), ("connections_open", 1)):
+            assert float(lines[f"smp_router_{name}"]) == value
+        for name in ("queues_created", "messages_received", "messages_delivered", "connections"):
+            assert float(lines[f"smp_router_{name}_total"]) == 1
+        assert set(router.counts) <= set(COUNTERS)

@@ -1,0 +1,68 @@
+"""A few pages over plain HTTP, for metrics, health and information: GET only, small and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+REQUEST_TIMEOUT = 5.0
+MAX_REQUEST = 8192
+MAX_REQUESTS = 32
+"Under way at once. Scrapers and health checks are few; others on this machine must not use up the files."
+PLAIN = "text/plain; charset=utf-8"
+OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
+
+
+class Page(NamedTuple):
+    content_type: str
+    body: bytes
+    status: str = OK
+
+
+class HttpPages:
+    """Subclasses say which pages there are."""
+
+    def __init__(self) -> None:
+        self._server: asyncio.Server | None = None
+        self._requests = 0
+
+    def page(self, path: bytes) -> Page | None:
+        """What is at a path, without its query."""
+        raise NotImplementedError
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port."""
+        self._server = await asyncio.start_server(self._handle, host, port, limit=MAX_REQUEST)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._requests += 1
+        try:
+            if self._requests > MAX_REQUESTS:
+                return
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._respond(head))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            self._requests -= 1
+            writer.close()
+
+    def _respond(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        if method != b"GET":
+            return _response(Page(PLAIN, b"only GET\n", "405 Method Not Allowed"))
+        found = self.page(rest.partition(b" ")[0].partition(b"?")[0])
+        return _response(found or Page(PLAIN, b"nothing here\n", "404 Not Found"))
+
+
+def _response(page: Page) -> bytes:
+    head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.content_type}\r\n"
+    return f"{head}Content-Length: {len(page.body)}\r\nConnection: close\r\n\r\n".encode() + page.body
