@@ -113,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.set_defaults(run=_delete)
     commands.add_parser(
+        "doctor", parents=[folders], module="ntf_server.doctor", help="look for everything that can be wrong"
+    )
+    commands.add_parser(
+        "test", parents=[folders], module="ntf_server.send_test", help="send one real push to one device"
+    )
+    commands.add_parser(
         "demo",
         module="ntf_demo.demo",
         help="see one notification on its whole way, on this machine alone",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
-_PROXY = re.compile(r"(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_PROXY = re.compile(r"(?:socks5h?://)?(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.IGNORECASE)
 _MAX_NAME = 253
 

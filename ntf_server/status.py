@@ -32,7 +32,7 @@ async def print_status(config_dir: Path, config: Config) -> int:
     if (config_dir / "ca.key").exists():
         print("             ca.key is here: keep it offline")
     await _print_store(config)
-    problem = await _probe(address, config)
+    problem = await probe(address, config)
     print(f"server       {'answers' if problem is None else f'does not answer: {problem}'}")
     return 0 if problem is None else 1
 
@@ -60,7 +60,7 @@ async def _print_store(config: Config) -> None:
     print(f"unsent       {counts.unsent_notifications}")
 
 
-async def _probe(address: NtfServer, config: Config) -> str | None:
+async def probe(address: NtfServer, config: Config) -> str | None:
     """Connect as a client would and shake hands; what went wrong, or None."""
     clock = SystemClock()
     here = NtfServer((config.TRANSPORT.listen or "127.0.0.1",), str(config.TRANSPORT.port), address.key_hash)

@@ -84,8 +84,8 @@ class RouterSubscriber:
         self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
         # Names that resolve slowly, and hosts that do not answer, hold up nobody who was there before.
         self._dialing = {
-            True: Dialing(dialer or _dialer(config, clock), DialSlots(DIALS, DIALS)),
-            False: Dialing(dialer or _dialer(config, clock), DialSlots(NEW_DIALS, NEW_DIALS_EACH)),
+            True: Dialing(dialer or make_dialer(config, clock), DialSlots(DIALS, DIALS)),
+            False: Dialing(dialer or make_dialer(config, clock), DialSlots(NEW_DIALS, NEW_DIALS_EACH)),
         }
         self._places = RouterPlaces(max_routers, config.routers_per_address)
         self._routers: dict[ServerKey, Router] = {}
@@ -247,7 +247,7 @@ class RouterSubscriber:
         PENDING_QUEUES.show([(router, status.waiting) for router, status in statuses])
 
 
-def _dialer(config: SubscriberConfig, clock: Clock) -> Dialer:
+def make_dialer(config: SubscriberConfig, clock: Clock) -> Dialer:
     guard = AddressGuard(allow_private=config.allow_private_routers, cache_time=0)
     return Dialer(network_config(config), guard=guard, now=lambda: as_datetime(clock.now()))
 

@@ -1,0 +1,286 @@
+"""`ntf-server doctor`: looks at everything that can be wrong, and says what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from cryptography import x509
+
+from ntf_server import checks, setup
+from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
+from ntf_server.push.credentials import KeyFileError
+from ntf_server.push.provider import (
+    CheckMessages,
+    ProviderDown,
+    ProviderRefusesUs,
+    PushError,
+    PushProvider,
+    RetryLater,
+)
+from ntf_server.push.providers import make_providers
+from ntf_server.secret_files import readable_by_others, secret_files
+from ntf_server.status import PROBE, probe
+from ntf_server.subscriber import make_dialer
+from protocol.addresses import SmpServer
+from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
+from smp_client.dialer import Dialer
+from smp_client.errors import ClientError
+from smp_client.session import connect_smp
+from store.backup import check_database
+from store.interface import StoreError
+from store.migrate import latest_version
+from store.sqlite import SqliteStore
+from transport.certificates import CA_KEY, load_server_files
+from transport.errors import TransportError
+
+EXPIRES_SOON = timedelta(days=30)
+LITTLE_DISK = 1_000_000_000
+NO_DISK = 50_000_000
+MAX_ROUTERS = 500
+ROUTERS_AT_A_TIME = 16
+CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+TIMEX_SIZE = 256
+NOBODY: Mapping[Provider, DeviceToken] = {
+    Provider.APNS_PROD: ApnsToken(Provider.APNS_PROD, b"00" * 32),
+    Provider.APNS_DEV: ApnsToken(Provider.APNS_DEV, b"00" * 32),
+    Provider.APNS_TEST: ApnsToken(Provider.APNS_TEST, b"00" * 32),
+    Provider.FCM: FcmToken(b"nobody"),
+}
+"Tokens that no device has: a provider that knows us says so, and no push goes out."
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    level: Level
+    says: str
+
+
+def ok(check: str, says: str) -> Finding:
+    return Finding(check, Level.OK, says)
+
+
+def warning(check: str, says: str) -> Finding:
+    return Finding(check, Level.WARNING, says)
+
+
+def problem(check: str, says: object) -> Finding:
+    return Finding(check, Level.PROBLEM, " ".join(str(says).split()))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--fix", action="store_true", help="take secret files from other users")
+
+
+def run(args: argparse.Namespace) -> int:
+    return asyncio.run(_run(args.config_dir, os.environ, fix=args.fix, as_json=args.json))
+
+
+async def _run(config_dir: Path, env: Mapping[str, str], *, fix: bool, as_json: bool) -> int:
+    """Print what was found; 1 if anything is a problem."""
+    worst = 0
+    found: list[Finding] = []
+    async for finding in examine(config_dir, env, fix=fix):
+        found.append(finding)
+        worst = max(worst, int(finding.level is Level.PROBLEM))
+        if not as_json:
+            print(f"{finding.check:<14}{finding.level:<9}{finding.says}", flush=True)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found], indent=2))
+    return worst
+
+
+async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> AsyncIterator[Finding]:
+    """Everything, as it is found; without a configuration there is nothing else to look at."""
+    try:
+        config = load_config(config_dir / CONFIG_FILE, env)
+        data_dir = setup.data_folder(config)
+    except ConfigError as error:
+        yield problem("configuration", error)
+        return
+    for finding in (
+        *_configuration(config, config_dir, env),
+        *_identity(config_dir),
+        *_permissions(config_dir, config, fix=fix),
+        *_clock(),
+        *_disk(data_dir),
+        *_store(setup.database_path(config)),
+    ):
+        yield finding
+    async for finding in _network(config_dir, config):
+        yield finding
+    async for finding in _routers(config):
+        yield finding
+    async for finding in _providers(config, data_dir):
+        yield finding
+
+
+def _configuration(config: Config, config_dir: Path, env: Mapping[str, str]) -> Iterator[Finding]:
+    yield ok("configuration", f"{config_dir / CONFIG_FILE} can be read")
+    yield from (warning("configuration", line) for line in unknown_variables(env))
+    yield from (problem("configuration", line) for line in checks.file_problems(config))
+
+
+def _identity(config_dir: Path) -> Iterator[Finding]:
+    try:
+        leaf = x509.load_der_x509_certificate(load_server_files(config_dir).chain[0])
+    except TransportError as error:
+        yield problem("identity", error)
+        return
+    left = leaf.not_valid_after_utc - now()
+    until = f"the certificate is valid until {leaf.not_valid_after_utc:%Y-%m-%d}"
+    yield (
+        ok("identity", until)
+        if left > EXPIRES_SOON
+        else warning("identity", f"{until}: renew it with `ntf-server cert`")
+    )
+    if (config_dir / CA_KEY).exists():
+        yield warning("identity", f"{config_dir / CA_KEY} is here: keep it offline, only `cert` needs it")
+
+
+def now() -> datetime:
+    return as_datetime(SystemClock().now())
+
+
+def _permissions(config_dir: Path, config: Config, *, fix: bool) -> Iterator[Finding]:
+    exposed = readable_by_others(secret_files(config_dir, config))
+    if not exposed:
+        yield ok("permissions", "keys and data can be read by their owner only")
+    for path in exposed:
+        if fix:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            yield ok("permissions", f"{path}: taken from all but its owner")
+        else:
+            yield problem("permissions", f"others can read {path}: chmod it to 600, or run doctor --fix")
+
+
+def _clock() -> Iterator[Finding]:
+    """As the kernel knows it; APNs and FCM refuse tokens of a clock that is minutes wrong."""
+    adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
+    if adjtimex is not None and adjtimex(ctypes.create_string_buffer(TIMEX_SIZE)) == CLOCK_UNSYNCHRONISED:
+        yield warning("clock", f"{now():%Y-%m-%d %H:%M} UTC, not synchronised: run chrony or similar")
+    else:
+        yield ok("clock", f"{now():%Y-%m-%d %H:%M} UTC")
+
+
+def _disk(data_dir: Path) -> Iterator[Finding]:
+    if not data_dir.is_dir():
+        return
+    free = shutil.disk_usage(data_dir).free
+    says = f"{free / 1e9:.1f} GB free for {data_dir}"
+    level = Level.OK if free > LITTLE_DISK else Level.WARNING if free > NO_DISK else Level.PROBLEM
+    yield Finding("disk", level, says)
+
+
+def _store(path: Path) -> Iterator[Finding]:
+    if not path.exists():
+        yield ok("store", f"{path} does not exist yet: start makes it")
+        return
+    try:
+        version = check_database(path)
+    except StoreError as error:
+        yield problem("store", error)
+        return
+    newer = "" if version == latest_version() else f", start brings it to {latest_version()}"
+    yield ok("store", f"{path} is whole, schema version {version}{newer}")
+
+
+async def _network(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
+    try:
+        address = setup.address(config_dir, config)
+    except TransportError:
+        return  # told by the check of the identity
+    silent = await probe(address, config)
+    if silent is None:
+        yield ok("server", f"answers as {address}")
+    else:
+        yield ok("server", f"does not run: {silent}")
+        found = list(checks.port_problems(config))
+        for line in found:
+            yield problem("ports", line)
+        if not found:
+            yield ok("ports", "free to listen on")
+    try:
+        await asyncio.get_running_loop().getaddrinfo(config.TRANSPORT.host, None)
+        yield ok("DNS", f"{config.TRANSPORT.host} is known here")
+    except OSError as error:
+        yield warning("DNS", f"{config.TRANSPORT.host} cannot be looked up here: {error.strerror}")
+
+
+async def _routers(config: Config) -> AsyncIterator[Finding]:
+    path = setup.database_path(config)
+    if not path.exists():
+        return
+    store = SqliteStore(path, auto_migrate=False)
+    try:
+        await store.open()
+        servers = [router.server for router in await store.servers()]
+    except StoreError:
+        return  # told by the check of the store
+    finally:
+        await store.close()
+    dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
+    asked = servers[:MAX_ROUTERS]
+    answers = await asyncio.gather(*(_shake_hands(server, dialer, places) for server in asked))
+    failed = [finding for finding in answers if finding is not None]
+    for finding in failed:
+        yield finding
+    more = f"; {len(servers) - len(asked)} more were not asked" if len(servers) > len(asked) else ""
+    yield ok("routers", f"{len(asked) - len(failed)} of {len(asked)} in use answered{more}")
+
+
+async def _shake_hands(server: SmpServer, dialer: Dialer, places: asyncio.Semaphore) -> Finding | None:
+    async with places:
+        try:
+            async with await connect_smp(server, dialer, config=PROBE):
+                return None
+        except ClientError as error:
+            return warning("routers", f"{server.host_port}: {error or type(error).__name__}")
+
+
+async def _providers(config: Config, data_dir: Path) -> AsyncIterator[Finding]:
+    try:
+        providers = make_providers(config, data_dir, SystemClock().now)
+    except (ConfigError, KeyFileError) as error:
+        yield problem("push", error)
+        return
+    try:
+        for tag, token in NOBODY.items():
+            has_key = config.APNS.key_file is not None or tag in (Provider.FCM, Provider.APNS_TEST)
+            if tag in providers.by_tag and has_key:
+                yield await _authenticate(tag, providers.by_tag[tag], token)
+        if Provider.WEB_PUSH in providers.by_tag:
+            yield ok("push", "Web Push is on: its services know this server by its key alone")
+    finally:
+        await providers.close()
+
+
+async def _authenticate(tag: Provider, provider: PushProvider, token: DeviceToken) -> Finding:
+    try:
+        await provider.deliver(token, CheckMessages(), uuid.uuid4())
+    except ProviderRefusesUs as error:
+        return problem("push", f"{tag.name} refuses this server: {error.reason}")
+    except (ProviderDown, RetryLater) as error:
+        return problem("push", f"{tag.name} cannot be reached: {error.reason}")
+    except PushError:
+        pass  # it knows us, and says that it does not know this device
+    return ok("push", f"{tag.name} knows this server")

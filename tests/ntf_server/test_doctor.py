@@ -1,0 +1,153 @@
+"""`doctor` and `test` against real routers, a real provider, and servers with something wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import stat
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agent.agent import AgentConfig, open_agent
+from ntf_demo.demo import Playground, playground
+from ntf_demo.fake_push.faults import Fault
+from ntf_server.config import CONFIG_FILE, load_config, render_config
+from tests.agent.world import subscribed, verified
+from tests.ntf_server.test_cli import Finished, init, ntf_server
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Playground]:
+    """A router, a provider and a server in this process, whose files say what it was started with."""
+    async with playground(tmp_path) as running:
+        ini = tmp_path / "etc" / CONFIG_FILE
+        config = load_config(ini, {})
+        config = replace(
+            config,
+            TRANSPORT=replace(config.TRANSPORT, listen="127.0.0.1", port=running.server.listener.port),
+            SUBSCRIBER=replace(config.SUBSCRIBER, allow_private_routers=True),
+            WEBPUSH=replace(config.WEBPUSH, allow_private_addresses=True, ca_file=running.push.ca_file),
+            APNS=replace(
+                config.APNS,
+                allow_test_provider=True,
+                test_port=running.push.port,
+                test_ca_file=running.push.ca_file,
+            ),
+        )
+        ini.write_text(render_config(config))
+        yield running
+
+
+async def command(tmp_path: Path, name: str, *options: object) -> Finished:
+    return await asyncio.to_thread(ntf_server, name, "--config-dir", tmp_path / "etc", *options)
+
+
+async def doctor(tmp_path: Path) -> tuple[int, dict[str, list[str]]]:
+    """The exit code, and what it says by check and level."""
+    done = await command(tmp_path, "doctor", "--json")
+    said: dict[str, list[str]] = {}
+    for finding in json.loads(done.stdout):
+        said.setdefault(f"{finding['check']} {finding['level']}", []).append(finding["says"])
+    return done.returncode, said
+
+
+async def test_a_healthy_server(tmp_path: Path, world: Playground) -> None:
+    async with open_agent(AgentConfig(folder=tmp_path / "phone")) as phone:
+        await verified(world, phone)
+        connection = await phone.create_connection(world.router.address)
+        await subscribed(world, phone, connection)
+        pushes = len(world.accepted())
+        code, said = await doctor(tmp_path)
+        assert (code, [key for key in said if key.endswith("problem")]) == (0, [])
+        assert said["server ok"] == [f"answers as {world.server.address}"]
+        assert said["routers ok"] == ["1 of 1 in use answered"]
+        assert said["push ok"][0] == "APNS_TEST knows this server"
+        assert "is whole, schema version" in said["store ok"][0]
+        assert "keep it offline" in said["identity warning"][0]
+        assert len(world.accepted()) == pushes + 1  # the fake provider takes any token
+        world.router.faults.refuse()
+        world.router.faults.drop_connections()
+        code, said = await doctor(tmp_path)
+        assert (code, said["routers ok"]) == (0, ["0 of 1 in use answered"])
+        assert world.router.address.hosts[0] in said["routers warning"][0]
+
+
+async def test_a_provider_that_refuses_us(tmp_path: Path, world: Playground) -> None:
+    world.push.add_fault(Fault(status=403, reason="InvalidProviderToken"))
+    code, said = await doctor(tmp_path)
+    assert code == 1
+    assert said["push problem"][0].startswith("APNS_TEST refuses this server: ")
+
+
+async def test_a_provider_that_is_not_there(tmp_path: Path, world: Playground) -> None:
+    world.push.add_fault(Fault(action="drop"))
+    code, said = await doctor(tmp_path)
+    assert code == 1
+    assert said["push problem"][0].startswith("APNS_TEST cannot be reached: ")
+
+
+def test_everything_wrong_is_named(tmp_path: Path) -> None:
+    init(tmp_path)
+    (tmp_path / "c" / "server.key").chmod(0o644)
+    (tmp_path / "c").chmod(0o755)
+    (tmp_path / "d" / "ntf-server.db").write_bytes(b"garbage" * 1000)
+    where = ("--config-dir", tmp_path / "c")
+    env = {"NTF_TRANSPORT_LISTEN": "192.0.2.1", "NTF_APNS_KEY_FILE": "/no/such.p8", "NTF_TYPO": "1"}
+    done = ntf_server("doctor", *where, env=env)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    for text in (
+        "configuration warning  unknown variable NTF_TYPO",
+        f"permissions   problem  others can read {tmp_path / 'c' / 'server.key'}",
+        "store         problem",
+        "ports         problem  [TRANSPORT] port: 192.0.2.1 is no address of this machine",
+        "push          problem  [APNS] key_file needs key_id and team_id",
+    ):
+        assert text in done.stdout, done.stdout
+    fixed = ntf_server("doctor", "--fix", *where, env=env)
+    assert "taken from all but its owner" in fixed.stdout
+    assert stat.S_IMODE((tmp_path / "c" / "server.key").stat().st_mode) == 0o600
+
+
+def test_no_configuration(tmp_path: Path) -> None:
+    done = ntf_server("doctor", "--config-dir", tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("configuration problem  cannot read")
+
+
+async def test_one_real_push(tmp_path: Path, world: Playground) -> None:
+    sent = await command(tmp_path, "test", "--provider", "apns-test", "--token", "ab01")
+    assert (sent.returncode, sent.stdout.partition(":")[0]) == (0, "apns-test took it")
+    assert world.accepted()[-1].token == "ab01"
+    world.push.add_fault(Fault(status=410, reason="Unregistered"))
+    refused = await command(tmp_path, "test", "--provider", "apns-test", "--token", "ab01")
+    assert (refused.returncode, refused.stdout) == (
+        1,
+        "apns-test did not take it: DeviceGone, UNREGISTERED\n",
+    )
+    unknown = await command(tmp_path, "test", "--provider", "fcm", "--token", "x")
+    assert (unknown.returncode, unknown.stderr) == (2, "ntf-server: fcm is not configured\n")
+
+
+async def test_one_real_web_push(tmp_path: Path, world: Playground) -> None:
+    point = ec.generate_private_key(ec.SECP256R1()).public_key()
+    p256dh = point.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
+    keys = {"p256dh": _text(p256dh), "auth": _text(secrets.token_bytes(16))}
+    endpoint = f"https://127.0.0.1:{world.push.port}/push/abc"
+    subscription = json.dumps({"endpoint": endpoint, "keys": keys})
+    sent = await command(tmp_path, "test", "--provider", "webpush", "--token", subscription)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    nonsense = await command(tmp_path, "test", "--provider", "webpush", "--token", "{}")
+    assert nonsense.returncode == 2
+    assert "is not a subscription" in nonsense.stderr
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
