@@ -96,7 +96,7 @@ def test_no_words_of_a_workplace() -> None:
 STATE_NAMES = {*TokenStatus, *SubState}
 ROLES = {"NtfStore", "SqliteStore"}
 "All roles of the store at once: for those who make it, not for those who use it."
-MAKE_THE_STORE = {"ntf_server/app.py", "ntf_server/status.py"}
+MAKE_THE_STORE = {"ntf_server/app.py", "ntf_server/doctor.py", "ntf_server/status.py"}
 INTO_A_STORE = re.compile(r"\bstore\._[a-z]|setattr\([\w.]*\bstore,")
 
 
