@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from store.journal_schema import pseudonym
+from store.sqlite_deletion import DELETED
 
 Rows = Iterator[Sequence[Any]]
 
@@ -71,9 +72,10 @@ class SqliteSource:
 
     QUERIES: Mapping[str, str] = {
         "tokens": "SELECT token_id, CAST(substr(device_token, 1, 2) AS TEXT), status, cron_minutes,"
-        " updated_on * 1000000 FROM tokens",
+        f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
         "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, s.state, s.associated <> 0"
-        " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)",
+        " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
+        f" WHERE t.status <> '{DELETED}'",
         "servers": "SELECT hosts, port,"
         " (SELECT count(*) FROM subscriptions s WHERE s.server_key = v.server_key),"
         " associated_count, service_id IS NOT NULL FROM smp_servers v",
