@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import queue
 import sys
+import threading
+import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -22,6 +26,10 @@ WINDOW = 60.0
 LINES_PER_WINDOW = 5
 "Lines of one kind; further ones are counted."
 MAX_KINDS = 500
+MAX_WAITING = 1000
+"Lines that wait to be written."
+CLOSE_TIMEOUT = 2.0
+FLUSH_POLL = 0.005
 
 REPEATED = counter("log_lines_repeated", "Log lines left out because their kind repeats")
 LOST = counter("log_lines_lost", "Log lines that could not be written")
@@ -83,25 +91,54 @@ class RepeatFilter:
         return [logging.LogRecord(kind[0], kind[1], record.pathname, record.lineno, text, None, None)]
 
 
-class QuietHandler(logging.StreamHandler[TextIO]):
-    """Writes what the filter lets through. A line that cannot be written is counted, and that is all."""
+class QuietHandler(logging.Handler):
+    """Hands what the filter lets through to a thread that writes it.
+
+    So neither a full disk nor a pipe that nobody empties stops the daemon: lines that cannot be written are
+    counted, and that is all.
+    """
 
     def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
-        super().__init__(stream)
+        super().__init__()
+        self._stream = stream
         self._repeats = RepeatFilter(now)
+        self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        for each in self._repeats.filter(record):
-            super().emit(each)
+        self._put(self._repeats.filter(record))
+
+    def flush(self) -> None:
+        """Wait until everything is written, for a bounded time."""
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(FLUSH_POLL)
 
     def close(self) -> None:
         """At the end of the process: say what was left out."""
-        for each in self._repeats.rest():
-            super().emit(each)
+        self._put(self._repeats.rest())
+        self.flush()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
         super().close()
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        LOST.inc()
+    def _put(self, records: Iterable[logging.LogRecord]) -> None:
+        for record in records:
+            try:
+                self._waiting.put_nowait(self.format(record) + "\n")
+            except queue.Full:
+                LOST.inc()
+
+    def _write(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except (OSError, ValueError):  # a stream that is closed raises the latter
+                LOST.inc()
+            finally:
+                self._waiting.task_done()
 
 
 class JsonFormatter(logging.Formatter):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -28,21 +30,31 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-def stream() -> io.StringIO:
-    return io.StringIO()
+class Lines(io.StringIO):
+    """What was written, once everything is."""
+
+    handler: QuietHandler
+
+    def getvalue(self) -> str:
+        self.handler.flush()
+        return super().getvalue()
 
 
 @pytest.fixture
-def log(clock: Clock, stream: io.StringIO) -> Iterator[logging.Logger]:
+def stream() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def log(clock: Clock, stream: Lines) -> Iterator[logging.Logger]:
     log = logging.Logger("test")
-    handler = QuietHandler(stream, clock)
+    stream.handler = handler = QuietHandler(stream, clock)
     log.addHandler(handler)
     yield log
     handler.close()
 
 
-def test_repeated_lines_are_counted(log: logging.Logger, clock: Clock, stream: io.StringIO) -> None:
+def test_repeated_lines_are_counted(log: logging.Logger, clock: Clock, stream: Lines) -> None:
     for number in range(412 + LINES_PER_WINDOW):
         log.warning("peer %d misbehaves", number)
         log.warning("once") if number == 7 else None
@@ -56,8 +68,8 @@ def test_repeated_lines_are_counted(log: logging.Logger, clock: Clock, stream: i
     assert stream.getvalue().endswith("peer 1 misbehaves\n")
 
 
-def test_the_rest_is_told_at_the_end(clock: Clock, stream: io.StringIO) -> None:
-    handler = QuietHandler(stream, clock)
+def test_the_rest_is_told_at_the_end(clock: Clock, stream: Lines) -> None:
+    stream.handler = handler = QuietHandler(stream, clock)
     log = logging.Logger("test")
     log.addHandler(handler)
     for _ in range(LINES_PER_WINDOW + 2):
@@ -66,7 +78,7 @@ def test_the_rest_is_told_at_the_end(clock: Clock, stream: io.StringIO) -> None:
     assert stream.getvalue().endswith("again (repeated 2 times in 0 s)\n")
 
 
-def test_kinds_are_bounded(log: logging.Logger, stream: io.StringIO) -> None:
+def test_kinds_are_bounded(log: logging.Logger, stream: Lines) -> None:
     for number in range(2 * MAX_KINDS):
         log.info(f"never the same {number}")
     (handler,) = log.handlers
@@ -79,12 +91,35 @@ def test_a_stream_that_fails_is_survived(clock: Clock, capsys: pytest.CaptureFix
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
 
-    log = logging.Logger("test")
-    log.addHandler(QuietHandler(FullDisk(), clock))
+    log, handler = logging.Logger("test"), QuietHandler(FullDisk(), clock)
+    log.addHandler(handler)
     before = logs.LOST._value.get()
     log.error("nobody reads this")
+    handler.close()
     assert logs.LOST._value.get() == before + 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_that_nobody_empties_does_not_stop_the_daemon(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "CLOSE_TIMEOUT", 0.1)
+    reading, writing = os.pipe()
+    before = logs.LOST._value.get()
+    stream = os.fdopen(writing, "w")
+    log, handler = logging.Logger("test"), QuietHandler(stream, clock)
+    log.addHandler(handler)
+    for number in range(3000):
+        log.error(f"line {number} {'x' * 200}")
+    assert logs.LOST._value.get() > before
+    handler.close()
+    os.close(reading)  # what waits fails now, and frees the thread
+    monkeypatch.setattr(logs, "CLOSE_TIMEOUT", 10.0)
+    handler.close()
+    handler._thread.join(10)
+    assert not handler._thread.is_alive()
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +128,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         set_up_logging(LogConfig(level="info", format="json"))
         logging.getLogger("a.b").info("hello %s", "you")
+        root.handlers[0].flush()
         line = json.loads(capsys.readouterr().err)
         assert (line["level"], line["logger"], line["message"]) == ("info", "a.b", "hello you")
     finally:
@@ -100,7 +136,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_errors_that_nobody_caught_are_one_kind(
-    log: logging.Logger, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    log: logging.Logger, stream: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "logger", log)
     loop = asyncio.get_running_loop()
