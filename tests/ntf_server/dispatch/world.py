@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ntf_server.journal import NullJournal
 from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import CallLater, Dispatcher
 from ntf_server.push.http2 import CurlHttp2
+from ntf_server.push.provider import PushProvider
 from protocol.addresses import SmpServer
 from protocol.crypto import X25519PrivateKey
 from protocol.device_token import ApnsToken, DeviceToken, Provider
@@ -235,6 +236,7 @@ async def make_world(
     *,
     call_later: CallLater | None = None,
     response_timeout: float = 5.0,
+    others: Mapping[Provider, PushProvider] | None = None,
 ) -> AsyncIterator[World]:
     """Everything but the running dispatcher."""
     store = SqliteStore(folder / "ntf.db")
@@ -255,7 +257,7 @@ async def make_world(
         faults = StoreFaults()
         dispatcher = Dispatcher(
             with_faults(store, faults),
-            {Provider.APNS_TEST: apns},
+            {Provider.APNS_TEST: apns, **(others or {})},
             config or PushConfig(),
             clock=clock,
             random=os.urandom,
