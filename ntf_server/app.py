@@ -157,7 +157,7 @@ class App:
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
             if self._config.METRICS.file is not None:
-                writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS.file_interval)
+                writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
             await self.listener.open()
             self._is_ready = True

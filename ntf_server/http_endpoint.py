@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from ntf_server.config import MetricsConfig
 from ntf_server.metrics import counter
 from transport.plain_http import PLAIN, UNAVAILABLE, HttpPages, Page
 
@@ -36,7 +37,7 @@ class HttpEndpoint(HttpPages):
         return Page(PLAIN, f"{missing}\n".encode(), UNAVAILABLE) if missing else Page(PLAIN, b"ready\n")
 
 
-async def write_metrics_file(path: Path, interval: float) -> None:
+async def write_metrics_file(path: Path, config: MetricsConfig) -> None:
     """Keep `path` up to date, for ever; readers never see half a file.
 
     A missing folder or a full disk is said once and tried again: figures are not worth a daemon.
@@ -54,7 +55,7 @@ async def write_metrics_file(path: Path, interval: float) -> None:
             if failing:
                 logger.info("the metrics are written to %s again", path)
             failing = False
-        await asyncio.sleep(interval)
+        await asyncio.sleep(config.file_interval)
 
 
 def _replace(draft: Path, path: Path, data: bytes) -> None:
