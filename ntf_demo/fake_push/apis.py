@@ -15,7 +15,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 Headers: TypeAlias = Mapping[str, str]
-APNS_PATH: Final = re.compile(r"/3/device/([0-9a-fA-F]*)")
+APNS_PATH: Final = re.compile(r"/3/device/([^/?]*)")
+HEX: Final = re.compile(r"[0-9a-fA-F]*")
 FCM_PATH: Final = re.compile(r"/v1/projects/([^/]+)/messages:send")
 OAUTH_PATH: Final = "/token"
 OAUTH_GRANT: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
@@ -59,7 +60,7 @@ class PushApis:
         """The verdict on a POST request."""
         path = headers.get(":path", "")
         if match := APNS_PATH.fullmatch(path):
-            return self._judge_apns(match[1], headers, body)
+            return self._judge_apns(urllib.parse.unquote(match[1]), headers, body)
         if FCM_PATH.fullmatch(path):
             return self._judge_fcm(headers, body)
         if path == OAUTH_PATH:
@@ -76,7 +77,7 @@ class PushApis:
         return Verdict("apns", token, push_id, status, reason)
 
     def _apns_fault(self, token: str, push_id: str, headers: Headers, body: bytes) -> tuple[int, str] | None:
-        if not token or len(token) % 2:
+        if not token or (HEX.fullmatch(token) and len(token) % 2):
             return 400, "BadDeviceToken"
         try:
             uuid.UUID(push_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import urllib.parse
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -145,12 +146,10 @@ class ApnsProvider:
     ) -> ApnsRequest:
         if not isinstance(token, ApnsToken) or token.provider not in self._origins:
             raise ProviderRefusesUs(f"APNs is not set up for tokens of provider {token.provider.tag}")
-        if not HEX.fullmatch(token.token):
-            raise DeviceGone(InvalidReason.BAD)  # it would become part of the request's path
         background = is_background(notification)
         return ApnsRequest(
             origin=self._origins[token.provider],
-            device_token=token.token.decode(),
+            device_token=path_of(token),
             push_id=str(push_id),
             topic=self.config.topic,
             push_type="background" if background else "alert",
@@ -165,6 +164,15 @@ class ApnsProvider:
             return await self.client.send(request, left)
         except NoAnswer as error:
             raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
+
+
+def path_of(token: ApnsToken) -> str:
+    """The device token as part of a request's path; DeviceGone if it cannot be one."""
+    if HEX.fullmatch(token.token):
+        return token.token.decode()
+    if token.provider is Provider.APNS_TEST and token.token:
+        return urllib.parse.quote(token.token, safe="")  # any text
+    raise DeviceGone(InvalidReason.BAD)
 
 
 def push_error(response: Response) -> PushError:

@@ -397,9 +397,17 @@ async def test_closing_ends_pushes(fake: FakePushServer, http: CurlHttp2, apns: 
 @pytest.mark.parametrize("token", [b"", b"../../x", b"abc\r\nx: y", b"a" * 201, b"\xff"])
 async def test_token_that_is_no_hex_text(fake: FakePushServer, apns: ApnsProvider, token: bytes) -> None:
     with pytest.raises(DeviceGone) as caught:
-        await apns.deliver(ApnsToken(Provider.APNS_TEST, token), MESSAGE, uuid.uuid4())
+        await apns.deliver(ApnsToken(Provider.APNS_PROD, token), MESSAGE, uuid.uuid4())
     assert caught.value.invalid is InvalidReason.BAD
     assert fake.requests == 0
+
+
+@pytest.mark.parametrize("token", [b"Any Text", b"../../x", b"abc\r\nx: y", b"%41", "gerät".encode()])
+async def test_tokens_of_the_test_provider_are_any_text(
+    fake: FakePushServer, apns: ApnsProvider, token: bytes
+) -> None:
+    await apns.deliver(ApnsToken(Provider.APNS_TEST, token), MESSAGE, uuid.uuid4())
+    assert [push.token for push in fake.pushes] == [token.decode()]
 
 
 async def test_untrusted_certificate(
