@@ -64,18 +64,22 @@ class Playground:
 
 @asynccontextmanager
 async def playground(
-    folder: Path, *, router: RouterConfig | None = None, record_file: Path | None = None
+    folder: Path,
+    *,
+    router: RouterConfig | None = None,
+    record_file: Path | None = None,
+    postgres_url: str = "",
 ) -> AsyncIterator[Playground]:
     """All three on free ports of this machine, with everything they write in `folder`."""
     async with AsyncExitStack() as stack:
         smp = await stack.enter_async_context(Router.start(router, host=LOCALHOST))
         push_config = FakePushConfig(folder=folder / "push", record_file=record_file)
         push = await stack.enter_async_context(FakePushServer(push_config))
-        server = await stack.enter_async_context(running(_server(folder, push)))
+        server = await stack.enter_async_context(running(_server(folder, push, postgres_url)))
         yield Playground(smp, push, server)
 
 
-def _server(folder: Path, push: FakePushServer) -> App:
+def _server(folder: Path, push: FakePushServer, postgres_url: str) -> App:
     options = setup.InitOptions(
         config_dir=folder / "etc",
         data_dir=folder / "data",
@@ -84,6 +88,8 @@ def _server(folder: Path, push: FakePushServer) -> App:
         algorithm=KeyAlgorithm.ED25519,
     )
     config = setup.init(options, as_datetime(SystemClock().now()))
+    if postgres_url:
+        config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
     return App(options.config_dir, _with_test_provider(config, push))
 
 

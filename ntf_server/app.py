@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import platform
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +19,6 @@ from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
-from ntf_server.data_folder import expect_database, held, remember_database
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
@@ -33,12 +31,11 @@ from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
 from ntf_server.secret_files import readable_by_others, secret_files
+from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
 from store.interface import StoreError, StoreVanished
 from store.journal_schema import load_or_create_key
-from store.policy import RowCaps
-from store.sqlite import SqliteStore
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 
@@ -77,19 +74,11 @@ class App:
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
         self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
-        data_dir = setup.data_folder(config)
-        expect_database(config_dir, setup.database_path(config))
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._data_dir = data_dir
-        self.store = SqliteStore(
-            setup.database_path(config),
-            busy_timeout=config.STORE.busy_timeout,
-            caps=RowCaps(
-                subscriptions_per_token=config.STORE.subscriptions_per_token,
-                routers_per_token=config.STORE.routers_per_token,
-            ),
-            on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds),
+        self._data_dir = data_dir = setup.data_folder(config)
+        self.store = make_store(
+            config_dir, config, on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds)
         )
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._credentials = load_server_files(config_dir)
         self._journal = self._make_journal()
         self._providers = make_providers(config, data_dir, self._clock.now)
@@ -116,12 +105,9 @@ class App:
         away meanwhile: what would be answered from now on could not be kept."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._providers.close)
-            stack.enter_context(held(self._data_dir))
-            stack.push_async_callback(self.store.close)
-            await self.store.open()
-            remember_database(self._config_dir)
+            await stack.enter_async_context(opened(self.store, self._config_dir, self._config))
             if isinstance(self._journal, Journal):
-                life = DaemonLife(self._journal, self.store, self._clock, self._name())
+                life = DaemonLife(self._journal, self.store, self._clock, daemon_name(self._config))
                 await stack.enter_async_context(life.recorded())
             endpoint = HttpEndpoint(self._missing)
             stack.push_async_callback(endpoint.close)
@@ -136,10 +122,8 @@ class App:
 
     async def check(self) -> None:
         """Open and migrate the store, and close it: what `--maintenance` does."""
-        with held(self._data_dir):
-            await self.store.open()
-            remember_database(self._config_dir)
-            await self.store.close()
+        async with opened(self.store, self._config_dir, self._config):
+            pass
         await self._providers.close()
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
@@ -171,10 +155,6 @@ class App:
                     task.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
                 pushing.cancel()
-
-    def _name(self) -> str:
-        """Tells the daemons apart whose journals are read together."""
-        return f"{platform.node()}:{self._config.TRANSPORT.port}"
 
     def _missing(self) -> str:
         return "" if self._is_ready else "not accepting clients"

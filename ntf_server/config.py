@@ -30,7 +30,7 @@ from ntf_server.config_kinds import (
     whole,
 )
 from smp_client.requests import SESSION_DEFAULTS
-from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
@@ -51,7 +51,13 @@ def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
 class StoreConfig:
     """Where tokens, subscriptions and last notifications are kept."""
 
-    database: str = key("sqlite", choice("sqlite"), "The kind of database.")
+    database: str = key("sqlite", choice("sqlite", "postgres"), "The kind of database.")
+    url: str = key("", TEXT, "With postgres: postgresql://user:password@host:port/database.", secret=True)
+    url_file: Path | None = key(None, FILE, "A file that holds it, instead.")
+    pool_size: int = key(POOL_SIZE, whole(2, 1000), "Connections to PostgreSQL, beside three of its own.")
+    statement_timeout: float = key(
+        STATEMENT_TIMEOUT, seconds(1, 3600), "A statement of PostgreSQL that takes longer is given up."
+    )
     data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
     busy_timeout: float = key(
         BUSY_TIMEOUT, seconds(0.01, 600), "Patience when another program holds the database."

@@ -32,8 +32,9 @@ from smp_router.state import RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
-from store.sqlite_engine import DatabaseFile, GroupWriter, WorkQueue, run_each, run_in_thread
+from store.sqlite_engine import DatabaseFile, GroupWriter, run_each, run_in_thread, thread_queue
 from store.sqlite_errors import store_errors
+from store.work_queue import WorkQueue
 from transport.certificates import Credentials
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,9 @@ class SqliteRecords:
             except BaseException:
                 await self._connection.close()
                 raise
-        self._work = WorkQueue("router's records", self._connection, GroupWriter(self._file, None, _Writing))
+        self._work = thread_queue(
+            "router's records", self._connection, GroupWriter(self._file, None, _Writing)
+        )
         self._work.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_changes(), name="router's records")
 

@@ -1,4 +1,4 @@
-"""Schema versions: numbered SQL files, each applied or taken back in one transaction.
+"""Schema versions of SQLite databases, each applied or taken back in one transaction.
 
 The version is kept in SQLite's `user_version`, and `application_id` says that the file is ours.
 """
@@ -6,50 +6,20 @@ The version is kept in SQLite's `user_version`, and `application_id` says that t
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from store.interface import SchemaError
 from store.policy import BUSY_TIMEOUT
+from store.schema_steps import SchemaSteps, Step
 from store.sqlite_errors import store_errors
 
 APPLICATION_ID = 0x4E544653
 "'NTFS': a file with another id is not touched."
 
-_FILE_NAME = re.compile(r"(\d{4})_(\w+)\.(up|down)\.sql")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One migration in one direction; `version` is the schema's after it."""
-
-    version: int
-    name: str
-    is_down: bool
-    sql: str = field(repr=False)
-
-    def __str__(self) -> str:
-        return f"{'undo' if self.is_down else 'apply'} {self.name} -> version {self.version}"
-
-
-@cache
-def _files() -> dict[tuple[int, str], tuple[str, str]]:
-    """(number, up or down) to (name, SQL)."""
-    found = {}
-    for file in resources.files("store.migrations").iterdir():
-        if match := _FILE_NAME.fullmatch(file.name):
-            found[int(match[1]), match[3]] = (f"{match[1]}_{match[2]}", file.read_text(encoding="utf-8"))
-    return found
-
-
-def latest_version() -> int:
-    return max(number for number, _ in _files())
+STEPS = SchemaSteps("store.migrations")
 
 
 def schema_version(db: sqlite3.Connection) -> int:
@@ -61,27 +31,8 @@ def schema_version(db: sqlite3.Connection) -> int:
         return 0
     if application_id != APPLICATION_ID:
         raise SchemaError("the database file belongs to another program")
-    if version > latest_version():
-        raise SchemaError(
-            f"the database has schema version {version}, this program knows versions up to"
-            f" {latest_version()}: install the later program again or migrate down with it"
-        )
+    STEPS.check(version)
     return int(version)
-
-
-def plan(current: int, to: int) -> list[Step]:
-    """The steps from one version to another, in order."""
-    if not 0 <= to <= latest_version():
-        raise SchemaError(f"there is no schema version {to}: choose 0 to {latest_version()}")
-    if to >= current:
-        numbers = range(current + 1, to + 1)
-        return [Step(number, *_named(number, "up")) for number in numbers]
-    return [Step(number - 1, *_named(number, "down")) for number in range(current, to, -1)]
-
-
-def _named(number: int, direction: str) -> tuple[str, bool, str]:
-    name, sql = _files()[number, direction]
-    return name, direction == "down", sql
 
 
 def apply(db: sqlite3.Connection, steps: list[Step]) -> None:
@@ -115,13 +66,13 @@ def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list
 
     Returns the steps done, or with `dry_run` the steps to do. A missing file is created by steps up only.
     """
-    target = latest_version() if to is None else to
+    target = STEPS.latest if to is None else to
     if not path.exists():
-        steps = plan(0, target)
+        steps = STEPS.plan(0, target)
         if dry_run or not steps:
             return steps
     with store_errors(path), closing(connect(path)) as db:
-        steps = plan(schema_version(db), target)
+        steps = STEPS.plan(schema_version(db), target)
         if not dry_run:
             apply(db, steps)
     return steps

@@ -10,6 +10,12 @@ from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubEvent,
 BUSY_TIMEOUT = 5.0
 "Seconds of patience when another program holds the database."
 
+POOL_SIZE = 8
+"Connections to a database server."
+
+STATEMENT_TIMEOUT = 30.0
+"Seconds that a statement may take there."
+
 FIRST_RETRY = 10 * 60
 LONGEST_RETRY = 24 * 60 * 60
 

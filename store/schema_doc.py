@@ -15,7 +15,7 @@ END = "<!-- schema: end -->"
 
 def latest_schema() -> str:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        migrate.apply(db, migrate.plan(0, migrate.latest_version()))
+        migrate.apply(db, migrate.STEPS.plan(0, migrate.STEPS.latest))
         return migrate.schema_dump(db)
 
 
@@ -25,7 +25,7 @@ def with_schema(text: str) -> str:
     _, end, after = rest.partition(END)
     if not end:
         raise ValueError(f"no place for the schema: {BEGIN} and {END} are missing")
-    version = migrate.latest_version()
+    version = migrate.STEPS.latest
     return f"{before}{BEGIN}\n\nVersion {version}:\n\n```sql\n{latest_schema()}```\n\n{END}{after}"
 
 

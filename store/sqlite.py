@@ -5,13 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiosqlite
 
-from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import TokenInput
 from store import (
     migrate,
     sqlite_deletion,
@@ -23,43 +21,28 @@ from store import (
 from store.interface import SchemaError, StoreUnavailable
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, RowCaps
 from store.records import (
-    Counts,
     CreatedSubscription,
-    DeletedSubscription,
-    Deletion,
-    Moved,
     NewSubscription,
-    NewToken,
     Notification,
-    QueueEvent,
-    QueueRow,
     SentEntry,
     ServerKey,
-    ServerRecord,
-    ServiceCredentials,
     SnewRefusal,
     Stored,
-    StoredRouter,
-    SubKey,
-    SubscriptionRecord,
-    TokenKey,
-    TokenMove,
-    TokenPush,
-    TokenRecord,
 )
+from store.sql_store import SqlModules, SqlStore
 from store.sqlite_engine import (
     STATEMENT_CACHE,
-    CommitObserver,
     DatabaseFile,
     GroupReader,
     GroupWriter,
-    WorkQueue,
     flattened,
     run_each,
     run_in_thread,
+    thread_queue,
 )
 from store.sqlite_errors import store_errors
 from store.sqlite_transaction import Transaction
+from store.work_queue import CommitObserver, WorkQueue
 
 R = TypeVar("R")
 
@@ -73,12 +56,17 @@ _SETTINGS = (
     "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
 )
 
-_TOKENS = flattened(sqlite_tokens.tokens)
-_SUBSCRIPTIONS = flattened(sqlite_subscriptions.subscriptions)
+_GROUPED: dict[Callable[[Any, Any], Any], Callable[[Any, Any], Any]] = {
+    read: flattened(read) for read in (sqlite_tokens.tokens, sqlite_subscriptions.subscriptions)
+}
 
 
-class SqliteStore:
+class SqliteStore(SqlStore):
     """NtfStore in the file `path`."""
+
+    _sql = SqlModules(
+        sqlite_tokens, sqlite_subscriptions, sqlite_routers, sqlite_notifications, sqlite_deletion
+    )
 
     def __init__(
         self,
@@ -111,8 +99,8 @@ class SqliteStore:
         except BaseException:
             await self._disconnect()
             raise
-        self._writer = WorkQueue("store writer", writing, self._run_writes)
-        self._reader = WorkQueue("store reader", reading, self._run_reads)
+        self._writer = thread_queue("store writer", writing, self._run_writes)
+        self._reader = thread_queue("store reader", reading, self._run_reads)
         self._writer.start()
         self._reader.start()
 
@@ -141,7 +129,7 @@ class SqliteStore:
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # First of all: nothing may be written to a file that is not ours.
-        steps = migrate.plan(migrate.schema_version(db), migrate.latest_version())
+        steps = migrate.STEPS.plan(migrate.schema_version(db), migrate.STEPS.latest)
         if steps and not self._auto_migrate:
             raise SchemaError(f"{self._path} has an old schema: run the migration")
         for setting in _SETTINGS:
@@ -157,6 +145,14 @@ class SqliteStore:
     async def _read(self, call: Callable[[sqlite3.Connection], R]) -> R:
         return await self._reading.run(run_each, call)
 
+    async def _read_grouped(self, read: Callable[[Any, Any], Any], ids: Sequence[EntityId]) -> Any:
+        return await self._reading.run(_GROUPED[read], ids)
+
+    async def _create(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
+        created: list[CreatedSubscription | SnewRefusal]
+        created = await self._writing.run(self._create_subscriptions, news, durable=True)
+        return created
+
     @property
     def _writing(self) -> WorkQueue[Transaction]:
         if self._writer is None:
@@ -169,145 +165,6 @@ class SqliteStore:
             raise StoreUnavailable("the store is not open")
         return self._reader
 
-    # Tokens
-
-    async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
-        return await self._reading.run(_TOKENS, token_ids)
-
-    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
-        return await self._read(lambda db: sqlite_tokens.by_key(db, keys))
-
-    async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
-        return await self._read(lambda db: sqlite_tokens.by_device(db, device_token, verify_key))
-
-    async def create_token(self, token: NewToken) -> TokenRecord:
-        return await self._write(lambda tx: sqlite_tokens.create(tx, token))
-
-    async def move_token(self, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
-        return await self._write(lambda tx: sqlite_tokens.move(tx, seen, event, updated_on))
-
-    async def replace_device_token(
-        self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
-    ) -> bool:
-        return await self._write(
-            lambda tx: sqlite_tokens.replace_device(tx, key, device_token, code, updated_on)
-        )
-
-    async def delete_token(self, key: TokenKey) -> Deletion | None:
-        return await self._write(lambda tx: sqlite_tokens.delete(tx, key))
-
-    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> bool:
-        return await self._write(lambda tx: sqlite_tokens.set_cron(tx, key, minutes, due))
-
-    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
-        return await self._read(lambda db: sqlite_tokens.due_crons(db, now, limit))
-
-    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None:
-        await self._write(lambda tx: sqlite_tokens.set_cron_due(tx, due), durable=False)
-
-    async def next_cron_due(self) -> int | None:
-        return await self._read(sqlite_tokens.next_cron_due)
-
-    async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
-        return await self._write(
-            lambda tx: sqlite_tokens.purge(tx, unverified_before, invalid_before, limit), durable=False
-        )
-
-    async def delete_more(self) -> Deletion:
-        return await self._write(sqlite_deletion.more, durable=False)
-
-    async def delete_unused_servers(self) -> int:
-        """Looked for on the reader's connection: a scan of all routers holds up no write."""
-        unused = await self._read(sqlite_routers.unused_servers)
-        if not unused:
-            return 0
-        return await self._write(lambda tx: sqlite_routers.delete_unused(tx, unused), durable=False)
-
-    # Subscriptions
-
-    async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
-        return await self._reading.run(_SUBSCRIPTIONS, subscription_ids)
-
-    async def create_subscriptions(
-        self, news: Sequence[NewSubscription]
-    ) -> list[CreatedSubscription | SnewRefusal]:
-        return await self._writing.run(self._create_subscriptions, news, durable=True)
-
-    async def delete_subscription(self, key: SubKey) -> DeletedSubscription | None:
-        return await self._write(lambda tx: sqlite_subscriptions.delete(tx, key))
-
-    # Routers
-
-    async def servers(self) -> list[StoredRouter]:
-        return await self._read(sqlite_routers.servers)
-
-    async def server(self, key: ServerKey) -> ServerRecord:
-        return await self._read(lambda db: sqlite_routers.server(db, key))
-
-    async def subscription_count(self, key: ServerKey) -> int:
-        return await self._read(lambda db: sqlite_routers.subscription_count(db, key))
-
-    async def subscribable_count(self) -> int:
-        return await self._read(sqlite_routers.subscribable_count)
-
-    async def queues(
-        self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
-    ) -> list[QueueRow]:
-        return await self._read(lambda db: sqlite_routers.queues(db, key, after, limit, associated))
-
-    async def queues_by_id(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:
-        return await self._read(lambda db: sqlite_routers.queues_by_id(db, key, notifier_ids))
-
-    async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-        return await self._write(lambda tx: sqlite_routers.due_retries(tx, key, now, limit), durable=False)
-
-    async def next_retry(self, key: ServerKey) -> int | None:
-        return await self._read(lambda db: sqlite_routers.next_retry(db, key))
-
-    async def set_subscribed(
-        self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
-    ) -> list[Moved]:
-        return await self._write(
-            lambda tx: sqlite_routers.set_subscribed(tx, key, notifier_ids, service_id), durable=False
-        )
-
-    async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
-        return await self._write(lambda tx: sqlite_routers.move_queues(tx, key, events, now), durable=False)
-
-    async def set_disconnected(self, key: ServerKey) -> int:
-        change = sqlite_routers.set_disconnected
-        return await self._by_page(change, key, False) + await self._by_page(change, key, True)
-
-    async def set_service_subscribed(self, key: ServerKey) -> int:
-        return await self._by_page(sqlite_routers.set_service_subscribed, key, True)
-
-    async def _by_page(
-        self,
-        change: Callable[[Transaction, ServerKey, bool, SubKey], sqlite_routers.Page],
-        key: ServerKey,
-        associated: bool,
-    ) -> int:
-        """Change the state of all queues of a router, in transactions of bounded size."""
-        changed, last = 0, SubKey(0)
-        while True:
-            after = last
-            page = await self._write(lambda tx: change(tx, key, associated, after), durable=False)  # noqa: B023
-            changed += page.changed
-            if page.last is None:
-                return changed
-            last = page.last
-
-    async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
-        await self._write(lambda tx: sqlite_routers.set_credentials(tx, key, credentials))
-
-    async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
-        return await self._write(lambda tx: sqlite_routers.set_service_id(tx, key, service_id))
-
-    async def clear_service(self, key: ServerKey) -> None:
-        await self._write(lambda tx: sqlite_routers.clear_service(tx, key))
-
-    # Notifications
-
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
@@ -315,20 +172,11 @@ class SqliteStore:
             lambda tx: sqlite_notifications.add(tx, key, notifications, received_at), durable=False
         )
 
-    async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
-        return await self._read(lambda db: sqlite_notifications.pushes(db, keys))
-
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
         await self._writing.run(sqlite_notifications.set_sent, entries)
 
-    async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
-        return await self._read(lambda db: sqlite_notifications.unsent_tokens(db, after, limit))
-
     async def check(self) -> None:
         await self._read(lambda db: None)
-
-    async def counts(self) -> Counts:
-        return await self._read(sqlite_notifications.counts)
 
 
 def _prepare_reader(db: sqlite3.Connection) -> None:

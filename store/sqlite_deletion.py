@@ -13,13 +13,11 @@ from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
 from protocol.statuses import SubState, TokenStatus
 from store.records import DeletedSubscription, DeletedToken, Deletion, ServerKey, SubKey, TokenKey
-from store.sqlite_transaction import Transaction, select_in, smp_server, update_in
+from store.rows import DELETED, deleted_subscription
+from store.sqlite_transaction import Transaction, select_in, update_in
 
 PAGE = 500
 "Rows deleted in one transaction: bounds how long other writes wait."
-
-DELETED = "deleted"
-"Stands in the place of a status; no state of the protocol."
 
 _TOKEN = f"""
 SELECT token_id, device_token, status,
@@ -33,8 +31,8 @@ WHERE token_key = ?
 """
 _MARKED = f"SELECT token_key FROM tokens WHERE status = '{DELETED}' ORDER BY token_key LIMIT ?"
 _ROW = """
-SELECT s.sub_key, s.server_key, s.notifier_id, s.associated, s.state, s.subscription_id, t.token_id,
-    v.hosts, v.port, v.key_hash, s.token_key
+SELECT s.server_key, s.notifier_id, s.associated, s.subscription_id, t.token_id, v.hosts, v.port, v.key_hash,
+    s.sub_key, s.state, s.token_key
 FROM subscriptions s CROSS JOIN tokens t USING (token_key) CROSS JOIN smp_servers v USING (server_key)
 """
 _ROWS_OF_TOKEN = f"{_ROW} WHERE s.token_key = ? ORDER BY s.sub_key LIMIT ?"
@@ -60,7 +58,7 @@ def more(tx: Transaction) -> Deletion:
 def subscriptions(tx: Transaction, keys: Sequence[SubKey]) -> list[DeletedSubscription]:
     """Delete single ones of tokens that live on."""
     rows = list(select_in(tx.db, _ROWS, keys))
-    tx.db.executemany(_RELEASE, [(row[10], row[1]) for row in rows])
+    tx.db.executemany(_RELEASE, [(row[10], row[0]) for row in rows])
     return _delete(tx, rows)
 
 
@@ -89,24 +87,14 @@ def _page(tx: Transaction, keys: Collection[TokenKey]) -> tuple[list[DeletedSubs
 
 
 def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[DeletedSubscription]:
+    deleted = [deleted_subscription(row) for row in rows]
     associated: dict[ServerKey, list[EntityId]] = {}
-    deleted = []
-    for _, server_key, notifier_id, is_associated, state, subscription_id, token_id, *address, _ in rows:
-        tx.active_subscriptions -= state == SubState.ACTIVE
-        if is_associated:
-            associated.setdefault(server_key, []).append(notifier_id)
-        deleted.append(
-            DeletedSubscription(
-                server_key,
-                notifier_id,
-                bool(is_associated),
-                subscription_id,
-                token_id,
-                smp_server(*address),
-            )
-        )
+    for row in deleted:
+        if row.associated:
+            associated.setdefault(row.server_key, []).append(row.notifier_id)
     for server_key, notifier_ids in associated.items():
         tx.remove_associated(server_key, notifier_ids)
+    tx.active_subscriptions -= sum(row[9] == SubState.ACTIVE for row in rows)
     tx.subscriptions -= len(rows)
-    update_in(tx.db, _DELETE_ROWS, [row[0] for row in rows])
+    update_in(tx.db, _DELETE_ROWS, [row[8] for row in rows])
     return deleted

@@ -1,26 +1,24 @@
 """How operations reach SQLite: many callers, one hop to the connection's thread, one transaction.
 
 A hop between the event loop and the thread costs more than most statements, and a commit that waits for the
-disk costs more than both. So each connection has a queue: operations gather while a group is running, then
-all that wait run as the next group.
+disk costs more than both: see `store.work_queue`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import aiosqlite
 
-from store.interface import StoreError, StoreUnavailable, StoreVanished
+from store.interface import StoreError, StoreVanished
 from store.sqlite_errors import store_error
 from store.sqlite_transaction import Transaction
+from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, regrouped, runs
 
 Context = TypeVar("Context")
 Argument = TypeVar("Argument")
@@ -30,17 +28,8 @@ T = TypeVar("T")
 Batch = Callable[[Context, Sequence[Argument]], Sequence[Result]]
 "Runs one kind of operation for several callers; one result for each, in order."
 
-QUEUED_OPERATIONS = 8192
-"Per connection; callers wait when so many are queued."
-
-GROUP_SIZE = 2048
-"Operations in one transaction: bounds how long the first of them waits for the last."
-
 STATEMENT_CACHE = 256
 "All our statements, in all their sizes, stay prepared."
-
-CommitObserver = Callable[[float, int], None]
-"Told the seconds and the number of operations of each committed group, on the writer's thread."
 
 
 async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3.Connection], T]) -> T:
@@ -50,103 +39,6 @@ async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3
     `_execute`. The function must be a closure: aiosqlite writes the arguments of a call to its debug log.
     """
     return cast("T", await connection._execute(lambda: run(connection._conn)))  # type: ignore[no-untyped-call]
-
-
-class Operation(NamedTuple):
-    batch: Batch[Any, Any, Any]
-    argument: Any
-    durable: bool
-    future: asyncio.Future[Any]
-
-
-class _Failed(NamedTuple):
-    error: Exception
-
-
-GroupRunner = Callable[[sqlite3.Connection, Sequence[Operation]], list[Any]]
-"Results of the operations, in order; a `_Failed` for one that failed."
-
-
-class WorkQueue(Generic[Context]):
-    """Operations of one connection. `start` and `stop` own the task that runs them."""
-
-    def __init__(self, name: str, connection: aiosqlite.Connection, run_group: GroupRunner) -> None:
-        self._name = name
-        self._connection = connection
-        self._run_group = run_group
-        self._queue: asyncio.Queue[Operation | None] = asyncio.Queue(QUEUED_OPERATIONS)
-        self._task: asyncio.Task[None] | None = None
-        self._closing = False
-        self._ended = False
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._serve(), name=self._name)
-
-    async def stop(self) -> None:
-        """Finish what is queued, then end."""
-        self._closing = True
-        if self._task is not None:
-            await self._queue.put(None)
-            await self._task
-            self._task = None
-
-    async def run(
-        self, batch: Batch[Context, Argument, Result], argument: Argument, *, durable: bool = False
-    ) -> Result:
-        """The operation is carried out even if the caller is cancelled while it waits for the result."""
-        if self._closing:
-            raise StoreUnavailable("the store is closed")
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        await self._queue.put(Operation(batch, argument, durable, future))
-        if self._ended:
-            # There was room only after the last group: nobody will look at the queue again.
-            raise StoreUnavailable("the store is closed")
-        return await future
-
-    async def _serve(self) -> None:
-        while (first := await self._queue.get()) is not None:
-            group = [first]
-            last = self._collect(group)
-            await self._run(group)
-            if last:
-                break
-        self._ended = True
-        self._refuse_the_rest()
-
-    def _collect(self, group: list[Operation]) -> bool:
-        """Add what waits; True if this is to stop after this group."""
-        while len(group) < GROUP_SIZE and not self._queue.empty():
-            operation = self._queue.get_nowait()
-            if operation is None:
-                return True
-            group.append(operation)
-        return False
-
-    async def _run(self, group: list[Operation]) -> None:
-        try:
-            results = await run_in_thread(self._connection, lambda db: self._run_group(db, group))
-        except Exception as error:
-            results = [_Failed(error)] * len(group)
-        for operation, result in zip(group, results, strict=True):
-            if operation.future.done():
-                continue
-            if isinstance(result, _Failed):
-                operation.future.set_exception(result.error)
-            else:
-                operation.future.set_result(result)
-
-    def _refuse_the_rest(self) -> None:
-        """Operations that came behind the end."""
-        while not self._queue.empty():
-            operation = self._queue.get_nowait()
-            if operation is not None and not operation.future.done():
-                operation.future.set_exception(StoreUnavailable("the store is closed"))
-
-
-def _runs(group: Sequence[Operation]) -> Iterator[tuple[Batch[Any, Any, Any], list[Any]]]:
-    """Neighbours of one kind together: operations take effect in the order they were queued."""
-    for batch, run in groupby(group, key=lambda operation: operation.batch):
-        yield batch, [operation.argument for operation in run]
 
 
 class DatabaseFile:
@@ -195,7 +87,7 @@ class GroupWriter:
             self._file.check()
             self._begin(db, durable=any(operation.durable for operation in group))
         except (sqlite3.Error, StoreError) as error:
-            return [_Failed(_for_caller(error, self._file.path))] * len(group)
+            return [Failed(_for_caller(error, self._file.path))] * len(group)
         try:
             results = self._transact(db, group)
         except Exception as error:
@@ -203,7 +95,7 @@ class GroupWriter:
                 db.execute("ROLLBACK")
             if len(group) > 1:
                 return [self(db, [operation])[0] for operation in group]
-            return [_Failed(_for_caller(error, self._file.path))]
+            return [Failed(_for_caller(error, self._file.path))]
         if self._on_commit is not None:
             self._on_commit(time.perf_counter() - started, len(group))
         return results
@@ -219,7 +111,7 @@ class GroupWriter:
     def _transact(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
         results: list[Any] = []
         context = self._make_context(db)
-        for batch, arguments in _runs(group):
+        for batch, arguments in runs(group):
             results += batch(context, arguments)
         context.flush()
         db.execute("COMMIT")
@@ -237,11 +129,11 @@ class GroupReader:
         try:
             self._file.check()
             db.execute("BEGIN")
-            for batch, arguments in _runs(group):
+            for batch, arguments in runs(group):
                 results += batch(db, arguments)
         except Exception as error:
             if len(group) == 1:
-                return [_Failed(_for_caller(error, self._file.path))]
+                return [Failed(_for_caller(error, self._file.path))]
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -263,11 +155,15 @@ def flattened(batch: Batch[Context, Argument, Result]) -> Batch[Context, Sequenc
     """A batch whose callers each bring a list: all lists run as one."""
 
     def run(context: Context, lists: Sequence[Sequence[Argument]]) -> list[list[Result]]:
-        results = iter(batch(context, [argument for arguments in lists for argument in arguments]))
-        return [list(islice(results, len(arguments))) for arguments in lists]
+        return regrouped(batch(context, [argument for arguments in lists for argument in arguments]), lists)
 
     return run
 
 
-class NoSuchRow(StoreError):
-    """The caller's key names nothing."""
+def thread_queue(
+    name: str,
+    connection: aiosqlite.Connection,
+    run: Callable[[sqlite3.Connection, Sequence[Operation]], list[Any]],
+) -> WorkQueue[Any]:
+    """Groups run on the thread of the connection."""
+    return WorkQueue(name, lambda group: run_in_thread(connection, lambda db: run(db, group)))

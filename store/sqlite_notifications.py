@@ -9,7 +9,6 @@ from typing import Any
 
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store import sqlite_tokens
 from store.interface import KEPT_NOTIFICATIONS
 from store.records import (
     Counts,
@@ -22,7 +21,8 @@ from store.records import (
     TokenKey,
     TokenPush,
 )
-from store.sqlite_transaction import Transaction, insert_rows, select_in, smp_server, update_in
+from store.rows import TOKEN_COLUMNS, last_notification, token_record
+from store.sqlite_transaction import Transaction, insert_rows, select_in, update_in
 
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
@@ -47,7 +47,7 @@ WHERE n.token_key = ?
 _UNSENT = f"{_ENTRIES.format('unsent_notifications')} ORDER BY n.seq LIMIT {UNSENT_LOADED}"
 _SENT = _ENTRIES.format("sent_notifications")
 _ACTIVE_TOKENS = f"""
-SELECT {sqlite_tokens.COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = '{TokenStatus.ACTIVE}'
+SELECT {TOKEN_COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = '{TokenStatus.ACTIVE}'
 """
 _MOVE = """
 REPLACE INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
@@ -109,35 +109,21 @@ def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:
     found = []
     for key, row in tokens.items():
         if entries := _entries(db, key):
-            found.append(TokenPush(sqlite_tokens.record(row), entries))
+            found.append(TokenPush(token_record(row), entries))
     return found
 
 
 def _entries(db: sqlite3.Connection, key: TokenKey) -> tuple[LastNotification, ...]:
-    entries = [_entry(row, sent=False) for row in db.execute(_UNSENT, (key,))]
+    entries = [last_notification(row, sent=False) for row in db.execute(_UNSENT, (key,))]
     room = KEPT_NOTIFICATIONS - len(entries)
     if room > 0:
         # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
         unsent = {entry.sub_key for entry in entries}
         sent = [row for row in db.execute(_SENT, (key,)) if row[0] not in unsent]
         sent.sort(key=itemgetter(1))
-        entries += [_entry(row, sent=True) for row in sent[-room:]]
+        entries += [last_notification(row, sent=True) for row in sent[-room:]]
         entries.sort(key=attrgetter("seq"))
     return tuple(entries)
-
-
-def _entry(row: Sequence[Any], *, sent: bool) -> LastNotification:
-    hosts, _, port = row[9].rpartition(":") if row[9] else (row[2], "", row[3])
-    return LastNotification(
-        sub_key=SubKey(row[0]),
-        seq=row[1],
-        server=smp_server(hosts, port, row[4]),
-        notifier_id=EntityId(row[5]),
-        received_at=row[6],
-        nonce=row[7],
-        meta=row[8],
-        sent=sent,
-    )
 
 
 def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:

@@ -6,8 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from protocol.encoding import EntityId, Reader, Writer
+from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBABLE, BulkMove, SubInput, SubState, bulk_move
+from store.interface import StoreError
 from store.policy import Standing, standing_after
 from store.records import (
     Moved,
@@ -19,8 +20,16 @@ from store.records import (
     StoredRouter,
     SubKey,
 )
-from store.sqlite_engine import NoSuchRow
-from store.sqlite_transaction import Transaction, select_in, smp_server, update_in
+from store.rows import (
+    QUEUE_COLUMNS,
+    SERVER_COLUMNS,
+    encoded_chain,
+    queue_row,
+    server_record,
+    standing,
+    stored_router,
+)
+from store.sqlite_transaction import Transaction, select_in, update_in
 
 _SOK = bulk_move(SubInput.SUBSCRIBED)
 _SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
@@ -35,9 +44,6 @@ def _listed(states: frozenset[SubState]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
 
 
-_SERVER_COLUMNS = """
-server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count, associated_hash
-"""
 _SERVERS = f"""
 SELECT server_key, hosts, port, key_hash, EXISTS (
         SELECT 1 FROM subscriptions s INDEXED BY subscriptions_of_server
@@ -53,7 +59,7 @@ WHERE EXISTS (
     )
 ORDER BY was_there DESC, server_key
 """
-_SERVER = f"SELECT {_SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
+_SERVER = f"SELECT {SERVER_COLUMNS} FROM smp_servers WHERE server_key = ?"
 
 _UNUSED_SERVER = """
 NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)
@@ -70,9 +76,8 @@ SELECT subscriptions - (
 )
 FROM totals
 """
-_QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
 _PAGE = f"""
-SELECT {_QUEUE_COLUMNS} FROM subscriptions INDEXED BY subscriptions_of_server
+SELECT {QUEUE_COLUMNS} FROM subscriptions INDEXED BY subscriptions_of_server
 WHERE server_key = ?1 AND associated = {{}} AND sub_key > ?2 AND state IN ({_listed(SUBSCRIBABLE)})
 """
 _PAGES = {
@@ -81,10 +86,10 @@ _PAGES = {
     None: f"{_PAGE.format(0)} UNION ALL {_PAGE.format(1)} ORDER BY sub_key LIMIT ?3",
 }
 _QUEUES_BY_ID = f"""
-SELECT {_QUEUE_COLUMNS} FROM subscriptions WHERE server_key = ? AND notifier_id IN ({{}})
+SELECT {QUEUE_COLUMNS} FROM subscriptions WHERE server_key = ? AND notifier_id IN ({{}})
 """
 _DUE = f"""
-SELECT {_QUEUE_COLUMNS} FROM subscriptions
+SELECT {QUEUE_COLUMNS} FROM subscriptions
 WHERE server_key = ? AND retry_at IS NOT NULL AND retry_at <= ? AND state IN ({_listed(_RETRY.sources)})
 ORDER BY retry_at LIMIT ?
 """
@@ -124,33 +129,15 @@ STATE_PAGE = 10_000
 "Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
 
 
-def _record(row: Sequence[Any]) -> ServerRecord:
-    return ServerRecord(
-        key=ServerKey(row[0]),
-        server=smp_server(row[1], row[2], row[3]),
-        credentials=None if row[4] is None else ServiceCredentials(chain=_chain(row[4]), private_key=row[5]),
-        service_id=None if row[6] is None else EntityId(row[6]),
-        associated_count=row[7],
-        associated_hash=row[8],
-    )
-
-
-def _chain(encoded: bytes) -> tuple[bytes, ...]:
-    return tuple(Reader(encoded).pull_nonempty(Reader.pull_large))
-
-
 def servers(db: sqlite3.Connection) -> list[StoredRouter]:
-    return [
-        StoredRouter(ServerKey(row[0]), smp_server(row[1], row[2], row[3]), bool(row[4]))
-        for row in db.execute(_SERVERS)
-    ]
+    return [stored_router(row) for row in db.execute(_SERVERS)]
 
 
 def server(db: sqlite3.Connection, key: ServerKey) -> ServerRecord:
     row = db.execute(_SERVER, (key,)).fetchone()
     if row is None:
-        raise NoSuchRow("no such router in the store")
-    return _record(row)
+        raise StoreError("no such router in the store")
+    return server_record(row)
 
 
 def unused_servers(db: sqlite3.Connection) -> list[ServerKey]:
@@ -161,14 +148,10 @@ def delete_unused(tx: Transaction, keys: Sequence[ServerKey]) -> int:
     return update_in(tx.db, _DELETE_SERVERS, keys)
 
 
-def _queue(row: tuple[Any, ...]) -> QueueRow:
-    return QueueRow(row[0], row[1], row[2], bool(row[3]))
-
-
 def queues(
     db: sqlite3.Connection, key: ServerKey, after: SubKey, limit: int, associated: bool | None
 ) -> list[QueueRow]:
-    return [_queue(row) for row in db.execute(_PAGES[associated], (key, after, limit))]
+    return [queue_row(row) for row in db.execute(_PAGES[associated], (key, after, limit))]
 
 
 def subscription_count(db: sqlite3.Connection, key: ServerKey) -> int:
@@ -182,12 +165,12 @@ def subscribable_count(db: sqlite3.Connection) -> int:
 
 
 def queues_by_id(db: sqlite3.Connection, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:
-    found = {row[0]: _queue(row) for row in select_in(db, _QUEUES_BY_ID, notifier_ids, key)}
+    found = {row[0]: queue_row(row) for row in select_in(db, _QUEUES_BY_ID, notifier_ids, key)}
     return list(found.values())
 
 
 def due_retries(tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-    due = [_queue(row) for row in tx.db.execute(_DUE, (key, now, limit))]
+    due = [queue_row(row) for row in tx.db.execute(_DUE, (key, now, limit))]
     update_in(tx.db, _RETRIED, [row.key for row in due], _RETRY.target)
     return due
 
@@ -244,9 +227,7 @@ class _Row(NamedTuple):
 
 
 def _row(columns: Sequence[Any]) -> _Row:
-    state, detail, associated, retry_count, retry_at = columns[4:]
-    standing = Standing(SubState(state), detail, bool(associated), retry_count, retry_at)
-    return _Row(columns[0], columns[1], columns[2], columns[3], standing)
+    return _Row(columns[0], columns[1], columns[2], columns[3], standing(columns[4:]))
 
 
 def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], now: int) -> list[Moved]:
@@ -300,11 +281,9 @@ def _move_page(tx: Transaction, move: BulkMove, key: ServerKey, associated: bool
 
 
 def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
-    w = Writer()
-    w.push_nonempty(credentials.chain, Writer.push_large)
     tx.db.execute(
         "UPDATE smp_servers SET chain = ?, private_key = ? WHERE server_key = ?",
-        (w.value(), credentials.private_key, key),
+        (encoded_chain(credentials), credentials.private_key, key),
     )
 
 

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
-from protocol.device_token import DeviceToken, decode_device_token, encode_device_token
+from protocol.device_token import DeviceToken, encode_device_token
 from protocol.encoding import EntityId
 from protocol.statuses import TOKEN_MOVES, TokenInput, TokenStatus, move_token
 from store import sqlite_deletion
 from store.records import Deletion, NewToken, TokenKey, TokenMove, TokenRecord
-from store.sqlite_deletion import DELETED
+from store.rows import DELETED, TOKEN_COLUMNS, token_or_none, token_record
 from store.sqlite_transaction import Transaction, select_each, select_in
 
-COLUMNS = """
-token_key, token_id, device_token, verify_key, dh_private, dh_secret, code, status, verified, cron_minutes,
-cron_due, updated_on
-"""
-
 _BY_ID = f"""
-SELECT column1, {COLUMNS} FROM (VALUES {{}})
+SELECT column1, {TOKEN_COLUMNS} FROM (VALUES {{}})
 LEFT JOIN tokens ON token_id = column1 AND status <> '{DELETED}'
 """
-_BY_KEY = f"SELECT {COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status <> '{DELETED}'"
-_BY_DEVICE = f"SELECT {COLUMNS} FROM tokens WHERE device_token = ? AND verify_key = ?"
+_BY_KEY = f"SELECT {TOKEN_COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status <> '{DELETED}'"
+_BY_DEVICE = f"SELECT {TOKEN_COLUMNS} FROM tokens WHERE device_token = ? AND verify_key = ?"
 _INSERT = """
 INSERT INTO tokens (token_id, device_token, verify_key, dh_private, dh_secret, code, status, updated_on)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -36,7 +30,7 @@ _REPLACE = """
 UPDATE OR IGNORE tokens SET device_token = ?, code = ?, status = ?, updated_on = ? WHERE token_key = ?
 """
 _DUE = f"""
-SELECT {COLUMNS} FROM tokens
+SELECT {TOKEN_COLUMNS} FROM tokens
 WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND cron_due <= ? ORDER BY cron_due LIMIT ?
 """
 _NEXT_DUE = f"""
@@ -57,50 +51,22 @@ UPDATE tokens SET cron_minutes = ?, cron_due = ? WHERE token_key = ? AND status 
 _BORN = move_token(TokenStatus.NEW, TokenInput.REGISTERED)
 
 
-def record(row: Sequence[Any]) -> TokenRecord:
-    """From a row of `COLUMNS`."""
-    return TokenRecord(
-        key=TokenKey(row[0]),
-        token_id=EntityId(row[1]),
-        device_token=decode_device_token(row[2]),
-        verify_key=row[3],
-        dh_private=row[4],
-        dh_secret=row[5],
-        code=row[6],
-        status=TokenStatus(row[7]),
-        verified=bool(row[8]),
-        cron_minutes=row[9],
-        cron_due=row[10],
-        updated_on=row[11],
-    )
-
-
 def tokens(db: sqlite3.Connection, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
     rows = select_each(db, _BY_ID, token_ids)
-    return [_record_or_none(rows[token_id][1:]) for token_id in token_ids]
-
-
-_DECOY = (0, b"", b"AN\0", b"", b"", b"", b"", TokenStatus.ACTIVE, 1, 0, None, 0)
-
-
-def _record_or_none(row: Sequence[Any]) -> TokenRecord | None:
-    """Unknown ids cost what known ones do: see `select_each`."""
-    exists = row[0] is not None
-    found = record(row if exists else _DECOY)
-    return found if exists else None
+    return [token_or_none(rows[token_id][1:]) for token_id in token_ids]
 
 
 def by_key(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenRecord]:
-    return [record(row) for row in select_in(db, _BY_KEY, keys)]
+    return [token_record(row) for row in select_in(db, _BY_KEY, keys)]
 
 
 def by_device(db: sqlite3.Connection, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
     row = db.execute(_BY_DEVICE, (encode_device_token(device_token), verify_key)).fetchone()
-    return None if row is None else record(row)
+    return None if row is None else token_record(row)
 
 
 def due_crons(db: sqlite3.Connection, now: int, limit: int) -> list[TokenRecord]:
-    return [record(row) for row in db.execute(_DUE, (now, limit))]
+    return [token_record(row) for row in db.execute(_DUE, (now, limit))]
 
 
 def next_cron_due(db: sqlite3.Connection) -> int | None:

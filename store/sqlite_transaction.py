@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
-from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from store.records import ServerKey
@@ -87,12 +86,6 @@ class Transaction:
         )
         if any(changes):
             self.db.execute(_WRITE_TOTALS, changes)
-
-
-@lru_cache(maxsize=4096)
-def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
-    """An address from its columns; many rows name few routers."""
-    return SmpServer(tuple(hosts.split(",")), port, key_hash)
 
 
 def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -1,5 +1,17 @@
 """For all tests."""
 
+from collections.abc import Iterator
+
+import pytest
+
+from tests.postgres import PostgresCluster, running_cluster
 from tests.time_limit import pytest_timeout_set_timer
 
-__all__ = ["pytest_timeout_set_timer"]
+__all__ = ["postgres", "pytest_timeout_set_timer"]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresCluster]:
+    """A real one; each test takes a new database of it."""
+    with running_cluster() as cluster:
+        yield cluster

@@ -7,16 +7,28 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
 from agent.agent import open_agent
 from agent.records import Mode, SubAction
 from ntf_demo.demo import playground
 from protocol.statuses import TokenStatus
 from tests.agent.world import DEVICE, agent_config, arrives, subscribed, verified
+from tests.postgres import PostgresCluster
 
 
-async def test_message_wakes_the_device_that_then_reads_it(tmp_path: Path) -> None:
+@pytest.fixture(params=["sqlite", "postgres"])
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """Empty: the server keeps its data in a file."""
+    if request.param == "sqlite":
+        return ""
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    return cluster.new_database()
+
+
+async def test_message_wakes_the_device_that_then_reads_it(tmp_path: Path, postgres_url: str) -> None:
     async with (
-        playground(tmp_path / "servers") as world,
+        playground(tmp_path / "servers", postgres_url=postgres_url) as world,
         open_agent(agent_config(tmp_path / "alice")) as alice,
         open_agent(agent_config(tmp_path / "bob")) as bob,
     ):

@@ -20,9 +20,17 @@ from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
-from store.sqlite_engine import STATEMENT_CACHE, DatabaseFile, GroupWriter, WorkQueue, run_each, run_in_thread
+from store.sqlite_engine import (
+    STATEMENT_CACHE,
+    DatabaseFile,
+    GroupWriter,
+    run_each,
+    run_in_thread,
+    thread_queue,
+)
 from store.sqlite_errors import store_errors
 from store.sqlite_transaction import Transaction
+from store.work_queue import WorkQueue
 
 T = TypeVar("T")
 
@@ -85,7 +93,7 @@ class DuplexStore:
                 path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
             )
         file = DatabaseFile(path)
-        work: WorkQueue[Transaction] = WorkQueue("agent store", db, GroupWriter(file, None))
+        work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
         try:
             with store_errors(path):
                 await run_in_thread(db, _prepare)

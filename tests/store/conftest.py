@@ -8,7 +8,9 @@ import pytest
 
 from store.interface import NtfStore
 from store.policy import DEFAULT_CAPS, RowCaps
+from store.postgres import PostgresStore
 from store.sqlite import SqliteStore
+from tests.postgres import PostgresCluster
 
 
 class StoreFactory(Protocol):
@@ -17,14 +19,13 @@ class StoreFactory(Protocol):
     def __call__(self, *, caps: RowCaps = DEFAULT_CAPS) -> NtfStore: ...
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreFactory:
-    assert request.param == "sqlite"
-
-    def make(*, caps: RowCaps = DEFAULT_CAPS) -> NtfStore:
-        return SqliteStore(tmp_path / "ntf.db", caps=caps)
-
-    return make
+    if request.param == "sqlite":
+        return lambda *, caps=DEFAULT_CAPS: SqliteStore(tmp_path / "ntf.db", caps=caps)
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    url = cluster.new_database()
+    return lambda *, caps=DEFAULT_CAPS: PostgresStore(url, caps=caps)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from protocol.encoding import EntityId
 from store import migrate
 from store.interface import SchemaError, StoreError, StoreUnavailable
 from store.sqlite import SqliteStore
-from store.sqlite_engine import QUEUED_OPERATIONS
 from store.sqlite_errors import store_errors
+from store.work_queue import QUEUED_OPERATIONS
 from tests.store.builders import active_token, entity, find_token, new_subscription, new_token, subscribe
 
 NOBODY = 65534
@@ -182,9 +182,9 @@ async def test_a_later_schema_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "ntf.db"
     await make_database(path)
     with open_sqlite(path) as db:
-        db.execute(f"PRAGMA user_version = {migrate.latest_version() + 1}")
+        db.execute(f"PRAGMA user_version = {migrate.STEPS.latest + 1}")
     before = path.read_bytes()
-    with pytest.raises(SchemaError, match=f"version {migrate.latest_version() + 1}"):
+    with pytest.raises(SchemaError, match=f"version {migrate.STEPS.latest + 1}"):
         await SqliteStore(path).open()
     assert path.read_bytes() == before
 

@@ -9,11 +9,12 @@ import pytest
 from store import migrate
 from store.interface import SchemaError, StoreUnavailable
 from store.records import TokenKey
+from store.schema_steps import Step
 from store.sqlite import SqliteStore
 from store.sqlite_deletion import PAGE
 from tests.store.builders import active_token, find_token, new_subscription
 
-LATEST = migrate.latest_version()
+LATEST = migrate.STEPS.latest
 
 
 def dump(path: Path) -> tuple[str, int, int]:
@@ -73,7 +74,7 @@ async def test_a_step_that_fails_is_undone(tmp_path: Path) -> None:
     path = tmp_path / "ntf.db"
     migrate.migrate(path)
     before = dump(path)
-    broken = migrate.Step(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
+    broken = Step(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
     with closing(migrate.connect(path)) as db:
         with pytest.raises(sqlite3.OperationalError):
             migrate.apply(db, [broken])

@@ -34,7 +34,7 @@ STATEMENTS = [
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_large_tables_are_searched_not_scanned(statement: str) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        migrate.apply(db, migrate.plan(0, migrate.latest_version()))
+        migrate.apply(db, migrate.STEPS.plan(0, migrate.STEPS.latest))
         runnable = re.sub(r"[?:]\w*", "1", statement.format("1, 1"))
         plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {runnable}")]
     assert plan
@@ -44,7 +44,7 @@ def test_large_tables_are_searched_not_scanned(statement: str) -> None:
 
 def test_pages_are_read_in_order_without_sorting() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        migrate.apply(db, migrate.plan(0, migrate.latest_version()))
+        migrate.apply(db, migrate.STEPS.plan(0, migrate.STEPS.latest))
         for page in sqlite_routers._PAGES.values():
             plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {page}", (1, 1, 1))]
             assert not [step for step in plan if "TEMP B-TREE" in step]

@@ -1,0 +1,87 @@
+"""The store that the configuration asks for, and what must hold while it is open."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from ntf_server import setup
+from ntf_server.config import Config, ConfigError, StoreConfig
+from ntf_server.data_folder import expect_database, held, remember_database
+from store.interface import NtfStore
+from store.policy import RowCaps
+from store.sqlite import SqliteStore
+
+OnCommit = Callable[[float, int], None]
+
+
+def make_store(
+    config_dir: Path, config: Config, *, auto_migrate: bool = True, on_commit: OnCommit | None = None
+) -> NtfStore:
+    """Not yet open. StoreVanished if there was a database and now there is none."""
+    section = config.STORE
+    caps = RowCaps(
+        subscriptions_per_token=section.subscriptions_per_token, routers_per_token=section.routers_per_token
+    )
+    if section.database == "postgres":
+        return _postgres(section, daemon_name(config), caps, auto_migrate, on_commit)
+    path = setup.database_path(config)
+    expect_database(config_dir, path)
+    return SqliteStore(
+        path, busy_timeout=section.busy_timeout, auto_migrate=auto_migrate, caps=caps, on_commit=on_commit
+    )
+
+
+def _postgres(
+    section: StoreConfig, name: str, caps: RowCaps, auto_migrate: bool, on_commit: OnCommit | None
+) -> NtfStore:
+    try:
+        from store.postgres import PostgresStore
+    except ImportError:
+        raise ConfigError(
+            "[STORE] database = postgres needs its driver: pip install 'ntf-server[postgres]'"
+        ) from None
+    return PostgresStore(
+        postgres_url(section),
+        name=name,
+        pool_size=section.pool_size,
+        statement_timeout=section.statement_timeout,
+        auto_migrate=auto_migrate,
+        caps=caps,
+        on_commit=on_commit,
+    )
+
+
+def postgres_url(section: StoreConfig) -> str:
+    """From the configuration, the environment or a file that only the server can read."""
+    if section.url_file is None:
+        url = section.url
+    else:
+        try:
+            url = section.url_file.read_text("utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"[STORE] url_file {section.url_file}: {error.strerror}") from None
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ConfigError("[STORE] url must be postgresql://user:password@host:port/database")
+    return url
+
+
+def daemon_name(config: Config) -> str:
+    """Tells the daemons apart that share a database, or whose journals are read together."""
+    return f"{platform.node()}:{config.TRANSPORT.port}"
+
+
+@asynccontextmanager
+async def opened(store: NtfStore, config_dir: Path, config: Config) -> AsyncIterator[None]:
+    """A file is for one process alone; a database server keeps daemons apart by itself."""
+    async with AsyncExitStack() as stack:
+        is_file = config.STORE.database == "sqlite"
+        if is_file:
+            stack.enter_context(held(setup.data_folder(config)))
+        stack.push_async_callback(store.close)
+        await store.open()
+        if is_file:
+            remember_database(config_dir)
+        yield

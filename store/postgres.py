@@ -1,0 +1,159 @@
+"""The store in a PostgreSQL database, which several daemons may share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+
+from protocol.encoding import EntityId
+from store import (
+    postgres_deletion,
+    postgres_notifications,
+    postgres_routers,
+    postgres_subscriptions,
+    postgres_tokens,
+)
+from store.interface import SchemaError, StoreUnavailable
+from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, RowCaps
+from store.postgres_engine import (
+    GroupWriter,
+    Pools,
+    StatementRunner,
+    Transaction,
+    read,
+    run_each,
+)
+from store.postgres_errors import CAUGHT, store_error
+from store.postgres_migrate import STEPS, migrate, schema_version
+from store.postgres_notifications import Arrived
+from store.records import (
+    CreatedSubscription,
+    NewSubscription,
+    Notification,
+    SentEntry,
+    ServerKey,
+    SnewRefusal,
+    Stored,
+)
+from store.sql_store import SqlModules, SqlStore
+from store.work_queue import CommitObserver, Operation, WorkQueue, regrouped, runs
+
+R = TypeVar("R")
+
+_REGISTER = """
+INSERT INTO daemons (name, alive_until) VALUES ($1, clock_timestamp()) RETURNING daemon_id
+"""
+
+
+class PostgresStore(SqlStore):
+    """NtfStore in the database at `url`."""
+
+    _sql = SqlModules(
+        postgres_tokens, postgres_subscriptions, postgres_routers, postgres_notifications, postgres_deletion
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        pool_size: int = POOL_SIZE,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        auto_migrate: bool = True,
+        caps: RowCaps = DEFAULT_CAPS,
+        on_commit: CommitObserver | None = None,
+    ) -> None:
+        self._name = name
+        self._auto_migrate = auto_migrate
+        self._pools = Pools(url, size=pool_size, statement_timeout=statement_timeout)
+        self._daemon_id = 0
+        self._create_subscriptions = postgres_subscriptions.creator(caps)
+        self._queues = {
+            "durable": WorkQueue[Transaction]("store writer", self._writer(on_commit, durable=True)),
+            "relaxed": WorkQueue[Transaction]("store statuses", self._writer(on_commit, durable=False)),
+            "notifications": WorkQueue[asyncpg.Connection](
+                "store notifications", StatementRunner(self._pools, on_commit)
+            ),
+            "reads": WorkQueue[asyncpg.Connection]("store reader", self._read_group),
+        }
+        self._is_open = False
+
+    def _writer(self, on_commit: CommitObserver | None, *, durable: bool) -> GroupWriter:
+        return GroupWriter(self._pools, lambda: self._daemon_id, on_commit, durable=durable)
+
+    async def open(self) -> None:
+        """Create or upgrade the tables. StoreUnavailable or SchemaError, and nothing changed, if the database
+        cannot be used."""
+        db = await self._pools.connect()
+        try:
+            await self._prepare(db)
+        except CAUGHT as error:
+            raise store_error(error) from None
+        finally:
+            await db.close()
+        await self._pools.open()
+        self._daemon_id = await self._read(lambda db: db.fetchval(_REGISTER, self._name))
+        for queue in self._queues.values():
+            queue.start()
+        self._is_open = True
+
+    async def _prepare(self, db: asyncpg.Connection) -> None:
+        version = await schema_version(db)
+        if version != STEPS.latest and not self._auto_migrate:
+            raise SchemaError("the database has an old schema: run the migration")
+        await migrate(db)
+
+    async def close(self) -> None:
+        """Finish queued writes, then close."""
+        self._is_open = False
+        for queue in self._queues.values():
+            await queue.stop()
+        await self._pools.close()
+
+    async def _write(self, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = True) -> R:
+        result: R = await self._queue("durable" if durable else "relaxed").run(run_each, call)
+        return result
+
+    async def _read(self, call: Callable[[asyncpg.Connection], Awaitable[R]]) -> R:
+        return await read(self._pools, call)
+
+    async def _read_grouped(self, read: Callable[[Any, Any], Any], ids: Sequence[EntityId]) -> Any:
+        return await self._queue("reads").run(read, ids)
+
+    async def _create(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
+        created: list[CreatedSubscription | SnewRefusal]
+        created = await self._queue("durable").run(self._create_subscriptions, news)
+        return created
+
+    def _queue(self, name: str) -> WorkQueue[Any]:
+        if not self._is_open:
+            raise StoreUnavailable("the store is not open")
+        return self._queues[name]
+
+    async def _read_group(self, group: Sequence[Operation]) -> list[Any]:
+        """Reads of many callers at once: one query for all of a kind."""
+
+        async def run(db: asyncpg.Connection) -> list[Any]:
+            results: list[Any] = []
+            for batch, lists in runs(group):
+                results += regrouped(await batch(db, [item for one in lists for item in one]), lists)
+            return results
+
+        return await read(self._pools, run)
+
+    async def add_notifications(
+        self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
+    ) -> list[Stored | None]:
+        block = Arrived(key, notifications, received_at)
+        stored: list[Stored | None] = await self._queue("notifications").run(
+            postgres_notifications.add, block
+        )
+        return stored
+
+    async def set_sent(self, entries: Sequence[SentEntry]) -> None:
+        await self._queue("notifications").run(postgres_notifications.set_sent, entries)
+
+    async def check(self) -> None:
+        await self._read(lambda db: db.fetchval("SELECT 1"))

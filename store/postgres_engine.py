@@ -1,0 +1,271 @@
+"""How operations reach PostgreSQL: queues of groups, each group one transaction on a connection of the pool.
+
+There are two pools. Commits of the first wait for the database's disk: what a client was promised. Commits
+of the second do not: notifications and statuses, which a crash of a daemon does not touch, but perhaps one of
+the database's machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import asyncpg
+
+from protocol.encoding import EntityId
+from protocol.ids_hash import NO_IDS, ids_hash, xor
+from store.interface import StoreUnavailable
+from store.postgres_errors import CAUGHT, RETRIED, store_error
+from store.postgres_migrate import SCHEMA
+from store.records import ServerKey
+from store.work_queue import CommitObserver, Failed, Operation, runs
+
+T = TypeVar("T")
+
+TRIES = 5
+"Of an operation that collides with one of another daemon."
+
+CONNECT_TIMEOUT = 10.0
+RELAXED_CONNECTIONS = 2
+
+_READ_ASSOCIATED = """
+SELECT server_key, associated_count, associated_hash FROM smp_servers
+WHERE server_key = ANY($1::bigint[]) ORDER BY server_key FOR UPDATE
+"""
+_WRITE_ASSOCIATED = """
+UPDATE smp_servers v SET associated_count = i.count, associated_hash = i.hash
+FROM unnest($1::bigint[], $2::bigint[], $3::bytea[]) i(key, count, hash) WHERE v.server_key = i.key
+"""
+_WRITE_TOTALS = """
+INSERT INTO totals AS t (daemon_id, tokens, active_tokens, subscriptions, active_subscriptions)
+VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
+    active_tokens = t.active_tokens + excluded.active_tokens,
+    subscriptions = t.subscriptions + excluded.subscriptions,
+    active_subscriptions = t.active_subscriptions + excluded.active_subscriptions
+"""
+
+
+class Transaction:
+    """Sums are collected here and written by `flush`, once for each group of operations."""
+
+    def __init__(self, db: asyncpg.Connection, daemon_id: int) -> None:
+        self.db = db
+        self._daemon_id = daemon_id
+        self.tokens = 0
+        self.active_tokens = 0
+        self.subscriptions = 0
+        self.active_subscriptions = 0
+        self._associated: dict[ServerKey, tuple[int, bytes]] = {}
+
+    def add_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
+        self._change_associated(key, len(notifier_ids), notifier_ids)
+
+    def remove_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
+        self._change_associated(key, -len(notifier_ids), notifier_ids)
+
+    def _change_associated(self, key: ServerKey, change: int, notifier_ids: Sequence[EntityId]) -> None:
+        if notifier_ids:
+            count, digest = self._associated.get(key, (0, NO_IDS))
+            # Its own inverse: an id that leaves is XORed in again.
+            self._associated[key] = (count + change, xor(digest, ids_hash(notifier_ids)))
+
+    async def clear_associated(self, key: ServerKey) -> None:
+        self._associated.pop(key, None)
+        await self.db.execute(_WRITE_ASSOCIATED, [key], [0], [NO_IDS])
+
+    async def flush(self) -> None:
+        if self._associated:
+            await self._flush_associated()
+        changes = (self.tokens, self.active_tokens, self.subscriptions, self.active_subscriptions)
+        if any(changes):
+            await self.db.execute(_WRITE_TOTALS, self._daemon_id, *changes)
+
+    async def _flush_associated(self) -> None:
+        rows = await self.db.fetch(_READ_ASSOCIATED, list(self._associated))
+        keys, counts, hashes = [], [], []
+        for key, count, digest in rows:
+            change, changed = self._associated[key]
+            keys.append(key)
+            counts.append(count + change)
+            hashes.append(xor(digest, changed))
+        await self.db.execute(_WRITE_ASSOCIATED, keys, counts, hashes)
+
+
+class Pools:
+    """The connections of one daemon. Both pools replace connections that were lost."""
+
+    def __init__(self, url: str, *, size: int, statement_timeout: float) -> None:
+        self._url = url
+        self._size = size
+        self._statement_timeout = statement_timeout
+        self._durable: asyncpg.Pool | None = None
+        self._relaxed: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        self._durable = await self._pool(self._size, "on")
+        self._relaxed = await self._pool(RELAXED_CONNECTIONS, "off")
+
+    async def close(self) -> None:
+        for pool in (self._durable, self._relaxed):
+            if pool is not None:
+                pool.terminate()
+        self._durable = self._relaxed = None
+
+    @property
+    def durable(self) -> asyncpg.Pool:
+        return _opened(self._durable)
+
+    @property
+    def relaxed(self) -> asyncpg.Pool:
+        return _opened(self._relaxed)
+
+    async def connect(self) -> asyncpg.Connection:
+        """One more connection, of the caller's own."""
+        try:
+            return await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT)
+        except (*CAUGHT, ValueError) as error:
+            raise store_error(error) from None
+
+    async def _pool(self, size: int, synchronous_commit: str) -> asyncpg.Pool:
+        milliseconds = int(self._statement_timeout * 1000)
+        settings = "; ".join(
+            (
+                f"SET search_path = {SCHEMA}",
+                f"SET synchronous_commit = {synchronous_commit}",
+                f"SET statement_timeout = {milliseconds}",
+                f"SET lock_timeout = {milliseconds}",
+                f"SET idle_in_transaction_session_timeout = {milliseconds}",
+            )
+        )
+
+        async def prepare(connection: asyncpg.Connection) -> None:
+            # Not as parameters of the connection: a pooler in between would refuse them.
+            await connection.execute(settings)
+
+        try:
+            return await asyncpg.create_pool(
+                self._url,
+                min_size=1,
+                max_size=size,
+                timeout=CONNECT_TIMEOUT,
+                # Beyond the server's own limit: for a server that does not answer at all.
+                command_timeout=self._statement_timeout + CONNECT_TIMEOUT,
+                init=prepare,
+                reset=_leave_as_it_is,
+            )
+        except (*CAUGHT, ValueError) as error:
+            raise store_error(error) from None
+
+
+async def _leave_as_it_is(connection: asyncpg.Connection) -> None:
+    """No statement of ours changes a session, so there is nothing to reset: one trip less."""
+
+
+def _opened(pool: asyncpg.Pool | None) -> asyncpg.Pool:
+    if pool is None:
+        raise StoreUnavailable("the store is not open")
+    return pool
+
+
+Batch = Callable[[Transaction, Sequence[Any]], Awaitable[Sequence[Any]]]
+"Runs one kind of operation for several callers; one result for each, in order."
+
+
+class GroupWriter:
+    """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
+
+    def __init__(
+        self, pools: Pools, daemon_id: Callable[[], int], on_commit: CommitObserver | None, *, durable: bool
+    ) -> None:
+        self._pools = pools
+        self._daemon_id = daemon_id
+        self._on_commit = on_commit
+        self._durable = durable
+
+    async def __call__(self, group: Sequence[Operation]) -> list[Any]:
+        started = time.perf_counter()
+        try:
+            results = await self._transact(group)
+        except RETRIED:
+            return [(await _retried(partial(self._transact, [operation])))[0] for operation in group]
+        except CAUGHT as error:
+            return [Failed(store_error(error))] * len(group)
+        except Exception as error:
+            if len(group) == 1:
+                return [Failed(error)]
+            return [(await self([operation]))[0] for operation in group]
+        if self._on_commit is not None:
+            self._on_commit(time.perf_counter() - started, len(group))
+        return results
+
+    async def _transact(self, group: Sequence[Operation]) -> list[Any]:
+        pool = self._pools.durable if self._durable else self._pools.relaxed
+        results: list[Any] = []
+        async with pool.acquire() as connection, connection.transaction():
+            transaction = Transaction(connection, self._daemon_id())
+            for batch, arguments in runs(group):
+                results += await batch(transaction, arguments)
+            await transaction.flush()
+        return results
+
+
+class StatementRunner:
+    """Runs groups of batches that are one statement each or need no transaction: one trip for all."""
+
+    def __init__(self, pools: Pools, on_commit: CommitObserver | None) -> None:
+        self._pools = pools
+        self._on_commit = on_commit
+
+    async def __call__(self, group: Sequence[Operation]) -> list[Any]:
+        started = time.perf_counter()
+        try:
+            results = await self._run(group)
+        except RETRIED:
+            return [(await _retried(partial(self._run, [operation])))[0] for operation in group]
+        except CAUGHT as error:
+            return [Failed(store_error(error))] * len(group)
+        if self._on_commit is not None:
+            self._on_commit(time.perf_counter() - started, len(group))
+        return results
+
+    async def _run(self, group: Sequence[Operation]) -> list[Any]:
+        results: list[Any] = []
+        async with self._pools.relaxed.acquire(timeout=CONNECT_TIMEOUT) as connection:
+            for batch, arguments in runs(group):
+                results += await batch(connection, arguments)
+        return results
+
+
+async def _retried(call: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+    """One operation that collided with others, by itself."""
+    for attempt in range(TRIES):
+        try:
+            return await call()
+        except RETRIED as error:
+            failed: Exception = error
+            await asyncio.sleep(0.01 * 2**attempt)
+        except CAUGHT as error:
+            return [Failed(store_error(error))]
+        except Exception as error:
+            return [Failed(error)]
+    return [Failed(store_error(failed))]
+
+
+async def read(pools: Pools, call: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+    """One read on a connection of its own."""
+    try:
+        async with pools.durable.acquire(timeout=CONNECT_TIMEOUT) as connection:
+            return await call(connection)
+    except CAUGHT as error:
+        raise store_error(error) from None
+
+
+async def run_each(
+    transaction: Transaction, calls: Sequence[Callable[[Transaction], Awaitable[T]]]
+) -> list[T]:
+    """The batch of operations that gain nothing from being run together."""
+    return [await call(transaction) for call in calls]

@@ -1,0 +1,38 @@
+"""PostgreSQL's errors as the store's, in words for an operator. Never a value, never the address."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from store.interface import StoreError, StoreUnavailable
+
+_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
+    (asyncpg.InvalidPasswordError, "refuses the password"),
+    (asyncpg.InvalidAuthorizationSpecificationError, "refuses this user"),
+    (asyncpg.InvalidCatalogNameError, "has no such database: create it first"),
+    (asyncpg.InsufficientPrivilegeError, "lacks a permission: the user must own the database"),
+    (asyncpg.DiskFullError, "cannot grow: its disk is full"),
+    (asyncpg.TooManyConnectionsError, "has too many clients: lower pool_size or raise max_connections"),
+    (asyncpg.ReadOnlySQLTransactionError, "is read-only: a standby? name the primary in the address"),
+    (asyncpg.QueryCanceledError, "did not finish a statement in time"),
+    (asyncpg.CannotConnectNowError, "is starting or stopping"),
+    (asyncpg.AdminShutdownError, "is stopping"),
+    (asyncpg.CrashShutdownError, "crashed"),
+    (asyncpg.OutOfMemoryError, "is out of memory"),
+    (asyncpg.PostgresConnectionError, "ended the connection"),
+    (asyncpg.InterfaceError, "ended the connection"),
+    (TimeoutError, "does not answer"),
+    (OSError, "cannot be reached: check the address and that it runs"),
+)
+
+RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.UniqueViolationError)
+"Another daemon was faster: the same call finds what it left and decides anew."
+
+CAUGHT = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+def store_error(error: Exception) -> StoreError:
+    for kind, message in _MESSAGES:
+        if isinstance(error, kind):
+            return StoreUnavailable(f"PostgreSQL {message} ({type(error).__name__})")
+    return StoreError(f"PostgreSQL: {type(error).__name__} ({getattr(error, 'sqlstate', '')})")

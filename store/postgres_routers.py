@@ -1,0 +1,301 @@
+"""SQL of routers: their queues, the outcomes of subscribing, service credentials and associations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import asyncpg
+
+from protocol.encoding import EntityId
+from protocol.statuses import SUBSCRIBABLE, BulkMove, SubInput, SubState, bulk_move
+from store.interface import StoreError
+from store.policy import standing_after
+from store.postgres_engine import Transaction
+from store.records import (
+    Moved,
+    QueueEvent,
+    QueueRow,
+    ServerKey,
+    ServerRecord,
+    ServiceCredentials,
+    StoredRouter,
+    SubKey,
+)
+from store.rows import (
+    QUEUE_COLUMNS,
+    SERVER_COLUMNS,
+    encoded_chain,
+    queue_row,
+    server_record,
+    standing,
+    stored_router,
+)
+
+_SOK = bulk_move(SubInput.SUBSCRIBED)
+_SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
+_DROP = bulk_move(SubInput.DISCONNECTED)
+_RETRY = bulk_move(SubInput.RETRIED)
+_CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
+
+
+EVER_SUBSCRIBED = frozenset({_SOK.target, _DROP.target})
+"States that no queue reaches without an answer of its router."
+
+
+def _listed(states: frozenset[SubState]) -> str:
+    return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+_SERVERS = f"""
+SELECT server_key, hosts, port, key_hash, EXISTS (
+        SELECT 1 FROM subscriptions s
+        WHERE s.server_key = v.server_key AND s.state IN ({_listed(EVER_SUBSCRIBED)})
+    ) AS was_there
+FROM smp_servers v
+WHERE EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL)
+    OR EXISTS (
+        SELECT 1 FROM subscriptions s
+        WHERE s.server_key = v.server_key AND s.state IN ({_listed(SUBSCRIBABLE)})
+    )
+ORDER BY was_there DESC, server_key
+"""
+_SERVER = f"SELECT {SERVER_COLUMNS} FROM smp_servers WHERE server_key = $1"
+_UNUSED_SERVER = """
+NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)
+    AND NOT EXISTS (SELECT 1 FROM token_routers r WHERE r.server_key = v.server_key)
+"""
+_UNUSED_SERVERS = f"SELECT server_key FROM smp_servers v WHERE {_UNUSED_SERVER} LIMIT $1"
+_DELETE_SERVERS = f"DELETE FROM smp_servers v WHERE server_key = ANY($1::bigint[]) AND {_UNUSED_SERVER}"
+_OF_SERVER = "SELECT count(*) FROM subscriptions WHERE server_key = $1"
+_SUBSCRIBABLE = f"""
+SELECT coalesce(sum(subscriptions), 0)::bigint - (
+    SELECT count(*) FROM subscriptions WHERE state IN ({_listed(frozenset(SubState) - SUBSCRIBABLE)})
+)
+FROM totals
+"""
+_PAGE = f"""
+(
+    SELECT {QUEUE_COLUMNS} FROM subscriptions
+    WHERE server_key = $1 AND associated = {{}} AND sub_key > $2 AND state IN ({_listed(SUBSCRIBABLE)})
+    ORDER BY sub_key LIMIT $3
+)
+"""
+_PAGES = {
+    False: _PAGE.format("false"),
+    True: _PAGE.format("true"),
+    None: f"{_PAGE.format('false')} UNION ALL {_PAGE.format('true')} ORDER BY sub_key LIMIT $3",
+}
+_QUEUES_BY_ID = f"""
+SELECT {QUEUE_COLUMNS} FROM subscriptions WHERE server_key = $1 AND notifier_id = ANY($2::bytea[])
+"""
+_RETRIED = f"""
+UPDATE subscriptions SET state = $4, detail = '', retry_at = NULL WHERE sub_key IN (
+    SELECT sub_key FROM subscriptions
+    WHERE server_key = $1 AND retry_at IS NOT NULL AND retry_at <= $2 AND state IN ({_listed(_RETRY.sources)})
+    ORDER BY retry_at LIMIT $3 FOR UPDATE
+)
+RETURNING {QUEUE_COLUMNS}
+"""
+_NEXT_RETRY = "SELECT min(retry_at) FROM subscriptions WHERE server_key = $1 AND retry_at IS NOT NULL"
+_CHANGED_ROWS = """
+SELECT s.state, s.detail, s.associated, s.retry_count, s.retry_at, s.sub_key, s.notifier_id,
+    s.subscription_id, t.token_id
+FROM subscriptions s JOIN tokens t USING (token_key)
+WHERE s.server_key = $1 AND s.notifier_id = ANY($2::bytea[]) ORDER BY s.sub_key FOR NO KEY UPDATE OF s
+"""
+_SUBSCRIBED = """
+UPDATE subscriptions SET state = $2, detail = '', associated = $3, retry_count = 0, retry_at = NULL
+WHERE sub_key = ANY($1::bigint[])
+"""
+_CHANGE = """
+UPDATE subscriptions s
+SET state = i.state, detail = i.detail, associated = i.associated, retry_count = i.retries, retry_at = i.at
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::boolean[], $5::bigint[], $6::bigint[])
+    i(sub_key, state, detail, associated, retries, at)
+WHERE s.sub_key = i.sub_key
+"""
+_MOVE_PAGE = """
+UPDATE subscriptions SET state = $1
+WHERE server_key = $2 AND associated = $3 AND sub_key > $4 AND sub_key <= $5 AND state = ANY($6::text[])
+"""
+_PAGE_END = """
+SELECT max(sub_key) FROM (
+    SELECT sub_key FROM subscriptions
+    WHERE server_key = $1 AND associated = $2 AND sub_key > $3 ORDER BY sub_key LIMIT $4
+) page
+"""
+_SERVICE_ID = "SELECT service_id FROM smp_servers WHERE server_key = $1 FOR UPDATE"
+_SET_CREDENTIALS = "UPDATE smp_servers SET chain = $2, private_key = $3 WHERE server_key = $1"
+_SET_SERVICE_ID = "UPDATE smp_servers SET service_id = $2 WHERE server_key = $1"
+_CLEAR_SERVICE = """
+UPDATE smp_servers SET chain = NULL, private_key = NULL, service_id = NULL WHERE server_key = $1
+"""
+_CLEAR_ASSOCIATIONS = """
+WITH cleared AS (
+    SELECT sub_key, state FROM subscriptions WHERE server_key = $1 AND associated ORDER BY sub_key FOR UPDATE
+), changed AS (
+    UPDATE subscriptions s SET associated = false, state = $2 FROM cleared c WHERE s.sub_key = c.sub_key
+)
+SELECT count(*) FROM cleared WHERE state = $3
+"""
+UNUSED_PAGE = 500
+"Routers deleted in one transaction."
+STATE_PAGE = 10_000
+"Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
+
+
+async def servers(db: asyncpg.Connection) -> list[StoredRouter]:
+    return [stored_router(row) for row in await db.fetch(_SERVERS)]
+
+
+async def server(db: asyncpg.Connection, key: ServerKey) -> ServerRecord:
+    row = await db.fetchrow(_SERVER, key)
+    if row is None:
+        raise StoreError("no such router in the store")
+    return server_record(row)
+
+
+async def subscription_count(db: asyncpg.Connection, key: ServerKey) -> int:
+    return int(await db.fetchval(_OF_SERVER, key))
+
+
+async def subscribable_count(db: asyncpg.Connection) -> int:
+    return int(await db.fetchval(_SUBSCRIBABLE))
+
+
+async def unused_servers(db: asyncpg.Connection) -> list[ServerKey]:
+    return [ServerKey(row[0]) for row in await db.fetch(_UNUSED_SERVERS, UNUSED_PAGE)]
+
+
+async def delete_unused(tx: Transaction, keys: Sequence[ServerKey]) -> int:
+    done = await tx.db.execute(_DELETE_SERVERS, keys)
+    return int(done.removeprefix("DELETE "))
+
+
+async def queues(
+    db: asyncpg.Connection, key: ServerKey, after: SubKey, limit: int, associated: bool | None
+) -> list[QueueRow]:
+    return [queue_row(row) for row in await db.fetch(_PAGES[associated], key, after, limit)]
+
+
+async def queues_by_id(
+    db: asyncpg.Connection, key: ServerKey, notifier_ids: Sequence[EntityId]
+) -> list[QueueRow]:
+    return [queue_row(row) for row in await db.fetch(_QUEUES_BY_ID, key, notifier_ids)]
+
+
+async def due_retries(tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
+    return [queue_row(row) for row in await tx.db.fetch(_RETRIED, key, now, limit, _RETRY.target.value)]
+
+
+async def next_retry(db: asyncpg.Connection, key: ServerKey) -> int | None:
+    at: int | None = await db.fetchval(_NEXT_RETRY, key)
+    return at
+
+
+class _Row(NamedTuple):
+    """Of `_CHANGED_ROWS`, behind the columns of its standing."""
+
+    sub_key: SubKey
+    notifier_id: EntityId
+    subscription_id: EntityId
+    token_id: EntityId
+
+
+async def set_subscribed(
+    tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId], service_id: EntityId | None
+) -> list[Moved]:
+    associated = service_id is not None and service_id == await tx.db.fetchval(_SERVICE_ID, key)
+    changed: list[SubKey] = []
+    flipped: list[EntityId] = []
+    moved: list[Moved] = []
+    for state, _, was_associated, _, _, *rest in await tx.db.fetch(_CHANGED_ROWS, key, notifier_ids):
+        row = _Row(*rest)
+        if state in _SOK.sources or was_associated != associated:
+            changed.append(row.sub_key)
+        if state in _SOK.sources:
+            moved.append(Moved(row.subscription_id, row.token_id, SubState(state), _SOK.target))
+        if was_associated != associated:
+            flipped.append(row.notifier_id)
+    tx.active_subscriptions += len(moved)
+    if changed:
+        await tx.db.execute(_SUBSCRIBED, changed, _SOK.target.value, associated)
+    (tx.add_associated if associated else tx.remove_associated)(key, flipped)
+    return moved
+
+
+async def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], now: int) -> list[Moved]:
+    found = await tx.db.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
+    rows = [(standing(row), _Row(*row[5:])) for row in found]
+    standings = {row.notifier_id: before for before, row in rows}
+    for notifier_id, event in events:
+        if notifier_id in standings:
+            standings[notifier_id] = standing_after(standings[notifier_id], event, now)
+    changed = [(row, before, standings[row.notifier_id]) for before, row in rows]
+    changed = [(row, before, after) for row, before, after in changed if after != before]
+    if changed:
+        columns = zip(*((row.sub_key, *after) for row, _, after in changed), strict=True)
+        await tx.db.execute(_CHANGE, *map(list, columns))
+    tx.remove_associated(
+        key, [row.notifier_id for row, before, after in changed if before.associated and not after.associated]
+    )
+    moved = [Moved(row.subscription_id, row.token_id, b.state, a.state) for row, b, a in changed]
+    tx.active_subscriptions += sum(
+        (m.after is SubState.ACTIVE) - (m.before is SubState.ACTIVE) for m in moved
+    )
+    return [move for move in moved if move.before is not move.after]
+
+
+class Page(NamedTuple):
+    """Rows changed, and the last one looked at; None at the end."""
+
+    changed: int
+    last: SubKey | None
+
+
+async def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
+    page = await _move_page(tx, _DROP, key, associated, after)
+    tx.active_subscriptions -= page.changed
+    return page
+
+
+async def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
+    page = await _move_page(tx, _SOKS, key, associated, after)
+    tx.active_subscriptions += page.changed
+    return page
+
+
+async def _move_page(
+    tx: Transaction, move: BulkMove, key: ServerKey, associated: bool, after: SubKey
+) -> Page:
+    last = await tx.db.fetchval(_PAGE_END, key, associated, after, STATE_PAGE)
+    if last is None:
+        return Page(0, None)
+    sources = [state.value for state in move.sources]
+    done = await tx.db.execute(_MOVE_PAGE, move.target.value, key, associated, after, last, sources)
+    return Page(int(done.removeprefix("UPDATE ")), SubKey(last))
+
+
+async def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
+    await tx.db.execute(_SET_CREDENTIALS, key, encoded_chain(credentials), credentials.private_key)
+
+
+async def set_service_id(tx: Transaction, key: ServerKey, service_id: EntityId) -> bool:
+    before = await tx.db.fetchval(_SERVICE_ID, key)
+    if before == service_id:
+        return False
+    await tx.db.execute(_SET_SERVICE_ID, key, service_id)
+    await _clear_associations(tx, key)
+    return before is not None
+
+
+async def clear_service(tx: Transaction, key: ServerKey) -> None:
+    await tx.db.execute(_CLEAR_SERVICE, key)
+    await _clear_associations(tx, key)
+
+
+async def _clear_associations(tx: Transaction, key: ServerKey) -> None:
+    active = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, _CLEAR.target.value, SubState.ACTIVE.value)
+    tx.active_subscriptions -= active
+    await tx.clear_associated(key)

@@ -1,0 +1,167 @@
+"""Columns to records, for every implementation of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from protocol.addresses import SmpServer
+from protocol.device_token import decode_device_token
+from protocol.encoding import EntityId, Reader, Writer
+from protocol.statuses import SubState, SubStatus, TokenStatus
+from store.policy import Standing
+from store.records import (
+    DeletedSubscription,
+    LastNotification,
+    QueueRow,
+    ServerKey,
+    ServerRecord,
+    ServiceCredentials,
+    StoredRouter,
+    SubKey,
+    SubscriptionRecord,
+    TokenKey,
+    TokenRecord,
+)
+
+DELETED = "deleted"
+"Stands in the place of a token's status while its rows are deleted; no state of the protocol."
+
+TOKEN_COLUMNS = """
+token_key, token_id, device_token, verify_key, dh_private, dh_secret, code, status, verified, cron_minutes,
+cron_due, updated_on
+"""
+SERVER_COLUMNS = """
+server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count, associated_hash
+"""
+QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
+
+
+def token_record(row: Sequence[Any]) -> TokenRecord:
+    """From `TOKEN_COLUMNS`."""
+    return TokenRecord(
+        key=TokenKey(row[0]),
+        token_id=EntityId(row[1]),
+        device_token=decode_device_token(row[2]),
+        verify_key=row[3],
+        dh_private=row[4],
+        dh_secret=row[5],
+        code=row[6],
+        status=TokenStatus(row[7]),
+        verified=bool(row[8]),
+        cron_minutes=row[9],
+        cron_due=row[10],
+        updated_on=row[11],
+    )
+
+
+_DECOY_TOKEN = (0, b"", b"AN\0", b"", b"", b"", b"", TokenStatus.ACTIVE, 1, 0, None, 0)
+
+
+def token_or_none(row: Sequence[Any]) -> TokenRecord | None:
+    """Of an outer join. Unknown ids cost what known ones do."""
+    exists = row[0] is not None
+    found = token_record(row if exists else _DECOY_TOKEN)
+    return found if exists else None
+
+
+_BARE = {state: SubStatus(state) for state in SubState}
+
+
+def sub_status(state: str, detail: str) -> SubStatus:
+    return SubStatus(SubState(state), detail) if detail else _BARE[SubState(state)]
+
+
+_DECOY_SUBSCRIPTION = (0, b"", 0, b"", SubState.NEW, "", 0, 0, b"", b"")
+
+
+def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
+    """Of an outer join with the token, also without one. Unknown ids cost what known ones do."""
+    exists = row[8] is not None
+    found = _subscription(row if exists else _DECOY_SUBSCRIPTION)
+    return found if exists else None
+
+
+def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        key=SubKey(row[0]),
+        subscription_id=EntityId(row[1]),
+        server_key=ServerKey(row[2]),
+        notifier_id=EntityId(row[3]),
+        status=sub_status(row[4], row[5]),
+        associated=bool(row[6]),
+        token_key=TokenKey(row[7]),
+        token_id=EntityId(row[8]),
+        verify_key=row[9],
+    )
+
+
+def deleted_subscription(row: Sequence[Any]) -> DeletedSubscription:
+    """From server key, notifier id, associated, subscription id, token id, hosts, port, key hash."""
+    server_key, notifier_id, associated, subscription_id, token_id, *address = row[:8]
+    return DeletedSubscription(
+        server_key, notifier_id, bool(associated), subscription_id, token_id, smp_server(*address)
+    )
+
+
+def stored_router(row: Sequence[Any]) -> StoredRouter:
+    """From server key, hosts, port, key hash, whether any queue was ever subscribed."""
+    return StoredRouter(ServerKey(row[0]), smp_server(row[1], row[2], row[3]), bool(row[4]))
+
+
+def server_record(row: Sequence[Any]) -> ServerRecord:
+    """From `SERVER_COLUMNS`."""
+    return ServerRecord(
+        key=ServerKey(row[0]),
+        server=smp_server(row[1], row[2], row[3]),
+        credentials=None if row[4] is None else ServiceCredentials(chain=_chain(row[4]), private_key=row[5]),
+        service_id=None if row[6] is None else EntityId(row[6]),
+        associated_count=row[7],
+        associated_hash=row[8],
+    )
+
+
+def _chain(encoded: bytes) -> tuple[bytes, ...]:
+    return tuple(Reader(encoded).pull_nonempty(Reader.pull_large))
+
+
+def encoded_chain(credentials: ServiceCredentials) -> bytes:
+    w = Writer()
+    w.push_nonempty(credentials.chain, Writer.push_large)
+    return w.value()
+
+
+def queue_row(row: Sequence[Any]) -> QueueRow:
+    """From `QUEUE_COLUMNS`."""
+    return QueueRow(SubKey(row[0]), EntityId(row[1]), row[2], bool(row[3]))
+
+
+def standing(row: Sequence[Any]) -> Standing:
+    """From state, detail, associated, retry count, retry time."""
+    return Standing(SubState(row[0]), row[1], bool(row[2]), row[3], row[4])
+
+
+def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
+    """From sub key, seq, hosts, port, key hash, notifier id, received at, nonce, meta, spelling."""
+    hosts, _, port = row[9].rpartition(":") if row[9] else (row[2], "", row[3])
+    return LastNotification(
+        sub_key=SubKey(row[0]),
+        seq=row[1],
+        server=smp_server(hosts, port, row[4]),
+        notifier_id=EntityId(row[5]),
+        received_at=row[6],
+        nonce=row[7],
+        meta=row[8],
+        sent=sent,
+    )
+
+
+@lru_cache(maxsize=4096)
+def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
+    """An address from its columns; many rows name few routers."""
+    return SmpServer(tuple(hosts.split(",")), port, key_hash)
+
+
+def address_columns(server: SmpServer) -> tuple[str, str, bytes]:
+    return ",".join(server.hosts), server.port, server.key_hash

@@ -1,0 +1,122 @@
+"""A real PostgreSQL for tests and benchmarks: a cluster of its own in a folder of its own, gone at the end.
+
+PostgreSQL refuses to run as root; then everything runs as the user that Debian's package makes for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVICE_USER = "postgres"
+SUPERUSER = "ntf"
+COMMAND_TIMEOUT = 120.0
+"Seconds for a tool of PostgreSQL on a busy machine."
+
+_FAST = (
+    "fsync=off",  # a test's data need not survive the machine, and nothing here tests the disk
+    "max_connections=200",
+    "shared_buffers=64MB",
+    "log_min_messages=warning",
+)
+
+
+class PostgresCluster:
+    """One PostgreSQL server on a port of its own. `start` and `stop` as often as a drill wants."""
+
+    def __init__(self, folder: Path, *, settings: Sequence[str] = _FAST) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.port = _free_port()
+        self._settings = settings
+        self._names = itertools.count(1)
+
+    def create(self) -> None:
+        """An empty cluster."""
+        _give_away(self.folder)
+        self._run("initdb", "-D", self.data, "-A", "trust", "-U", SUPERUSER, "-E", "UTF8", "--no-sync")
+
+    def start(self) -> None:
+        options = [f"-k {self.folder}", f"-p {self.port}", "-c listen_addresses=127.0.0.1"]
+        options += [f"-c {setting}" for setting in self._settings]
+        self._run(
+            "pg_ctl", "-D", self.data, "-o", " ".join(options), "-l", self.folder / "log", "-w", "start"
+        )
+
+    def stop(self, mode: str = "fast") -> None:
+        self._run("pg_ctl", "-D", self.data, "-m", mode, "-w", "stop")
+
+    def kill(self) -> None:
+        """As a crash of the machine's memory would: no process of the cluster has time for anything."""
+        os.kill(self.pid, signal.SIGQUIT)
+
+    @property
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    def url(self, database: str) -> str:
+        return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The address of an empty database."""
+        name = f"ntf_{os.getpid()}_{next(self._names)}"
+        self._run("createdb", "-h", self.folder, "-p", str(self.port), "-U", SUPERUSER, name)
+        return self.url(name)
+
+    def _run(self, tool: str, *arguments: str | Path) -> None:
+        command = [*_as_service_user(), str(binary(tool)), *map(str, arguments)]
+        # Into a file, not a pipe: the server that pg_ctl leaves behind would keep the pipe open.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                command, stdout=output, stderr=output, cwd=self.folder, timeout=COMMAND_TIMEOUT, check=False
+            )
+            output.seek(0)
+            assert done.returncode == 0, f"{tool}: {output.read().decode()}"
+
+
+@contextmanager
+def running_cluster(*, settings: Sequence[str] = _FAST) -> Iterator[PostgresCluster]:
+    # Short: the path of a socket has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="ntf-pg-"))
+    cluster = PostgresCluster(folder, settings=settings)
+    try:
+        cluster.create()
+        cluster.start()
+        yield cluster
+    finally:
+        if (cluster.data / "postmaster.pid").exists():
+            cluster.stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def binary(tool: str) -> Path:
+    """Debian keeps the server's tools off the PATH, one folder a version."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{tool}"), key=lambda path: int(path.parts[4]))
+    assert found, "PostgreSQL is not installed: run scripts/setup dev"
+    return found[-1]
+
+
+def _as_service_user() -> Sequence[str]:
+    return () if os.getuid() else ("runuser", "-u", SERVICE_USER, "--")
+
+
+def _give_away(folder: Path) -> None:
+    if os.getuid() == 0:
+        user = pwd.getpwnam(SERVICE_USER)
+        os.chown(folder, user.pw_uid, user.pw_gid)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
