@@ -16,7 +16,7 @@ from ntf_server import setup
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, render_config
 from ntf_server.data_folder import held, remember_database
 from store.backup import check_database, copy_database
-from store.migrate import latest_version
+from store.migrate import STEPS
 
 MANIFEST = "backup.json"
 IDENTITY_FILES = (*setup.IDENTITY_FILES, setup.VAPID_KEY, CONFIG_FILE)
@@ -102,9 +102,9 @@ def check_backup(folder: Path) -> Manifest:
         file = folder / name
         if Path(name).name != name or not file.is_file() or _digest(file) != digest:
             raise BackupError(f"{file} is missing or was changed: this backup cannot be used")
-    if manifest.schema > latest_version():
+    if manifest.schema > STEPS.latest:
         raise BackupError(
-            f"{folder} has schema version {manifest.schema}, this program knows up to {latest_version()}:"
+            f"{folder} has schema version {manifest.schema}, this program knows up to {STEPS.latest}:"
             f" install version {manifest.program} or later"
         )
     return manifest

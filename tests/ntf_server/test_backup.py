@@ -149,7 +149,7 @@ async def test_upgrade_and_roll_back(tmp_path: Path) -> None:
     """From the schema before to this one and back, by `migrate` and by a backup: devices stay known."""
     init(tmp_path)
     database = tmp_path / "d" / "ntf-server.db"
-    latest = migrate.latest_version()
+    latest = migrate.STEPS.latest
     devices: list[Device] = []
     with started(tmp_path) as (_, text):
         client = await NtfClient.open(parse_ntf_server(text))
