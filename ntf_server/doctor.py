@@ -40,7 +40,7 @@ from smp_client.errors import ClientError
 from smp_client.session import connect_smp
 from store.backup import check_database
 from store.interface import StoreError
-from store.migrate import latest_version
+from store.migrate import STEPS
 from store.sqlite import SqliteStore
 from transport.certificates import CA_KEY, load_server_files
 from transport.errors import TransportError
@@ -200,7 +200,7 @@ def _store(path: Path) -> Iterator[Finding]:
     except StoreError as error:
         yield problem("store", error)
         return
-    newer = "" if version == latest_version() else f", start brings it to {latest_version()}"
+    newer = "" if version == STEPS.latest else f", start brings it to {STEPS.latest}"
     yield ok("store", f"{path} is whole, schema version {version}{newer}")
 
 

@@ -9,6 +9,7 @@ from cryptography import x509
 from ntf_server import setup
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
+from ntf_server.stores import make_store
 from protocol.addresses import NtfServer
 from protocol.encoding import NO_ENTITY
 from protocol.ntf_commands import Ping
@@ -17,7 +18,6 @@ from smp_client.errors import ClientError
 from smp_client.requests import SessionConfig
 from smp_client.session import connect_ntf
 from store.interface import StoreError
-from store.sqlite import SqliteStore
 from transport.certificates import load_server_files
 
 PROBE = SessionConfig(connect=5.0, answer=5.0)
@@ -31,27 +31,30 @@ async def print_status(config_dir: Path, config: Config) -> int:
     print(f"certificate  valid until {leaf.not_valid_after_utc:%Y-%m-%d}")
     if (config_dir / "ca.key").exists():
         print("             ca.key is here: keep it offline")
-    await _print_store(config)
+    await _print_store(config_dir, config)
     problem = await probe(address, config)
     print(f"server       {'answers' if problem is None else f'does not answer: {problem}'}")
     return 0 if problem is None else 1
 
 
-async def _print_store(config: Config) -> None:
-    path = setup.database_path(config)
-    if not path.exists():
-        print(f"store        {path} does not exist yet")
-        return
-    store = SqliteStore(path, auto_migrate=False)
+async def _print_store(config_dir: Path, config: Config) -> None:
+    place = "PostgreSQL"
+    if config.STORE.database == "sqlite":
+        place = str(setup.database_path(config))
+        if not setup.database_path(config).exists():
+            print(f"store        {place} does not exist yet")
+            return
     try:
-        await store.open()
-        counts = await store.counts()
+        store = make_store(config_dir, config, auto_migrate=False)
+        try:
+            await store.open()
+            counts = await store.counts()
+        finally:
+            await store.close()
     except StoreError as error:
         print(f"store        {error}")
         return
-    finally:
-        await store.close()
-    print(f"store        {path}")
+    print(f"store        {place}")
     print(f"tokens       {counts.tokens}, {counts.active_tokens} active")
     print(
         f"queues       {counts.subscriptions} on {counts.servers} routers, "
