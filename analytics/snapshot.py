@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from store.journal_schema import pseudonym
-from store.sqlite_deletion import DELETED
+from store.rows import DELETED
 
 Rows = Iterator[Sequence[Any]]
 
