@@ -60,7 +60,7 @@ def test_a_database_that_vanished_is_no_empty_start(tmp_path: Path, loss: str) -
         database.touch()
     for command in ("start", "migrate"):
         refused = ntf_server(command, *where)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert refused.stderr.splitlines()[-1].startswith(f"ntf-server: {database} is missing or empty")
         assert "Traceback" not in refused.stderr
     assert not database.exists() or not database.stat().st_size
