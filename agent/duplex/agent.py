@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import Commands, join_arguments
@@ -107,8 +107,10 @@ class DuplexAgent:
         """Go on with what an earlier run left."""
         servers = await self._store.read(receiving_servers)
         commands, deliveries = await self._store.read(unfinished)
-        for event in await self._store.read(unacknowledged):
-            self._publish(event)
+        for waiting in await self._store.read(handshake.waiting):
+            self._publish(waiting)
+        for message in await self._store.read(unacknowledged):
+            self._publish(message)
         for server in servers:
             self._keep(server)
         for connection_id in commands:
@@ -125,15 +127,23 @@ class DuplexAgent:
 
     async def close(self) -> None:
         for link in self._links.values():
-            await link.close()
+            with suppress(Stopped):
+                await link.close()
 
     # What a transaction leads to
 
     async def _transact(self, change: Change[T]) -> T:
         """Runs to its end even if the caller is cancelled: what was stored is also acted on."""
         result = asyncio.get_running_loop().create_future()
-        self._tasks.create_task(self._commit(change, result), name="transaction")
+        self._start(self._commit(change, result), "transaction")
         return await asyncio.shield(result)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            self._tasks.create_task(work, name=name)
+        except RuntimeError:  # the agent is at its end, and a router still has something to say
+            work.close()
+            raise Stopped from None
 
     async def _commit(self, change: Change[T], done: asyncio.Future[T]) -> None:
         try:
@@ -257,7 +267,7 @@ class DuplexAgent:
             if queue is not None
         ]
         if acks:
-            self._tasks.create_task(self._acknowledge(server, acks), name="ACKs")
+            self._start(self._acknowledge(server, acks), "ACKs")
 
     async def _acknowledge(self, server: SmpServer, acks: Sequence[Acknowledgement]) -> None:
         await self._room.wait()
@@ -365,10 +375,12 @@ class DuplexAgent:
 
 
 @asynccontextmanager
-async def open_duplex(config: DuplexConfig) -> AsyncIterator[DuplexAgent]:
+async def open_duplex(
+    config: DuplexConfig, store_kind: type[DuplexStore] = DuplexStore
+) -> AsyncIterator[DuplexAgent]:
     """An agent at work, until the block ends; raises what broke it."""
     loop = asyncio.get_running_loop()
-    async with DuplexStore.open(config.path, Secrets(config.random), config.now) as store:
+    async with store_kind.open(config.path, Secrets(config.random), config.now) as store:
         ready: asyncio.Future[DuplexAgent] = loop.create_future()
         background = loop.create_task(_run(store, config, ready), name="agent")
         try:

@@ -270,6 +270,20 @@ def confirmation_of(db: sqlite3.Connection, connection_id: int) -> QueueInfo | N
     return None if row is None else pull_queue_info(Reader(row["reply_queue"]))
 
 
+def waiting(db: sqlite3.Connection) -> list[Confirmed | ContactRequested]:
+    """Who waits for an answer of the application: told again at each start."""
+    confirmed = db.execute(
+        "SELECT f.*, c.pq_support FROM confirmations f JOIN connections c USING (connection_id)"
+        " WHERE NOT c.deleted AND NOT EXISTS (SELECT 1 FROM commands k"
+        " WHERE k.connection_id = c.connection_id AND k.kind = 'allow')"
+    )
+    requests = db.execute("SELECT * FROM invitations WHERE NOT accepted ORDER BY invitation_id")
+    return [
+        *(Confirmed(row["connection_id"], row["info"], bool(row["pq_support"])) for row in confirmed),
+        *(ContactRequested(row["connection_id"], row["invitation_id"], row["info"]) for row in requests),
+    ]
+
+
 def start_answer(tx: Tx, connection_id: int) -> tuple[SendQueue, ReceiveQueue]:
     """The send queue to the reply address; again, it is the same."""
     conn = connection(tx.db, connection_id)

@@ -11,8 +11,11 @@ from typing import TypeVar
 
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
 from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
+from agent.duplex.outgoing import Prohibited
+from agent.duplex.store import DuplexStore
 from protocol.addresses import SmpServer
 from smp_client.requests import SessionConfig
+from transport.cancellation import TaskGroup
 
 DEADLINE = 20.0
 
@@ -51,10 +54,13 @@ class Person:
         return message
 
 
+def config(path: Path, *servers: SmpServer) -> DuplexConfig:
+    return DuplexConfig(path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0))
+
+
 @asynccontextmanager
 async def person(path: Path, *servers: SmpServer) -> AsyncIterator[Person]:
-    config = DuplexConfig(path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0))
-    async with open_duplex(config) as agent:
+    async with open_duplex(config(path, *servers)) as agent:
         yield Person(agent)
 
 
@@ -68,3 +74,54 @@ async def connect(alice: Person, bob: Person, *, pq: bool = True) -> tuple[int, 
     await alice.event(Connected)
     await bob.event(Connected)
     return hers, his
+
+
+class Chat:
+    """Somebody who answers everything at once: lets people in, reads, remembers."""
+
+    def __init__(self, person: Person) -> None:
+        self.agent = person.agent
+        self.bodies: list[bytes] = []
+        self.news = asyncio.Condition()
+
+    async def run(self) -> None:
+        while True:
+            event = await self.agent.next_event()
+            if isinstance(event, Confirmed):
+                await self.agent.allow(event.connection_id, b"chat")
+            elif isinstance(event, MessageReceived):
+                self.bodies.append(event.body)
+                await self.agent.ack(event.connection_id, event.message_id)
+            async with self.news:
+                self.news.notify_all()
+
+    async def has_read(self, *bodies: bytes, within: float = DEADLINE) -> None:
+        try:
+            async with asyncio.timeout(within), self.news:
+                await self.news.wait_for(lambda: set(bodies) <= set(self.bodies))
+        except TimeoutError:
+            raise AssertionError(f"not read: {set(bodies) - set(self.bodies)}") from None
+
+    async def say(self, connection_id: int, body: bytes) -> None:
+        """As soon as the connection is made."""
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                try:
+                    await self.agent.send(connection_id, body)
+                    return
+                except Prohibited:
+                    async with self.news:
+                        await self.news.wait()
+
+
+@asynccontextmanager
+async def chat(
+    path: Path, *servers: SmpServer, store: type[DuplexStore] = DuplexStore
+) -> AsyncIterator[Chat]:
+    async with open_duplex(config(path, *servers), store) as agent, TaskGroup() as tasks:
+        made = Chat(Person(agent))
+        work = tasks.create_task(made.run(), name="chat")
+        try:
+            yield made
+        finally:
+            work.cancel()
