@@ -17,7 +17,7 @@ from analytics.java import JavaNotFoundError, find_java
 from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
 
 if TYPE_CHECKING:
-    from analytics.job import Progress as Tell
+    from analytics.making import Progress as Tell
 
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
 
@@ -33,6 +33,11 @@ def moment(text: str) -> datetime:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no date like 2026-01-31 or 2026-01-31T12:00") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def to_us(at: datetime) -> int:
+    """A time in microseconds."""
+    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def local_folder(text: str) -> Path:
@@ -91,7 +96,9 @@ def add_report(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
     report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
-    report.add_argument("--master", default="local[*]", help="Spark master; default: %(default)s")
+    report.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
+    report.add_argument("--full", action="store_true", help="make all rollups anew")
+    report.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
     report.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
     report.add_argument(
         "--conf",
@@ -133,7 +140,8 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
     find_java()
     # Imported late: the other commands work without Spark.
     try:
-        from analytics.job import ReportJob, run_reports, spark_session, to_us
+        from analytics.job import ReportJob, run_reports
+        from analytics.spark import LazySpark
     except ModuleNotFoundError as error:
         raise UsageError(f"reports need {error.name}: pip install 'ntf-server[analytics]'") from error
     from analytics.inputs import Limits
@@ -143,21 +151,28 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         names=list(REPORT_NAMES) if args.name == "all" else [args.name],
         journal=args.journal,
         out=args.out,
+        now=to_us(datetime.now(UTC)),
         start=None if args.start is None else to_us(args.start),
         end=None if args.end is None else to_us(args.end),
         snapshots=args.snapshots,
+        rollups=args.rollups,
+        full=args.full,
         limits=Limits(**{name: value for name, value in given.items() if value is not None}),
     )
     if job.start is not None and job.end is not None and job.start >= job.end:
         raise UsageError("--from must be before --to")
-    with shown_progress(console) as tell, spark_session(args.master, args.memory, dict(args.conf)) as spark:
+    with shown_progress(console) as tell, LazySpark(args.master, args.memory, dict(args.conf)) as spark:
         result = run_reports(spark, job, tell)
     for name, rows in result.tables.items():
         console.print(f"{name}: {rows:,} rows", highlight=False)
     console.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
+    for note in result.page.notes:
+        console.print(note, highlight=False, markup=False)
+    for finding in result.page.findings:
+        console.print(f"! {finding.text}", highlight=False, markup=False)
     for segment in result.checked.bad:
         console.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False)
-    print(result.page)
+    print(result.path)
 
 
 def run_generate(args: argparse.Namespace, console: Console) -> None:
@@ -213,9 +228,16 @@ def run_compact(args: argparse.Namespace, console: Console) -> None:
 
 def run_retain(args: argparse.Namespace, console: Console) -> None:
     """`retain`."""
-    from analytics.maintenance import retain
+    from analytics.maintenance import not_rolled_up, retain
 
-    gone = retain(existing(args.journal), today() - timedelta(days=args.days))
+    oldest = today() - timedelta(days=args.days)
+    if unknown := not_rolled_up(existing(args.journal), oldest):
+        console.print(
+            f"{len(unknown)} of the days deleted, from {unknown[0]} to {unknown[-1]}, were never rolled up: reports will"
+            " not know tokens and subscriptions of then. Run a report before, or take snapshots.",
+            highlight=False,
+        )
+    gone = retain(args.journal, oldest)
     console.print(f"{len(gone)} days deleted", highlight=False)
 
 

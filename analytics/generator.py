@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analytics.rollups_schema import TRAFFIC
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_files import SCHEMA, write_parquet
 from store.journal_schema import (
@@ -162,11 +163,9 @@ class Generator:
         held = np.searchsorted(began, alive) - np.searchsorted(gone, alive)
         yield Part(alive, E.SERVER_ALIVE, daemon=0, count=held, total=held)
         hours = np.arange(plan.start_us + SAMPLE_EVERY, plan.end_us, SAMPLE_EVERY)
+        active = STATUSES.index("ACTIVE")
         for server in range(n):
-            mine = self.sub_server == server
-            began, gone = np.sort(self.sub_active[mine]), np.sort(self.sub_gone[mine])
-            held = np.searchsorted(began, hours) - np.searchsorted(gone, hours)
-            active = STATUSES.index("ACTIVE")
+            held = self._held(np.full(hours.size, server), hours)
             yield Part(hours, E.SMP_SAMPLED, server=server, count=held, total=held, status_to=active)
         yield Part(alive[-1:], E.EVENTS_LOST, error=ERRORS.index("dropped"), count=3)
 
@@ -262,21 +261,29 @@ class Generator:
         at = lonely + rng.integers(0, 6 * HOUR_US, lonely.size)
         at = at[(np.abs(at[:, None] - self.incident_times) > QUIET // 4).all(axis=1)]
         who = rng.integers(0, plan.servers, at.size)
-        yield Part(at, E.SMP_DISCONNECTED, server=who, error=LOST, changed=self._held(who))
+        yield Part(at, E.SMP_DISCONNECTED, server=who, error=LOST, changed=self._held(who, at))
         back = at + self._seconds(5, 0.8, at.size)
         yield self._connected(back, who)
         yield self._service(back + self._seconds(0.1, 0.3, at.size), who)
         drift = rng.random(at.size) < 0.2
-        held = self._held(who[drift])
+        held = self._held(who[drift], back[drift])
         lost = np.minimum(held, rng.integers(1, 20, int(drift.sum())))
-        yield Part(back[drift] + SECOND_US, E.SMP_DRIFT, server=who[drift], count=held - lost, expected=held)
-        healed = back[drift] + self._seconds(20, 0.4, int(drift.sum()))
-        yield Part(healed, E.SMP_HEALED, server=who[drift], count=lost, latency_us=(healed - back[drift]))
-        reset, held = at[:1] - HOUR_US // 2, self._held(who[:1])
-        yield Part(reset, E.SMP_SERVICE_RESET, server=who[:1], error=REFUSED, changed=held)
+        seen = back[drift] + SECOND_US
+        yield Part(seen, E.SMP_DRIFT, server=who[drift], count=held - lost, expected=held)
+        took = self._seconds(20, 0.4, int(drift.sum()))
+        yield Part(seen + took, E.SMP_HEALED, server=who[drift], count=lost, latency_us=took)
+        reset, who = at[:1] - HOUR_US // 2, who[:1]
+        yield Part(reset, E.SMP_SERVICE_RESET, server=who, error=REFUSED, changed=self._held(who, reset))
+        yield self._service(reset + SECOND_US, who)
 
-    def _held(self, servers: Ints) -> Ints:
-        return np.bincount(self.sub_server, minlength=self.plan.servers)[servers]
+    def _held(self, servers: Ints, when: Ints) -> Ints:
+        """Active subscriptions of each server at its time."""
+        held = np.zeros(when.size, np.int64)
+        for server in np.unique(servers):
+            its, mine = servers == server, self.sub_server == server
+            began, gone = np.sort(self.sub_active[mine]), np.sort(self.sub_gone[mine])
+            held[its] = np.searchsorted(began, when[its]) - np.searchsorted(gone, when[its])
+        return held
 
     def _connected(self, when: Ints, servers: Ints) -> Part:
         return Part(
@@ -284,9 +291,8 @@ class Generator:
         )
 
     def _service(self, when: Ints, servers: Ints) -> Part:
-        held = self._held(servers)
-        under = held * 9 // 10
-        counts = {"count": under, "expected": under, "changed": under, "total": held}
+        held = self._held(servers, when)
+        counts = {"count": held, "expected": held, "changed": held, "total": held}
         return Part(when, E.SMP_SERVICE_SUBSCRIBED, server=servers, **counts)
 
     def _rates(self) -> NDArray[np.float64]:
@@ -370,7 +376,7 @@ class Generator:
         hit = max(min(plan.servers, 3), round(plan.servers * rng.uniform(0.5, 1.0)))
         who = rng.choice(plan.servers, hit, replace=False)
         when = at + rng.integers(0, 40 * SECOND_US, hit)
-        held = self._held(who)
+        held = self._held(who, when)
         yield Part(when, E.SMP_DISCONNECTED, server=who, error=LOST, changed=held)
         back = when + self._seconds(15, 0.5, hit) + 5 * SECOND_US
         yield self._connected(back, who)
@@ -395,7 +401,7 @@ class Generator:
             yield Part(np.array([stop]), E.SERVER_STOPPED, daemon=0)
         yield Part(np.array([start]), E.SERVER_STARTED, count=living.size, daemon=0)
         yield self._connected(connected, servers)
-        held = self._held(servers)
+        held = self._held(servers, service_at)
         counts = {"count": associated, "expected": associated, "changed": associated, "total": held}
         yield Part(service_at, E.SMP_SERVICE_SUBSCRIBED, server=servers, **counts)
         yield Part(
@@ -473,7 +479,8 @@ def write_journal(plan: Plan, folder: Path) -> Answers:
         batch = pa.record_batch([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
         write_segment(folder, batch, f"{writers[writer].as_py().hex()}-{seq:015d}")
     answers = generator.answers
-    add_down_times(answers, written, np.searchsorted(time, starts))
+    silent = np.isin(columns["event"], [EVENTS.index(event.value) for event in TRAFFIC])
+    add_down_times(answers, np.where(silent, 0, written), np.searchsorted(time, starts))
     answers.events, answers.segments = len(time), len(bounds)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ANSWERS_NAME).write_text(json.dumps({"plan": asdict(plan), **asdict(answers)}, indent=2))
@@ -487,7 +494,7 @@ def drawn_column(values: NDArray[np.int32], vocabulary: pa.Array | None) -> pa.A
 
 
 def add_down_times(answers: Answers, time: Ints, places: Ints) -> None:
-    """Put into each restart's answer how long before its start the last event of the daemon before was."""
+    """Put into each restart's answer how long before its start the daemon before last gave a sign of life."""
     last = np.maximum.accumulate(time)
     for restart, place in zip(
         sorted(answers.restarts, key=lambda r: int(r["start_us"])), places, strict=True

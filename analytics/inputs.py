@@ -1,9 +1,8 @@
-"""What every report gets: events, the time they are asked for, and the limits that make something stale."""
+"""What a report is asked for: a span of time, and the limits that make something stale or an incident."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from analytics.times import DAY_US, HOUR_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +12,15 @@ class Window:
     start: int
     end: int
 
-    def holds(self, us: Column) -> Column:
-        """Whether a time in microseconds lies within."""
-        return (us >= self.start) & (us < self.end)
+    @property
+    def first_hour(self) -> int:
+        """Traffic is summed by hours: the one in which the window starts counts as a whole."""
+        return self.start - self.start % HOUR_US
+
+    @property
+    def days(self) -> float:
+        """Its length."""
+        return (self.end - self.start) / DAY_US
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,21 +43,3 @@ class Limits:
     "A mass disconnect takes at least so many servers,"
     mass_share: float = 0.3
     "and at least this share of the servers seen that day."
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Deduplicated events before the window's end.
-
-    `history` is `events` plus, where snapshots are given, what the newest of them says about tokens and
-    subscriptions older than the journal: reports take states from it and counts from `events`.
-    """
-
-    events: DataFrame
-    history: DataFrame
-    window: Window
-    limits: Limits = field(default_factory=Limits)
-
-    def in_window(self) -> DataFrame:
-        """The events of the window only."""
-        return self.events.where(self.window.holds(F.unix_micros("time")))

@@ -1,31 +1,26 @@
-"""Running reports: the one place that makes a Spark session, reads, runs and writes."""
+"""Running reports: rollups up to date, questions asked, results written."""
 
+import json
 import os
-import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampType
-
-from analytics.baseline import read_baseline
-from analytics.inputs import Inputs, Limits, Window
-from analytics.java import find_java
-from analytics.page import ReportPage, TableData, render
+from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
+from analytics.findings import Thresholds, figures, find
+from analytics.inputs import Limits
+from analytics.making import Progress, update_rollups
+from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked, JournalNotFoundError, day_of
-from analytics.spark_segments import check_segments, list_segments, read_events
+from analytics.segments import Checked
+from analytics.spark import LazySpark
+from analytics.tables import iso_time, write_csv, write_parquet
+from analytics.warehouse import Rows, Warehouse, open_warehouse
 
-Tables = Callable[[Inputs], Mapping[str, DataFrame]]
-
-REPORTS: Mapping[str, Tables] = {
+REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
     "health": health.tables,
     "delivery": delivery.tables,
     "tokens": tokens.tables,
@@ -34,9 +29,7 @@ REPORTS: Mapping[str, Tables] = {
     "capacity": capacity.tables,
 }
 PAGE_NAME = "report.html"
-ROWS_ON_PAGE = 2_000  # for plots; the tables on the page show fewer, the CSV files all
-
-Progress = Callable[[str], None]
+SUMMARY_NAME = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,151 +39,104 @@ class ReportJob:
     names: list[str]
     journal: str
     out: str
+    now: int
     start: int | None = None
     end: int | None = None
     snapshots: str | None = None
+    rollups: str | None = None
+    full: bool = False
     limits: Limits = field(default_factory=Limits)
+    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 @dataclass(frozen=True)
 class ReportResult:
     """What was read and written."""
 
-    window: Window
+    page: ReportPage
     checked: Checked
-    tables: dict[str, int] = field(default_factory=dict)
-    page: str = ""
+    tables: dict[str, int]
+    path: str
 
 
-@contextmanager
-def spark_session(
-    master: str, memory: str = "2g", more: Mapping[str, str] | None = None
-) -> Iterator[SparkSession]:
-    """A session on any master, stopped at the end. On a cluster the executors are sent this package.
-
-    `more` are Spark settings that take precedence over those made here.
-    """
-    find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.memory": memory,
-        "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
-    }
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-        }
-    builder = SparkSession.builder.master(master).appName("ntf-analytics")
-    for name, value in {**settings, **(more or {})}.items():
-        builder = builder.config(name, value)
-    with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as folder:
-        spark = builder.getOrCreate()
-        try:
-            if not master.startswith("local"):
-                send_package(spark, Path(folder) / "ntf_analytics.zip")
-            yield spark
-        finally:
-            spark.stop()
-
-
-def send_package(spark: SparkSession, archive: Path) -> None:
-    """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
-    root = Path(__file__).parent.parent
-    with zipfile.ZipFile(archive, "w") as file:
-        for package in ("analytics", "store"):
-            for source in sorted((root / package).rglob("*.py")):
-                file.write(source, source.relative_to(root))
-    spark.sparkContext.addPyFile(str(archive))
-
-
-def run_reports(spark: SparkSession, job: ReportJob, progress: Progress) -> ReportResult:
-    """Check segments, run the reports, write Parquet, CSV and one HTML page."""
-    progress("looking for segments")
-    paths = list_segments(spark, job.journal)
-    if not paths:
-        raise JournalNotFoundError(f"no closed journal segments in {job.journal}")
-    paths = [path for path in paths if job.end is None or starts_before(path, job.end)]
-    progress(f"checking {len(paths)} segments")
-    checked = check_segments(spark, paths)
-    inputs = make_inputs(spark, job, checked)
-    result = ReportResult(inputs.window, checked, page=f"{job.out.rstrip('/')}/{PAGE_NAME}")
-    sections: dict[str, list[TableData]] = {}
+def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportResult:
+    """Bring the rollups up to date, ask them, write Parquet, CSV and one HTML page."""
+    os.umask(0o077)  # what reports tell is for their owner
+    journal = folder(spark, job.journal)
+    rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
+    checked = update_rollups(journal, rollups, spark, progress, full=job.full)
+    progress("reading rollups")
+    with rollups.local_copy() as local:
+        warehouse = ask(spark, job, local)
+    sections = {}
     for name in job.names:
-        sections[name] = []
-        for table, frame in REPORTS[name](inputs).items():
-            progress(f"{name}: {table}")
-            sections[name].append(write_table(spark, table, frame, job.out))
-            result.tables[table] = sections[name][-1].total
-    progress("writing the page")
-    bad = [(segment.path, segment.error or "") for segment in checked.bad]
-    page = ReportPage(inputs.window.start, inputs.window.end, len(checked.good), checked.rows, bad, sections)
-    write_text(spark, result.page, render(page))
-    return result
-
-
-def starts_before(path: str, end: int) -> bool:
-    """Whether a segment's day begins before `end`; segments outside of day folders always may."""
-    day = day_of(path)
-    return day is None or to_us(datetime.fromisoformat(day)) < end
-
-
-def to_us(at: datetime) -> int:
-    """A time, UTC unless it says otherwise, in microseconds."""
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
-
-
-def make_inputs(spark: SparkSession, job: ReportJob, checked: Checked) -> Inputs:
-    """Events before the window's end; the window defaults to all there is, ending with the last event."""
-    events = read_events(spark, checked.good)
-    us = F.unix_micros("time")
-    if job.end is not None:
-        events = events.where(us < job.end)
-    row = events.agg(F.min(us), F.max(us)).first()
-    first, last = row if row is not None else (None, None)
-    if first is None or last is None:
-        raise JournalNotFoundError(f"no readable events of the time asked for in {job.journal}")
-    window = Window(
-        job.start if job.start is not None else first, job.end if job.end is not None else last + 1
+        progress(name)
+        sections[name] = REPORTS[name](warehouse)
+    progress("writing results")
+    tables = {name: rows for section in sections.values() for name, rows in section.items()}
+    page = ReportPage(
+        window=warehouse.window,
+        segments=len(checked.good),
+        events=checked.rows,
+        bad=[(segment.path, segment.error or "") for segment in checked.bad],
+        notes=warehouse.notes,
+        findings=find(tables, job.thresholds),
+        figures=figures(warehouse),
+        sections=sections,
     )
-    history = events
-    if job.snapshots is not None:
-        baseline = read_baseline(spark, job.snapshots, window)
-        if baseline is None:
-            raise JournalNotFoundError(f"no snapshot before the end of the time asked for in {job.snapshots}")
-        history = events.unionByName(baseline)
-    return Inputs(events, history, window, job.limits)
+    out = folder(spark, job.out)
+    write_tables(out, tables)
+    out.write_text(SUMMARY_NAME, json.dumps(summary(page, tables), indent=1))
+    out.write_text(PAGE_NAME, render(page))
+    return ReportResult(
+        page,
+        checked,
+        {name: len(rows) for name, rows in tables.items()},
+        f"{job.out.rstrip('/')}/{PAGE_NAME}",
+    )
 
 
-def write_table(spark: SparkSession, name: str, frame: DataFrame, out: str) -> TableData:
-    """Write a table as Parquet and CSV, in its order, in one file each; returns its beginning."""
-    base = out.rstrip("/")
-    frame.coalesce(1).write.mode("overwrite").parquet(f"{base}/{name}.parquet")
-    written = spark.read.schema(frame.schema).parquet(f"{base}/{name}.parquet")
-    written.coalesce(1).write.mode("overwrite").csv(f"{base}/{name}.csv", header=True)
-    # Times as text: collected as objects they would come in the driver's own time zone.
-    texts = [
-        F.col(f.name).cast("string").alias(f.name) if isinstance(f.dataType, TimestampType) else F.col(f.name)
-        for f in written.schema.fields
-    ]
-    rows = [tuple(row) for row in written.select(*texts).limit(ROWS_ON_PAGE).collect()]
-    total = len(rows) if len(rows) < ROWS_ON_PAGE else written.count()
-    return TableData(name, written.columns, rows, total)
+def summary(page: ReportPage, tables: Mapping[str, Rows]) -> dict[str, Any]:
+    """The report for machines."""
+    return {
+        "from": iso_time(page.window.start),
+        "to": iso_time(page.window.end),
+        "events": page.events,
+        "bad_segments": len(page.bad),
+        "notes": list(page.notes),
+        "problems": [{"kind": finding.kind, "text": finding.text} for finding in page.findings],
+        "figures": page.figures,
+        "routers": [
+            {
+                name: row[name]
+                for name in ("server", "score", "subscriptions", "active", "lost", "availability")
+            }
+            for row in tables.get("health", ())
+        ],
+    }
 
 
-def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a text file to any Hadoop file system."""
-    context: Any = spark.sparkContext
-    target = context._jvm.org.apache.hadoop.fs.Path(path)
-    stream = target.getFileSystem(context._jsc.hadoopConfiguration()).create(target, True)
-    try:
-        stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()
+def folder(spark: LazySpark, path: str) -> Folder:
+    """A folder here, or one that only Spark's libraries can reach."""
+    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.session, path)
+
+
+def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
+    """The rollups, ready for questions."""
+    with ExitStack() as stack:
+        snapshots = None
+        if job.snapshots is not None:
+            snapshots = stack.enter_context(folder(spark, job.snapshots).local_copy())
+        return open_warehouse(
+            rollups, limits=job.limits, now_us=job.now, start=job.start, end=job.end, snapshots=snapshots
+        )
+
+
+def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:
+    """Every table twice, for programs and for people."""
+    with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as drafts:
+        for name, rows in tables.items():
+            for suffix, write in (("parquet", write_parquet), ("csv", write_csv)):
+                draft = Path(drafts) / f"{name}.{suffix}"
+                write(rows, draft)
+                out.put(draft, draft.name)

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analytics.files import ROLLUPS_FOLDER, LocalFolder
+from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.segments import Segment, check_segment
 from store.journal_files import SCHEMA, atomic_file, parquet_writer, sync_folder
 
@@ -113,6 +115,12 @@ def first_of_each(ordered: pa.Table) -> pa.Array:
         pc.not_equal(later.column("seq").combine_chunks(), earlier.column("seq").combine_chunks()),
     )
     return pa.concat_arrays([pa.array([True]), differs])
+
+
+def not_rolled_up(journal: Path, oldest: date) -> list[date]:
+    """Days before `oldest` that reports will know nothing of once they are deleted."""
+    manifest = Manifest.from_json(LocalFolder(str(journal / ROLLUPS_FOLDER)).read_text(MANIFEST_NAME))
+    return [day for day, _ in day_folders(journal) if day < oldest and str(day) not in manifest.days]
 
 
 def retain(journal: Path, oldest: date) -> list[date]:

@@ -1,148 +1,297 @@
-"""One self-contained HTML page with the plots and the beginnings of all tables of a run."""
+"""One self-contained HTML page: what is wrong in plain words, tiles, plots and the beginnings of all tables.
 
-from collections.abc import Callable, Mapping, Sequence
+Sentences, tiles, heat map, bars and tables need no JavaScript; uPlot draws what changes over time.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from typing import Any
 
-from analytics.charts import bar_chart, line_chart, number_text
+from analytics.findings import Finding, moment, number
+from analytics.inputs import Window
+from analytics.plots import Chart, charts_of
+from analytics.tables import TIME_COLUMNS, iso_time
+from analytics.times import DAY_US, HOUR_US
+from analytics.warehouse import Row, Rows
 
-ROWS_SHOWN = 50
-BARS_SHOWN = 20
+ROWS_SHOWN = 20
+ROUTERS_SHOWN = 20
+BARS_SHOWN = 12
+MOST_CELLS = 60
+MOST_PROBLEMS = 12
+ASSETS = files("analytics") / "assets"
 
-STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#222}
-h1{font-size:1.6rem}
-h2{margin-top:2.5rem;border-bottom:2px solid #1f6f8b}h3{font-size:1rem;margin-bottom:.3rem}
-table{border-collapse:collapse;font-size:.8rem;display:block;overflow-x:auto}
-th,td{padding:.2rem .5rem;border-bottom:1px solid #e4e4e4;text-align:right;white-space:nowrap}
-th{background:#f3f6f7}td.text{text-align:left}figure{margin:1rem 0}figcaption{font-weight:600}
-svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}
-figure p{margin:.2rem 0;font-size:.8rem}figure span{margin-right:1rem}
-figure i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem}.bad{color:#a02c3c}
-"""
-
-
-@dataclass(frozen=True)
-class TableData:
-    """A table's name, columns, first rows (times as text) and number of all rows."""
-
-    name: str
-    columns: list[str]
-    rows: list[tuple[Any, ...]]
-    total: int
-
-    def column(self, name: str) -> list[Any]:
-        """One column's values."""
-        at = self.columns.index(name)
-        return [row[at] for row in self.rows]
+TITLES = {
+    "health": "Routers",
+    "delivery": "Delivery",
+    "tokens": "Tokens",
+    "stale": "Stale subscriptions",
+    "incidents": "Incidents",
+    "capacity": "Capacity",
+}
+BARS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "delivery_errors": ("Attempts that failed, by reason", "pushes", ("provider", "outcome", "error")),
+    "tokens_funnel": ("Registered tokens by the stage they reached", "tokens", ("stage",)),
+    "tokens_invalid": ("Tokens that providers called invalid", "tokens", ("provider", "reason")),
+    "tokens_deleted": ("Tokens deleted, by reason", "tokens", ("provider", "reason")),
+    "stale_summary": ("Stale and orphan subscriptions", "subscriptions", ("server", "reason")),
+    "incidents_gaps": ("Notifications missed in gaps", "missed", ("server",)),
+}
 
 
 @dataclass(frozen=True)
 class ReportPage:
     """Everything the page shows."""
 
-    start: int
-    end: int
+    window: Window
     segments: int
     events: int
     bad: Sequence[tuple[str, str]]
-    sections: Mapping[str, Sequence[TableData]]
+    notes: Sequence[str]
+    findings: Sequence[Finding]
+    figures: Mapping[str, Mapping[str, int | None]]
+    sections: Mapping[str, Mapping[str, Rows]]
 
 
-def lines(title: str, x: str, *series: str) -> Callable[[TableData], str]:
-    """A plot of columns over another."""
-    return lambda t: line_chart(title, [str(v)[:16] for v in t.column(x)], [(s, t.column(s)) for s in series])
-
-
-def bars(title: str, value: str, *names: str) -> Callable[[TableData], str]:
-    """A plot of one column's first rows, labelled by others."""
-
-    def draw(table: TableData) -> str:
-        labels = [
-            " ".join(str(v) for v in row) for row in zip(*[table.column(n) for n in names], strict=True)
-        ]
-        pairs = [
-            (name, float(v)) for name, v in zip(labels, table.column(value), strict=True) if v is not None
-        ]
-        return bar_chart(title, pairs[:BARS_SHOWN])
-
-    return draw
-
-
-PLOTS: Mapping[str, Sequence[Callable[[TableData], str]]] = {
-    "health": [bars("Health score, worst servers first", "score", "server")],
-    "delivery_hours": [
-        lines(
-            "From notification to accepted push, microseconds",
-            "hour",
-            *[f"latency_us_p{p}" for p in (50, 95, 99)],
-        ),
-        lines("Pushes per hour", "hour", "pushes"),
-    ],
-    "delivery_errors": [bars("Failed attempts", "pushes", "provider", "outcome", "error")],
-    "tokens_funnel": [bars("Registered tokens by stage reached", "tokens", "stage")],
-    "tokens_churn": [lines("Active tokens at the end of the day", "day", "active_at_end")],
-    "tokens_invalid": [bars("Tokens refused by providers", "tokens", "provider", "reason")],
-    "stale_summary": [bars("Stale and orphan subscriptions", "subscriptions", "server", "reason")],
-    "incidents_gaps": [bars("Missed notifications", "missed", "server", "start")],
-    "incidents_disconnects": [bars("Subscriptions lost in mass disconnects", "subscriptions", "start")],
-    "incidents_restarts": [bars("Seconds until 99 % were active again", "restore_s", "start")],
-    "capacity_daily": [
-        lines("Tokens and subscriptions", "day", "tokens", "subscriptions"),
-        lines("Notifications per day", "day", "notifications", "pushes"),
-    ],
-}
+def asset(name: str) -> str:
+    """A file that is shipped with the package."""
+    return (ASSETS / name).read_text("utf-8")
 
 
 def render(page: ReportPage) -> str:
     """The whole page."""
-    body = [
-        f"<h1>Notification server report</h1><p>{when(page.start)} to {when(page.end)} (UTC)</p>",
-        inputs(page),
-    ]
-    for name, tables in page.sections.items():
-        body.append(f'<h2 id="{escape(name)}">{escape(name.capitalize())}</h2>')
-        for table in tables:
-            body += [draw(table) for draw in PLOTS.get(table.name, ()) if table.rows]
-            body.append(table_html(table))
+    tables = {name: rows for section in page.sections.values() for name, rows in section.items()}
+    charts = charts_of(tables, page.window)
+    body = [header(page), problems(page), tiles(page, tables), contents(page)]
+    body += [section(name, page.sections[name], charts, page.window) for name in page.sections]
+    body.append(inputs(page))
+    data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("</", "<\\/")
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Notification server report</title>'
-        f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Notification server report</title><style>{asset('uPlot.min.css')}{asset('page.css')}"
+        "</style></head>"
+        f'<body>{"".join(body)}<script type="application/json" id="charts">{data}</script>'
+        f"<script>{asset('uPlot.iife.min.js')}</script><script>{asset('page.js')}</script></body></html>\n"
     )
+
+
+def header(page: ReportPage) -> str:
+    """What this is about."""
+    span = f"{moment(page.window.start)} to {moment(page.window.end)} {iso_time(page.window.end)[:4]} (UTC)"
+    return f"<header><h1>Notification server</h1><p class=soft>{span}</p></header>"
+
+
+def problems(page: ReportPage) -> str:
+    """One sentence per problem, worst first."""
+    notes = "".join(f"<p class=soft>{escape(note)}</p>" for note in page.notes)
+    if not page.findings:
+        return f'<main><p class="well">All is well: no router, provider or daemon needs attention.</p>{notes}'
+    sentences = [f"<li>{escape(finding.text)}</li>" for finding in page.findings]
+    shown, rest = "".join(sentences[:MOST_PROBLEMS]), sentences[MOST_PROBLEMS:]
+    more = ""
+    if rest:
+        folded = f"<ul class=problems>{''.join(rest)}</ul>"
+        more = f"<details><summary>{len(rest)} lesser ones</summary>{folded}</details>"
+    return f'<main><h2 id="problems">What needs attention</h2><ul class="problems">{shown}</ul>{more}{notes}'
+
+
+def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
+    """The figures that say most, with their change."""
+    shown = []
+    if routers := tables.get("health"):
+        active, held = sum(r["active"] for r in routers), sum(r["subscriptions"] for r in routers)
+        shown.append(
+            tile(
+                f"{active / held:.1%}" if held else "–",
+                f"of {number(held)} subscriptions active",
+                is_bad=held > 0 and active < 0.9 * held,
+            )
+        )
+        well = sum(r["score"] >= 90 for r in routers)
+        shown.append(tile(f"{well} of {len(routers)}", "routers are well", is_bad=well < len(routers)))
+    names = {
+        "notifications": "notifications received",
+        "pushes": "pushes accepted",
+        "failed_pushes": "pushes given up",
+        "tokens": "tokens",
+        "lost_subscriptions": "subscriptions lost by routers",
+    }
+    for name, label in names.items():
+        figure = page.figures.get(name)
+        if figure is not None:
+            shown.append(tile(number(figure["value"] or 0), label, change(figure)))
+    if hours := tables.get("delivery_providers"):
+        slowest = max((r["latency_ms_p95"] or 0 for r in hours), default=0)
+        shown.append(tile(f"{slowest:,.0f} ms", "95 of 100 pushes are quicker"))
+    return f'<div class="tiles">{"".join(shown)}</div>'
+
+
+def tile(value: str, label: str, more: str = "", *, is_bad: bool = False) -> str:
+    """One figure."""
+    extra = f"<span>{escape(more)}</span>" if more else ""
+    kind = "tile bad" if is_bad else "tile"
+    return f'<div class="{kind}"><b>{escape(value)}</b><span>{escape(label)}</span>{extra}</div>'
+
+
+def change(figure: Mapping[str, int | None]) -> str:
+    """Against the time of the same length before."""
+    if figure["change"] is None:
+        return ""
+    return f"{figure['change']:+,} against the time before"
+
+
+def contents(page: ReportPage) -> str:
+    """Links to the sections."""
+    links = "".join(f'<li><a href="#{name}">{TITLES[name]}</a></li>' for name in page.sections)
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def section(name: str, tables: Mapping[str, Rows], charts: Mapping[str, Chart], window: Window) -> str:
+    """One report: plots, then its tables, folded."""
+    parts = [f'<h2 id="{name}">{TITLES[name]}</h2>']
+    if name == "health" and tables["health"]:
+        parts.append(heat_map(tables["health"], tables["health_hours"], window))
+    parts += [
+        f'<h3>{escape(chart.title)}</h3><div class="chart" data-chart="{escape(key)}" role="img" '
+        f'aria-label="{escape(chart.title)}"><noscript>Plots need JavaScript; the numbers are below.'
+        "</noscript></div>"
+        for key, chart in charts.items()
+        if chart.section == name
+    ]
+    for table, rows in tables.items():
+        if table in BARS and rows:
+            parts.append(bars(rows, *BARS[table]))
+        parts.append(table_html(table, rows))
+    return "".join(parts)
+
+
+def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
+    """Routers, the worst first, by time: how much of what they hold was lost, and for how long."""
+    length = max(HOUR_US, window.end - window.first_hour)
+    step = HOUR_US * -(-length // (MOST_CELLS * HOUR_US))
+    cells: dict[tuple[str, int], list[float]] = {}
+    for row in hours:
+        cell = cells.setdefault((row["server"], (row["hour"] - window.first_hour) // step), [0.0, 0.0, 0.0])
+        cell[0] += row["lost_seconds"]
+        cell[1] = max(cell[1], row["lost"])
+        cell[2] += row["received"]
+    columns = range(-(-length // step))
+    label = "%-d %b" if step * len(columns) > 2 * DAY_US else "%H:%M"
+    every = max(1, len(columns) // 8)
+    heads = "".join(
+        f'<th scope="col" colspan="{min(every, len(columns) - at)}">'
+        f"{stamp(window.first_hour + at * step, label)}</th>"
+        for at in range(0, len(columns), every)
+    )
+    rows = "".join(
+        heat_row(router, [cells.get((router["server"], at)) for at in columns], window, step)
+        for router in routers[:ROUTERS_SHOWN]
+    )
+    legend = (
+        '<p class="legend"><span><i style="background:var(--heat0)"></i>nothing lost</span><span>'
+        '<i style="background:color-mix(in srgb,var(--bad) 50%,var(--heat0))"></i>lost for a part of the time'
+        "</span>"
+        '<span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
+    )
+    return (
+        f"<h3>Lost subscriptions by router and time</h3>{legend}<div class=scroll><table class=heat>"
+        "<colgroup><col class=name></colgroup><thead><tr>"
+        f'<th scope="col">router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, step: int) -> str:
+    """One router's cells."""
+    shown = []
+    for at, cell in enumerate(cells):
+        when = moment(window.first_hour + at * step)
+        if cell is None:
+            shown.append(f'<td class="none" title="{when}: nothing known"></td>')
+            continue
+        seconds, lost, received = cell
+        share = min(1.0, seconds / (max(1, router["subscriptions"]) * step / 1e6))
+        percent = 0 if not lost else round(25 + 75 * share**0.5)  # what happened at all is seen
+        style = (
+            f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"' if percent else ""
+        )
+        text = f"{when}: {number(lost)} lost, {number(received)} notifications"
+        shown.append(f'<td title="{text}"{style}></td>')
+    name = f'<th scope="row" title="score {router["score"]:.0f}">{escape(router["server"])}</th>'
+    return f"<tr>{name}{''.join(shown)}</tr>"
+
+
+def bars(rows: Rows, title: str, value: str, names: tuple[str, ...]) -> str:
+    """Horizontal bars with their labels and values."""
+    most = max((row[value] or 0 for row in rows), default=0) or 1
+    ordered = (
+        rows if value == "tokens" and names == ("stage",) else sorted(rows, key=lambda r: -(r[value] or 0))
+    )
+    lines = "".join(
+        f'<div class="bar"><span>{escape(" ".join(str(row[n]) for n in names))}</span>'
+        f'<div style="width:{100 * (row[value] or 0) / most:.1f}%"></div>'
+        f"<span>{number(row[value] or 0)}</span></div>"
+        for row in ordered[:BARS_SHOWN]
+    )
+    return f"<h3>{escape(title)}</h3>{lines}"
+
+
+def table_html(name: str, rows: Rows) -> str:
+    """The first rows of a table, folded."""
+    title = escape(name.replace("_", " "))
+    if not rows:
+        return f"<p class=soft>{title}: none.</p>"
+    head = "".join(f'<th scope="col"{kind(rows, column)}>{escape(column)}</th>' for column in rows.columns)
+    body = "".join(
+        f"<tr>{''.join(cell(column, row[column]) for column in rows.columns)}</tr>"
+        for row in rows[:ROWS_SHOWN]
+    )
+    first = f"first {ROWS_SHOWN} of {len(rows):,} rows" if len(rows) > ROWS_SHOWN else f"{len(rows)} rows"
+    return (
+        f"<details><summary>{title} ({first})</summary><div class=scroll><table class=data>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<p class=soft>All rows: <a href="{name}.csv">{name}.csv</a></p></details>'
+    )
+
+
+def kind(rows: Rows, column: str) -> str:
+    """Texts stand on the left."""
+    return ' class="text"' if any(isinstance(row[column], str) for row in rows[:ROWS_SHOWN]) else ""
+
+
+def cell(column: str, value: Any) -> str:
+    """One value."""
+    if value is None:
+        return "<td></td>"
+    if column in TIME_COLUMNS:
+        return f'<td data-v="{value}">{iso_time(value)[:19].replace("T", " ")}</td>'
+    if isinstance(value, bool):
+        return f"<td>{'yes' if value else 'no'}</td>"
+    if isinstance(value, int | float):
+        shown = (
+            f"{value:,}"
+            if isinstance(value, int) or (value == int(value) and abs(value) < 1e15)
+            else f"{value:,.4g}"
+        )
+        return f'<td data-v="{value}">{shown}</td>'
+    return f'<td class="text">{escape(str(value))}</td>'
 
 
 def inputs(page: ReportPage) -> str:
     """What was read, and what had to be left out."""
     read = f"<p>{page.events:,} events in {page.segments:,} segments."
     if not page.bad:
-        return f"{read} No segment was skipped.</p>"
+        return f'<h2 id="inputs">Read</h2>{read} No segment was skipped.</p></main>'
     items = "".join(f"<li>{escape(path)}: {escape(error)}</li>" for path, error in page.bad[:ROWS_SHOWN])
-    return f'{read} <strong class="bad">{len(page.bad)} segments were skipped:</strong></p><ul>{items}</ul>'
+    return (
+        f'<h2 id="inputs">Read</h2>{read} {len(page.bad)} segments were skipped:</p><ul>{items}</ul></main>'
+    )
 
 
-def table_html(table: TableData) -> str:
-    """The first rows of a table."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    rows = "".join(f"<tr>{''.join(cell(value) for value in row)}</tr>" for row in table.rows[:ROWS_SHOWN])
-    hidden = table.total - min(len(table.rows), ROWS_SHOWN)
-    more = f"<p>{hidden:,} more rows in {escape(table.name)}.csv</p>" if hidden else ""
-    empty = "" if table.rows else "<p>None.</p>"
-    return f"<h3>{escape(table.name)}</h3><table><tr>{head}</tr>{rows}</table>{empty}{more}"
-
-
-def cell(value: Any) -> str:
-    """One value."""
-    if value is None:
-        return "<td></td>"
-    if isinstance(value, bool):
-        return f"<td>{'yes' if value else 'no'}</td>"
-    if isinstance(value, int | float):
-        return f"<td>{number_text(value)}</td>"
-    return f'<td class="text">{escape(str(value))}</td>'
-
-
-def when(us: int) -> str:
-    """A time to the second."""
-    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}"
+def stamp(us: int, form: str) -> str:
+    """A time for an axis."""
+    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):{form}}"

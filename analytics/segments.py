@@ -3,19 +3,22 @@
 import base64
 import io
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analytics.times import DAY_US
 from store.journal_files import SCHEMA
 from store.journal_schema import COLUMNS
 
-DATE_IN_PATH = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/")
 EVENT_ID = ["writer", "seq"]
+NEEDED = [*EVENT_ID, "time"]
+EPOCH = datetime.fromtimestamp(0, UTC)
 REQUIRED = [column.name for column in COLUMNS if column.required]
 
 
@@ -27,7 +30,7 @@ class JournalNotFoundError(Exception):
 class Segment:
     """One checked segment. `error` says why it cannot be used; otherwise its event ids lie in the range.
 
-    `repeats` is true if it holds an event more than once.
+    `repeats` is true if it holds an event more than once; `days` are those that its events are of.
     """
 
     path: str
@@ -35,7 +38,21 @@ class Segment:
     first: tuple[bytes, int] = (b"", 0)
     last: tuple[bytes, int] = (b"", 0)
     repeats: bool = False
+    days: tuple[str, ...] = ()
     error: str | None = None
+
+    def to_list(self) -> list[Any]:
+        """For a manifest, without the path."""
+        ids = [*self.first, *self.last]
+        ids = [i.hex() if isinstance(i, bytes) else i for i in ids]
+        return [self.rows, *ids, self.repeats, list(self.days), self.error]
+
+    @classmethod
+    def from_list(cls, path: str, known: Sequence[Any]) -> "Segment":
+        """As `to_list` gave it."""
+        rows, writer, first, last_writer, last, repeats, days, error = known
+        ids = (bytes.fromhex(writer), first), (bytes.fromhex(last_writer), last)
+        return cls(path, rows, *ids, repeats, tuple(days), error)
 
 
 @dataclass(frozen=True)
@@ -51,17 +68,6 @@ class Checked:
         return sum(segment.rows for segment in self.good)
 
 
-def plain_path(path: str) -> str:
-    """A path in one of the two forms that Spark gives local ones."""
-    return re.sub("^file:/+", "file:/", path)
-
-
-def day_of(path: str) -> str | None:
-    """The partition's day in a segment's path."""
-    found = DATE_IN_PATH.search(path)
-    return found[1] if found else None
-
-
 def check_segment(path: str, content: bytes) -> Segment:
     """Read one whole segment; any damage is an error, never an exception."""
     try:
@@ -74,7 +80,7 @@ def check_segment(path: str, content: bytes) -> Segment:
 
 
 def ids_of_parquet(content: bytes) -> pa.Table:
-    """Event ids of a Parquet segment, after reading every page of every column."""
+    """Event ids and times of a Parquet segment, after reading every page of every column."""
     file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
     check_columns(file.schema_arrow)
     ids = []
@@ -83,8 +89,8 @@ def ids_of_parquet(content: bytes) -> pa.Table:
         table.validate(full=True)
         if any(table.column(name).null_count for name in REQUIRED):
             raise ValueError("a required column has empty values")
-        ids.append(table.select(EVENT_ID))
-    return pa.concat_tables(ids) if ids else SCHEMA.empty_table().select(EVENT_ID)
+        ids.append(table.select(NEEDED))
+    return pa.concat_tables(ids) if ids else SCHEMA.empty_table().select(NEEDED)
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -98,14 +104,17 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def ids_of_jsonl(content: bytes) -> pa.Table:
-    """Event ids of a JSON Lines segment, after parsing every line."""
+    """Event ids and times of a JSON Lines segment, after parsing every line."""
     if content and not content.endswith(b"\n"):
         raise ValueError("the last line is cut off")
     rows = [json.loads(line) for line in content.splitlines()]
     if any(name not in row for row in rows for name in REQUIRED):
         raise ValueError("a required column is missing")
     writers = pa.array([base64.b64decode(row["writer"], validate=True) for row in rows], pa.binary())
-    return pa.table({"writer": writers, "seq": pa.array([row["seq"] for row in rows], pa.int64())})
+    times = pa.array([datetime.fromisoformat(row["time"]) for row in rows], SCHEMA.field("time").type)
+    return pa.table(
+        {"writer": writers, "seq": pa.array([row["seq"] for row in rows], pa.int64()), "time": times}
+    )
 
 
 def with_range(path: str, ids: pa.Table) -> Segment:
@@ -115,8 +124,20 @@ def with_range(path: str, ids: pa.Table) -> Segment:
     writers, numbers = pc.min_max(ids.column("writer")), pc.min_max(ids.column("seq"))
     first = (writers["min"].as_py(), numbers["min"].as_py())
     last = (writers["max"].as_py(), numbers["max"].as_py())
-    distinct = ids.group_by(EVENT_ID).aggregate([]).num_rows
-    return Segment(path, ids.num_rows, first, last, repeats=distinct != ids.num_rows)
+    one_writer = first[0] == last[0]
+    distinct = pc.count_distinct(ids.column("seq")).as_py() if one_writer else count_ids(ids)
+    return Segment(path, ids.num_rows, first, last, distinct != ids.num_rows, days_of(ids.column("time")))
+
+
+def count_ids(ids: pa.Table) -> int:
+    """How many different events there are."""
+    return int(ids.group_by(EVENT_ID).aggregate([]).num_rows)
+
+
+def days_of(times: pa.ChunkedArray) -> tuple[str, ...]:
+    """The UTC days of the times, in order."""
+    numbers = pc.unique(pc.divide(pc.floor_temporal(times, unit="day").cast(pa.int64()), DAY_US))
+    return tuple(str((EPOCH + timedelta(days=day)).date()) for day in sorted(numbers.to_pylist()))
 
 
 def split_overlapping(segments: Iterable[Segment]) -> tuple[list[Segment], list[Segment]]:

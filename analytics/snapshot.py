@@ -13,7 +13,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from store.journal_schema import pseudonym
+from protocol.addresses import SmpServer
+from store.journal_schema import epoch_of, pseudonym
 from store.rows import DELETED
 
 Rows = Iterator[Sequence[Any]]
@@ -22,10 +23,12 @@ PAGE = 20_000
 BUSY_SECONDS = 10.0
 
 TAKEN = pa.field("taken", pa.timestamp("us", tz="UTC"), nullable=False)
+EPOCH = pa.field("epoch", pa.int64(), nullable=False)
 TABLES: Mapping[str, pa.Schema] = {
     "tokens": pa.schema(
         [
             TAKEN,
+            EPOCH,
             ("token", pa.binary()),
             ("provider", pa.string()),
             ("status", pa.string()),
@@ -36,6 +39,7 @@ TABLES: Mapping[str, pa.Schema] = {
     "subscriptions": pa.schema(
         [
             TAKEN,
+            EPOCH,
             ("subscription", pa.binary()),
             ("token", pa.binary()),
             ("server", pa.string()),
@@ -46,8 +50,8 @@ TABLES: Mapping[str, pa.Schema] = {
     "servers": pa.schema(
         [
             TAKEN,
+            EPOCH,
             ("server", pa.string()),
-            ("port", pa.string()),
             ("subscriptions", pa.int64()),
             ("associated", pa.int64()),
             ("has_service", pa.bool_()),
@@ -61,10 +65,15 @@ class SnapshotError(Exception):
 
 
 class SnapshotSource(Protocol):
-    """A store at one moment. Ids come raw, in the order of the columns of `TABLES` after `taken`."""
+    """A store at one moment. Ids come raw, in the order of the columns of `TABLES` after `epoch`."""
 
     def tables(self) -> Iterator[tuple[str, Rows]]:
         """Each table's name and rows, all of the same moment."""
+
+
+def server_name(hosts: str, port: str) -> str:
+    """A server as the journal names it."""
+    return SmpServer(tuple(hosts.split(",")), port, b"").host_port
 
 
 class SqliteSource:
@@ -73,7 +82,7 @@ class SqliteSource:
     QUERIES: Mapping[str, str] = {
         "tokens": "SELECT token_id, CAST(substr(device_token, 1, 2) AS TEXT), status, cron_minutes,"
         f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
-        "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, s.state, s.associated <> 0"
+        "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, v.port, s.state, s.associated <> 0"
         " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
         f" WHERE t.status <> '{DELETED}'",
         "servers": "SELECT hosts, port,"
@@ -100,7 +109,7 @@ class SqliteSource:
         at = self.HOSTS_AT.get(name)
         with self._explained():
             for row in db.execute(query):
-                yield row if at is None else [*row[:at], row[at].split(",")[0], *row[at + 1 :]]
+                yield row if at is None else [*row[:at], server_name(*row[at : at + 2]), *row[at + 2 :]]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -139,13 +148,14 @@ def write_snapshot(source: SnapshotSource, key: bytes, taken: datetime, out: Pat
 
 def write_table(path: Path, schema: pa.Schema, rows: Rows, key: bytes, taken: datetime) -> int:
     """Write one table page by page; ids are replaced by pseudonyms before anything reaches the disk."""
-    ids = [i for i, column in enumerate(schema.names[1:]) if column in ("token", "subscription")]
+    given, epoch = schema.names[2:], epoch_of(key)
+    ids = [i for i, column in enumerate(given) if column in ("token", "subscription")]
     written = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for page in pages(rows):
             named = [[pseudonym(key, v) if i in ids else v for i, v in enumerate(row)] for row in page]
-            columns = [[taken] * len(named), *zip(*named, strict=True)]
+            columns = [[taken] * len(named), [epoch] * len(named), *zip(*named, strict=True)]
             arrays = [
                 pa.array(bools(column) if field.type == pa.bool_() else column, field.type)
                 for column, field in zip(columns, schema, strict=True)

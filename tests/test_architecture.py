@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "ntf_server": {"protocol", "transport", "smp_client", "store"},
     "smp_router": {"protocol", "transport", "smp_client", "store"},
     "agent": {"protocol", "transport", "smp_client", "store"},
-    "analytics": {"store"},
+    "analytics": {"protocol", "store"},
     "ntf_demo": {"protocol", "transport", "smp_client", "ntf_server", "smp_router", "agent"},
 }
 OURS = {*ALLOWED, "tests", "bench"}

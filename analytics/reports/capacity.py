@@ -1,114 +1,91 @@
 """Capacity: how tokens, subscriptions and notifications grow, and where that leads."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import numpy as np
 
-from analytics.inputs import Inputs
 from analytics.times import DAY_US
-from analytics.transforms import (
-    count_if,
-    daily_net,
-    day_start,
-    days_from_the_one_before,
-    is_event,
-    quantity,
-    ratio,
-    running_total,
-    subscription_lives,
-    time_us,
-    to_time,
-    token_activity,
-    total_if,
-    window_days,
-)
-from store.journal_schema import JournalEvent as E
+from analytics.warehouse import Row, Rows, Warehouse
 
 HORIZONS = (30, 90, 365)
 TOKEN_BYTES = 1_000  # a token's row with its share of the indexes, in the SQLite store
 SUBSCRIPTION_BYTES = 700  # likewise, with its last notification
+ENOUGH_DAYS = 3  # a line through fewer whole days is no trend
+ERRORS_EITHER_SIDE = 2  # standard errors of the slope between the expected and the low or high projection
+
+DAILY = """
+WITH sub_changes AS (
+  SELECT first_us AS us, 1 AS change FROM subs UNION ALL SELECT gone_us, -1 FROM subs
+    WHERE gone_us IS NOT NULL),
+calendar AS (SELECT day_us FROM days UNION ALL SELECT min(day_us) - $day FROM days),
+clamped AS (
+  SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, change AS sub, 0 AS token
+  FROM sub_changes
+  UNION ALL SELECT greatest(us - us % $day, $start - $start % $day - $day), 0, change FROM token_activity),
+net AS (SELECT day_us, sum(sub) AS sub, sum(token) AS token FROM clamped GROUP BY day_us),
+totals AS (
+  SELECT day_us, coalesce(token, 0) AS tokens_net, sum(coalesce(token, 0)) OVER (ORDER BY day_us) AS tokens,
+    coalesce(sub, 0) AS subscriptions_net, sum(coalesce(sub, 0)) OVER (ORDER BY day_us) AS subscriptions
+  FROM calendar LEFT JOIN net USING (day_us)),
+traffic AS (
+  SELECT hour_us - hour_us % $day AS day_us, sum(entries) FILTER (event = 'ntf_received') AS notifications,
+    sum(number) FILTER (event = 'push_sent') AS pushes
+  FROM hours WHERE hour_us >= $first_hour GROUP BY 1),
+who AS (SELECT day_us, count(*) AS receiving_tokens FROM tokens WHERE received > 0 GROUP BY 1)
+SELECT day_us AS day, tokens::BIGINT AS tokens, tokens_net::BIGINT AS tokens_net,
+  subscriptions::BIGINT AS subscriptions, subscriptions_net::BIGINT AS subscriptions_net,
+  coalesce(notifications, 0)::BIGINT AS notifications, coalesce(pushes, 0)::BIGINT AS pushes,
+  coalesce(receiving_tokens, 0) AS receiving_tokens,
+  notifications / nullif(receiving_tokens, 0) AS notifications_per_token
+FROM totals LEFT JOIN traffic USING (day_us) LEFT JOIN who USING (day_us)
+WHERE day_us IN (SELECT day_us FROM days) ORDER BY day
+"""
 
 
-def subscription_changes(inputs: Inputs) -> DataFrame:
-    """Changes of the number of subscriptions: us, change (+1 or -1)."""
-    lives = subscription_lives(inputs.history)
-    born = lives.select(F.col("first_us").alias("us"), F.lit(1).alias("change"))
-    gone = lives.where(F.col("gone_us").isNotNull())
-    return born.unionByName(gone.select(F.col("gone_us").alias("us"), F.lit(-1).alias("change")))
+def projection(days: Sequence[Row], start: int, end: int) -> Rows:
+    """One row per measure: its value now, daily growth, and projected values with their range.
 
-
-def daily_traffic(inputs: Inputs) -> DataFrame:
-    """Per day of the window: notifications received, tokens that received any, pushes accepted."""
-    received = is_event(E.NTF_RECEIVED)
-    rows = inputs.in_window().where(is_event(E.NTF_RECEIVED, E.PUSH_SENT))
-    return rows.groupBy(day_start(time_us()).alias("day_us")).agg(
-        total_if(received, quantity()).alias("notifications"),
-        F.countDistinct(F.when(received, F.col("token"))).alias("receiving_tokens"),
-        count_if(is_event(E.PUSH_SENT)).alias("pushes"),
-    )
-
-
-def daily(inputs: Inputs) -> DataFrame:
-    """One row per day of the window: tokens and subscriptions at its end, traffic during it."""
-    first, _ = window_days(inputs)
-    days = (
-        days_from_the_one_before(inputs)
-        .join(daily_net(token_activity(inputs.history), first, "tokens_net"), "day_us", "left")
-        .join(daily_net(subscription_changes(inputs), first, "subscriptions_net"), "day_us", "left")
-        .join(daily_traffic(inputs), "day_us", "left")
-        .na.fill(0)
-    )
-    totals = running_total(
-        running_total(days, "day_us", "tokens_net", "tokens"), "day_us", "subscriptions_net", "subscriptions"
-    )
-    return (
-        totals.where(F.col("day_us") >= first)
-        .select(
-            to_time(F.col("day_us")).alias("day"),
-            "tokens",
-            "tokens_net",
-            "subscriptions",
-            "subscriptions_net",
-            "notifications",
-            "pushes",
-            "receiving_tokens",
-            ratio(F.col("notifications"), F.col("receiving_tokens")).alias("notifications_per_token"),
-        )
-        .orderBy("day")
-    )
-
-
-def projection(days: DataFrame, first_day: int) -> DataFrame:
-    """One row per measure: its value at the end, daily growth (least squares) and projected values.
-
-    `store_bytes` is an estimate from the numbers of tokens and subscriptions.
+    Only whole days are looked at: a day of which some hours are missing says nothing about growth.
+    Projections are absent where there are too few, and never fall below zero.
     """
-    x = (F.unix_micros("day") - F.lit(first_day)) / DAY_US
-    store = F.col("tokens") * TOKEN_BYTES + F.col("subscriptions") * SUBSCRIPTION_BYTES
-    measured = days.withColumns({"x": x.cast("bigint"), "store_bytes": store})
-    measures = ["tokens", "subscriptions", "notifications", "store_bytes"]
-    pairs = F.array(
-        *[F.struct(F.lit(m).alias("measure"), F.col(m).cast("bigint").alias("y")) for m in measures]
-    )
-    points = measured.select("x", F.explode(pairs).alias("p")).select("x", "p.measure", "p.y")
-    n, sx, sy, sxy, sxx = (F.col(name) for name in ("n", "sx", "sy", "sxy", "sxx"))
-    sums = points.groupBy("measure").agg(
-        F.count("*").alias("n"),
-        F.sum("x").alias("sx"),
-        F.sum("y").alias("sy"),
-        F.sum(F.col("x") * F.col("y")).alias("sxy"),
-        F.sum(F.col("x") * F.col("x")).alias("sxx"),
-        F.max_by("y", "x").alias("now"),
-    )
-    slope = F.coalesce(ratio(n * sxy - sx * sy, n * sxx - sx * sx), F.lit(0.0))
-    ahead = [
-        F.greatest(F.lit(0.0), F.col("now") + F.col("per_day") * d).alias(f"in_{d}_days") for d in HORIZONS
-    ]
-    return sums.withColumn("per_day", slope).select("measure", "now", "per_day", *ahead).orderBy("measure")
+    whole = [day for day in days if day["day"] >= start - DAY_US // 24 and day["day"] + DAY_US <= end]
+    measures = {
+        "tokens": [day["tokens"] for day in whole],
+        "subscriptions": [day["subscriptions"] for day in whole],
+        "notifications": [day["notifications"] for day in whole],
+        "store_bytes": [
+            day["tokens"] * TOKEN_BYTES + day["subscriptions"] * SUBSCRIPTION_BYTES for day in whole
+        ],
+    }
+    rows = [projected(name, np.array(values, float)) for name, values in sorted(measures.items())]
+    return Rows(list(rows[0]), rows)
 
 
-def tables(inputs: Inputs) -> Mapping[str, DataFrame]:
+def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> Row:
+    """One measure's row, by a line through its whole days."""
+    row: Row = {"measure": name, "whole_days": len(values), "now": None, "per_day": None}
+    for horizon in HORIZONS:
+        row |= {f"in_{horizon}_days": None, f"in_{horizon}_days_low": None, f"in_{horizon}_days_high": None}
+    if len(values):
+        row["now"] = float(values[-1])
+    if len(values) < ENOUGH_DAYS:
+        return row
+    x = np.arange(len(values), dtype=float)
+    slope, level = np.polyfit(x, values, 1)
+    rest = values - (slope * x + level)
+    error = float(np.sqrt((rest @ rest) / max(1, len(values) - 2) / ((x - x.mean()) @ (x - x.mean()))))
+    row["per_day"] = float(slope)
+    for horizon in HORIZONS:
+        expected = row["now"] + slope * horizon
+        around = ERRORS_EITHER_SIDE * error * horizon
+        row[f"in_{horizon}_days"] = max(0.0, float(expected))
+        row[f"in_{horizon}_days_low"] = max(0.0, float(expected - around))
+        row[f"in_{horizon}_days_high"] = max(0.0, float(expected + around))
+    return row
+
+
+def tables(warehouse: Warehouse) -> dict[str, Rows]:
     """The report's tables by name."""
-    days = daily(inputs)
-    return {"capacity_daily": days, "capacity_projection": projection(days, window_days(inputs)[0])}
+    days = warehouse.rows(DAILY)
+    window = warehouse.window
+    return {"capacity_daily": days, "capacity_projection": projection(days, window.start, window.end)}

@@ -1,150 +1,144 @@
-"""Subscription health per SMP server: which servers lose our subscriptions, worst first."""
+"""Subscription health per SMP server: which servers lose our subscriptions, worst first.
 
-from collections.abc import Mapping
+What a server lost counts by its size and by how long it lasted: see `analytics.outages`.
+"""
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from analytics.outages import find_outages
+from analytics.warehouse import Rows, Warehouse
 
-from analytics.inputs import Inputs
-from analytics.times import DAY_US, MINUTE_US, SECOND_US
-from analytics.transforms import (
-    count_if,
-    is_event,
-    order,
-    present_names,
-    quantity,
-    ratio,
-    subscription_states,
-    time_us,
-    total_if,
-)
-from store.journal_schema import JournalEvent as E
+OUTAGE_EVENTS = """
+WITH stops AS (SELECT writer, max(us) AS stopped_us FROM life WHERE event = 'server_stopped' GROUP BY writer)
+SELECT server, us, event, changed, "count", expected, latency_us FROM (
+  SELECT l.* FROM life l LEFT JOIN stops USING (writer)
+  WHERE event IN ('smp_connected', 'smp_service_subscribed', 'smp_service_reset', 'smp_drift', 'smp_healed')
+    OR event = 'smp_disconnected' AND NOT coalesce(us >= stopped_us - $minute, false)
+  UNION ALL BY NAME
+  SELECT server, us, 'regained' AS event, count(*) AS "count", min(writer) AS writer, min(seq) AS seq
+  FROM life WHERE event = 'sub_status_changed' AND status_from = 'INACTIVE' AND status_to = 'ACTIVE'
+  GROUP BY server, us)
+ORDER BY us, writer, seq
+"""
 
-KNOWN_STATUSES: Mapping[str, tuple[str, ...]] = {
-    "active": ("ACTIVE",),
-    "inactive": ("INACTIVE",),
-    "pending": ("NEW", "PENDING"),
-    "end": ("END",),
-    "auth": ("AUTH",),
-    "deleted": ("DELETED",),
-}
-PENALTY_WORTH_NAMING = 1.0
+OUTAGES = """
+CREATE TABLE outages (server VARCHAR, kind VARCHAR, start_us BIGINT, size BIGINT, end_us BIGINT,
+  heal_us BIGINT)
+"""
+
+LISTED = """
+SELECT o.server, o.kind, o.start_us AS start, o.end_us AS "end", o.size AS subscriptions,
+  greatest(o.size, (SELECT count(*) FROM subs s WHERE s.server = o.server AND s.first_us <= o.start_us
+    AND coalesce(s.gone_us, $end) > o.start_us)) AS of_subscriptions,
+  o.heal_us / 1e6 AS heal_s, o.end_us IS NULL AS is_open
+FROM outages o WHERE coalesce(o.end_us, $end) >= $start ORDER BY o.start_us, o.server
+"""
+
+HEALTH = """
+WITH st AS (
+  SELECT server, count(*) AS subscriptions, count(*) FILTER (status = 'ACTIVE') AS believed,
+    count(*) FILTER (status = 'INACTIVE') AS inactive, count(*) FILTER (status IN ('NEW',
+      'PENDING')) AS pending,
+    count(*) FILTER (status = 'END') AS ended, count(*) FILTER (status = 'AUTH') AS auth,
+    count(*) FILTER (status = 'DELETED') AS deleted,
+    count(*) FILTER (status NOT IN ('ACTIVE', 'INACTIVE', 'NEW', 'PENDING', 'END', 'AUTH',
+      'DELETED')) AS error,
+    max(CASE WHEN status = 'ACTIVE' THEN $end ELSE last_active_us END) AS last_active_us
+  FROM states GROUP BY server),
+held AS (
+  SELECT server, sum(greatest(0, least(coalesce(gone_us, $end), $end) - greatest(first_us, $start))) AS sub_us
+  FROM subs GROUP BY server),
+ev AS (
+  SELECT server, count(*) FILTER (event = 'sub_status_changed' AND status_from = 'ACTIVE') AS flaps,
+    count(*) FILTER (event = 'smp_drift') AS drift_events,
+    coalesce(sum(abs(expected - "count")) FILTER (event = 'smp_drift'), 0) AS drift_size,
+    arg_max("count" / nullif(total, 0), us) FILTER (event = 'smp_service_subscribed') AS service_coverage
+  FROM life WHERE us >= $start AND server IS NOT NULL GROUP BY server),
+out AS (
+  SELECT server, count(*) FILTER (kind = 'disconnected' AND start_us >= $start) AS disconnects,
+    avg(heal_us) FILTER (kind = 'disconnected') / 1e6 AS mean_recover_s,
+    max(heal_us) FILTER (kind <> 'disconnected') / 1e6 AS longest_heal_s,
+    count(*) FILTER (end_us IS NULL) AS open_outages,
+    coalesce(sum(size) FILTER (end_us IS NULL AND kind = 'lost'), 0) AS lost_now,
+    coalesce(sum(size) FILTER (end_us IS NULL AND kind <> 'lost'), 0) AS down_now,
+    sum(size * greatest(0, least(coalesce(end_us, $end), $end) - greatest(start_us, $start))) AS lost_us
+  FROM outages WHERE coalesce(end_us, $end) >= $start GROUP BY server),
+j AS (
+  SELECT server, coalesce(subscriptions, 0) AS subscriptions,
+    greatest(0, least(coalesce(believed, 0) - coalesce(lost_now, 0),
+                      coalesce(subscriptions, 0) - coalesce(lost_now, 0) - coalesce(down_now, 0))) AS active,
+    coalesce(believed, 0) AS believed, coalesce(inactive, 0) AS inactive, coalesce(pending, 0) AS pending,
+    coalesce(ended, 0) AS ended, coalesce(auth, 0) AS auth, coalesce(deleted, 0) AS deleted,
+    coalesce(error, 0) AS error, last_active_us, coalesce(flaps, 0) AS flaps,
+    coalesce(disconnects, 0) AS disconnects, mean_recover_s, longest_heal_s,
+    coalesce(open_outages, 0) AS open_outages, coalesce(drift_events, 0) AS drift_events,
+    coalesce(drift_size, 0) AS drift_size, service_coverage,
+    greatest(0, 1 - coalesce(lost_us, 0) / nullif(sub_us, 0)) AS availability
+  FROM st FULL JOIN ev USING (server) FULL JOIN out USING (server) LEFT JOIN held USING (server)),
+k AS (
+  SELECT *, active / nullif(subscriptions, 0) AS active_share,
+    50 * (1 - coalesce(active / nullif(subscriptions, 0), 1)) AS p_active,
+    least(20, 20 * 100 * (1 - coalesce(availability, 1))) AS p_available,
+    least(15, 30 * coalesce(drift_size / nullif(subscriptions, 0), 0)) AS p_drift,
+    5 * (1 - coalesce(service_coverage, 1)) AS p_service,
+    least(10, 5 * coalesce(flaps / nullif(subscriptions, 0), 0)) AS p_flaps,
+    least(10, disconnects / greatest(1, ($end - $start) / $day)) AS p_disconnects,
+    least(10, coalesce(mean_recover_s, 0) / 60) AS p_recover
+  FROM j)
+SELECT server,
+  greatest(0, 100 - p_active - p_available - p_drift - p_service
+    - p_flaps - p_disconnects - p_recover) AS score,
+  concat_ws(', ', CASE WHEN p_active >= 1 THEN 'not active' END, CASE WHEN p_available >= 1
+    THEN 'unavailable' END,
+    CASE WHEN p_drift >= 1 THEN 'lost subscriptions' END, CASE WHEN p_service >= 1
+      THEN 'outside the service' END,
+    CASE WHEN p_flaps >= 1 THEN 'flapping' END, CASE WHEN p_disconnects >= 1 THEN 'disconnects' END,
+    CASE WHEN p_recover >= 1 THEN 'slow to recover' END) AS reasons,
+  subscriptions, active, active_share, greatest(0, believed - active) AS lost, inactive, pending, ended,
+    auth, deleted, error,
+  availability, ($end - last_active_us) / 1e6 AS seconds_since_active, flaps, disconnects, mean_recover_s,
+  drift_events, drift_size, longest_heal_s, open_outages, service_coverage
+FROM k ORDER BY score, server
+"""
+
+HOURS = """
+WITH taken AS (
+  SELECT server, us - us % $hour AS hour_us, us, max(total) AS subscriptions,
+    coalesce(sum("count") FILTER (status_to = 'ACTIVE'), 0) AS believed,
+    coalesce(sum("count") FILTER (status_to IN ('NEW', 'PENDING')), 0) AS pending
+  FROM life WHERE event = 'smp_sampled' AND us >= $start GROUP BY ALL),
+sampled AS (
+  SELECT server, hour_us, arg_max(subscriptions, us) AS subscriptions, arg_max(believed, us) AS believed,
+    arg_max(pending, us) AS pending FROM taken GROUP BY ALL),
+lost AS (
+  SELECT server, hour_us, max(size) AS lost, sum(size * (least(coalesce(end_us, $end), hour_us + $hour)
+      - greatest(start_us, hour_us))) / 1e6 AS lost_seconds
+  FROM (SELECT *, unnest(range(start_us - start_us % $hour, coalesce(end_us, $end), $hour)) AS hour_us
+        FROM outages WHERE coalesce(end_us, $end) >= $start)
+  WHERE hour_us >= $first_hour GROUP BY ALL),
+got AS (
+  SELECT server, hour_us, sum(entries) AS received FROM hours
+  WHERE event = 'ntf_received' AND hour_us >= $first_hour GROUP BY ALL)
+SELECT server, hour_us AS hour, subscriptions, greatest(0, round(believed - coalesce(lost_seconds,
+  0) / 3600))::BIGINT AS active, pending,
+  coalesce(lost, 0) AS lost, coalesce(lost_seconds, 0) AS lost_seconds, coalesce(received, 0) AS received
+FROM sampled FULL JOIN lost USING (server, hour_us) FULL JOIN got USING (server, hour_us)
+WHERE server IS NOT NULL ORDER BY server, hour
+"""
 
 
-def statuses_by_server(inputs: Inputs) -> DataFrame:
-    """Per server: living subscriptions, how many are in each group of statuses, when one was last active."""
-    status = F.coalesce("status", F.lit("unknown"))
-    known = [name for names in KNOWN_STATUSES.values() for name in names]
-    groups = [count_if(status.isin(list(names))).alias(group) for group, names in KNOWN_STATUSES.items()]
-    last_active = F.max(F.when(status == "ACTIVE", inputs.window.end).otherwise(F.col("last_active_us")))
-    return (
-        subscription_states(inputs.history)
-        .where(F.col("server").isNotNull())
-        .groupBy("server")
-        .agg(
-            F.count("*").alias("subscriptions"),
-            *groups,
-            count_if(~status.isin(known)).alias("error"),
-            last_active.alias("last_active_us"),
-        )
-    )
-
-
-def connection_events(inputs: Inputs) -> DataFrame:
-    """Per server, within the window: disconnections, flaps, drift and healing."""
-    flap = (
-        is_event(E.SUB_STATUS_CHANGED)
-        & (F.col("status_from") == "ACTIVE")
-        & (F.coalesce("status_to", F.lit("")) != "ACTIVE")
-    )
-    drift = F.abs(F.coalesce("expected", F.lit(0)) - F.coalesce("count", F.lit(0)))
-    rows = inputs.in_window().where(F.col("server").isNotNull())
-    return rows.groupBy("server").agg(
-        count_if(is_event(E.SMP_DISCONNECTED)).alias("disconnects"),
-        total_if(flap, quantity()).alias("flaps"),
-        count_if(is_event(E.SMP_DRIFT)).alias("drift_events"),
-        total_if(is_event(E.SMP_DRIFT), drift).alias("drift_size"),
-        count_if(is_event(E.SMP_HEALED)).alias("healed_events"),
-    )
-
-
-def recoveries(inputs: Inputs) -> DataFrame:
-    """Per server: mean time from a disconnection within the window to the next connection."""
-    rows = inputs.events.where(
-        is_event(E.SMP_DISCONNECTED, E.SMP_CONNECTED) & F.col("server").isNotNull()
-    ).select("server", "event", "time", "writer", "seq", time_us().alias("us"))
-    after = Window.partitionBy("server").orderBy("time", "writer", "seq")
-    following = F.lead(F.struct("event", "us")).over(after)
-    down = (
-        rows.withColumn("next", following)
-        .where(inputs.window.holds(F.col("us")))
-        .where((F.col("event") == E.SMP_DISCONNECTED.value) & (F.col("next.event") == E.SMP_CONNECTED.value))
-    )
-    return down.groupBy("server").agg(
-        F.count("*").alias("recoveries"),
-        (F.sum(F.col("next.us") - F.col("us")) / F.count("*") / SECOND_US).alias("mean_recover_s"),
-    )
-
-
-def service_coverage(inputs: Inputs) -> DataFrame:
-    """Per server: share of its subscriptions under the last service subscription."""
-    last = inputs.events.where(is_event(E.SMP_SERVICE_SUBSCRIBED) & F.col("server").isNotNull())
-    latest = last.groupBy("server").agg(F.max_by(F.struct("count", "total"), order()).alias("last"))
-    return latest.select("server", ratio(F.col("last.count"), F.col("last.total")).alias("service_coverage"))
-
-
-def penalties(window_days: float) -> Mapping[str, Column]:
-    """Points taken from 100 and why; every part is bounded so that one fault cannot hide another."""
-    lost = 1 - F.coalesce("active_share", F.lit(1.0))
+def tables(warehouse: Warehouse) -> dict[str, Rows]:
+    """The report's tables by name."""
+    add_outages(warehouse)
     return {
-        "not active": 60 * lost,
-        "flapping": F.least(
-            F.lit(15.0), 5 * F.coalesce(ratio(F.col("flaps"), F.col("subscriptions")), F.lit(0.0))
-        ),
-        "disconnects": F.least(F.lit(10.0), F.col("disconnects") / F.lit(window_days)),
-        "slow to recover": F.least(
-            F.lit(10.0), F.coalesce("mean_recover_s", F.lit(0.0)) * SECOND_US / MINUTE_US
-        ),
-        "drift": F.least(F.lit(5.0), F.col("drift_events").cast("double")),
+        "health": warehouse.rows(HEALTH),
+        "health_outages": warehouse.rows(LISTED),
+        "health_hours": warehouse.rows(HOURS),
     }
 
 
-def server_health(inputs: Inputs) -> DataFrame:
-    """One row per server with its score (100 is perfect) and the reasons for what is missing; worst first."""
-    window = inputs.window
-    counts = ["subscriptions", *KNOWN_STATUSES, "error"]
-    servers = (
-        connection_events(inputs)
-        .join(statuses_by_server(inputs), "server", "full")
-        .join(recoveries(inputs), "server", "left")
-        .join(service_coverage(inputs), "server", "left")
-        .na.fill(
-            0, [*counts, "flaps", "disconnects", "recoveries", "drift_events", "drift_size", "healed_events"]
-        )
-    )
-    shares = {f"{g}_share": ratio(F.col(g), F.col("subscriptions")) for g in (*KNOWN_STATUSES, "error")}
-    scored = servers.withColumns(shares)
-    taken = penalties(max(1, window.end - window.start) / DAY_US)
-    reasons = present_names([(name, points >= PENALTY_WORTH_NAMING) for name, points in taken.items()])
-    total = sum(taken.values(), F.lit(0.0))
-    return scored.select(
-        "server",
-        F.greatest(F.lit(0.0), 100 - total).alias("score"),
-        reasons.alias("reasons"),
-        *counts,
-        *shares,
-        ((F.lit(window.end) - F.col("last_active_us")) / SECOND_US).alias("seconds_since_active"),
-        "flaps",
-        "disconnects",
-        "recoveries",
-        "mean_recover_s",
-        "drift_events",
-        "drift_size",
-        "healed_events",
-        "service_coverage",
-    ).orderBy("score", "server")
-
-
-def tables(inputs: Inputs) -> Mapping[str, DataFrame]:
-    """The report's tables by name."""
-    return {"health": server_health(inputs)}
+def add_outages(warehouse: Warehouse) -> None:
+    """Make the table `outages`."""
+    found = find_outages(warehouse.rows(OUTAGE_EVENTS))
+    warehouse.db.execute(OUTAGES)
+    rows = [(o.server, o.kind, o.start_us, o.size, o.end_us, o.heal_us) for o in found]
+    if rows:
+        warehouse.db.executemany("INSERT INTO outages VALUES (?, ?, ?, ?, ?, ?)", rows)

@@ -1,77 +1,41 @@
 """Stale and orphan subscriptions: what could be deleted, and why, for an operator to review."""
 
-from collections.abc import Mapping
+from analytics.warehouse import Rows, Warehouse
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+STALE = """
+CREATE TABLE stale AS
+WITH dead AS (
+  SELECT token, true AS on_dead FROM token_lives
+  WHERE gone_us IS NULL AND $end - coalesce(last_push_us, first_us) >= $dead_token_days * $day),
+unreachable AS (
+  SELECT server, true AS unreachable FROM contacts
+  WHERE (CASE WHEN contact_us IS NULL THEN first_us WHEN disconnected_us > contact_us
+    THEN disconnected_us END)
+    <= $end - $unreachable_days * $day),
+reasons AS (
+  SELECT s.*, list_filter([
+    CASE WHEN last_active_us IS NULL AND first_us <= $end - $never_active_days * $day THEN 'never active' END,
+    CASE WHEN status <> 'ACTIVE' AND last_active_us <= $end - $inactive_days * $day
+      THEN 'inactive too long' END,
+    CASE WHEN unreachable THEN 'server unreachable' END,
+    CASE WHEN on_dead THEN 'dead token' END], lambda reason: reason IS NOT NULL) AS reasons
+  FROM states s LEFT JOIN unreachable USING (server) LEFT JOIN dead USING (token))
+SELECT * FROM reasons WHERE len(reasons) > 0
+"""
 
-from analytics.inputs import Inputs
-from analytics.times import DAY_US
-from analytics.transforms import dead_tokens, server_contacts, subscription_states, to_time
+LISTED = """
+SELECT lower(hex(subscription)) AS subscription, lower(hex(token)) AS token, server, status,
+  first_us AS first_seen, last_active_us AS last_active, array_to_string(reasons, ', ') AS reasons
+FROM stale ORDER BY server, token, subscription
+"""
 
-NEVER_ACTIVE = "never active"
-INACTIVE = "inactive too long"
-UNREACHABLE = "server unreachable"
-DEAD_TOKEN = "dead token"
-
-
-def unreachable_servers(inputs: Inputs) -> DataFrame:
-    """Servers without contact for too long: server, lost_us (when contact was lost, or first tried)."""
-    lost = F.when(F.col("contact_us").isNull(), F.col("server_first_us")).when(
-        F.col("disconnected_us") > F.col("contact_us"), F.col("disconnected_us")
-    )
-    limit = inputs.window.end - inputs.limits.unreachable_days * DAY_US
-    servers = server_contacts(inputs.history).select("server", lost.alias("lost_us"))
-    return servers.where(F.col("lost_us") <= limit)
-
-
-def stale_subscriptions(inputs: Inputs) -> DataFrame:
-    """The list for review: living subscriptions with at least one reason to delete them."""
-    limits, end = inputs.limits, inputs.window.end
-    dead = dead_tokens(inputs.history, end, limits.dead_token_days).select(
-        "token", F.lit(True).alias("on_dead")
-    )
-    status, last_active = F.coalesce("status", F.lit("unknown")), F.col("last_active_us")
-    holds: dict[str, Column] = {
-        NEVER_ACTIVE: last_active.isNull() & (F.col("first_us") <= end - limits.never_active_days * DAY_US),
-        INACTIVE: (status != "ACTIVE") & (last_active <= end - limits.inactive_days * DAY_US),
-        UNREACHABLE: F.col("lost_us").isNotNull(),
-        DEAD_TOKEN: F.col("on_dead").isNotNull(),
-    }
-    reasons = F.array_compact(
-        F.array(*[F.when(condition, F.lit(reason)) for reason, condition in holds.items()])
-    )
-    return (
-        subscription_states(inputs.history)
-        .join(unreachable_servers(inputs), "server", "left")
-        .join(dead, "token", "left")
-        .withColumn("reasons", reasons)
-        .where(F.size("reasons") > 0)
-        .select(
-            F.lower(F.hex("subscription")).alias("subscription"),
-            F.lower(F.hex("token")).alias("token"),
-            "server",
-            status.alias("status"),
-            to_time(F.col("first_us")).alias("first_seen"),
-            to_time(last_active).alias("last_active"),
-            F.concat_ws(", ", "reasons").alias("reasons"),
-        )
-        .orderBy("server", "token", "subscription")
-    )
+SUMMARY = """
+SELECT server, reason, count(*) AS subscriptions FROM (SELECT server, unnest(reasons) AS reason FROM stale)
+GROUP BY ALL ORDER BY server, reason
+"""
 
 
-def summary(listed: DataFrame) -> DataFrame:
-    """One row per (server, reason): how many subscriptions of the list have it."""
-    reason = F.explode(F.split("reasons", ", ")).alias("reason")
-    return (
-        listed.select("server", reason)
-        .groupBy("server", "reason")
-        .agg(F.count("*").alias("subscriptions"))
-        .orderBy("server", "reason")
-    )
-
-
-def tables(inputs: Inputs) -> Mapping[str, DataFrame]:
+def tables(warehouse: Warehouse) -> dict[str, Rows]:
     """The report's tables by name."""
-    listed = stale_subscriptions(inputs)
-    return {"stale_summary": summary(listed), "stale_subscriptions": listed}
+    warehouse.run(STALE)
+    return {"stale_summary": warehouse.rows(SUMMARY), "stale_subscriptions": warehouse.rows(LISTED)}

@@ -77,73 +77,30 @@ CREATE TEMP TABLE days AS
 SELECT unnest(range({start} - {start} % {DAY}, {end}, {DAY})) AS day;
 """
 
-LATENCIES = ", ".join(f"quantile_cont(latency_us, 0.{p}) AS latency_us_p{p}" for p in (50, 95, 99))
+LATENCIES = ", ".join(f"quantile_disc(latency_us, 0.{p}) / 1000 AS latency_ms_p{p}" for p in (50, 95, 99))
 
 TABLES: Mapping[str, str] = {
-    "health": """
-WITH st AS (SELECT server, count(*) AS subscriptions,
-    count(*) FILTER (status = 'ACTIVE') AS active, count(*) FILTER (status = 'INACTIVE') AS inactive,
-    count(*) FILTER (status IN ('NEW', 'PENDING')) AS pending, count(*) FILTER (status = 'END') AS "end",
-    count(*) FILTER (status = 'AUTH') AS auth, count(*) FILTER (status = 'DELETED') AS deleted,
-    max(CASE WHEN status = 'ACTIVE' THEN {end} ELSE last_active_us END) AS last_active
-  FROM states WHERE server IS NOT NULL GROUP BY server),
-w AS (SELECT server, count(*) FILTER (event = 'smp_disconnected') AS disconnects,
-    coalesce(sum(coalesce("count", 1)) FILTER (event = 'sub_status_changed' AND status_from = 'ACTIVE'
-      AND coalesce(status_to, '') <> 'ACTIVE'), 0) AS flaps,
-    count(*) FILTER (event = 'smp_drift') AS drift_events,
-    coalesce(sum(abs("count" - expected)) FILTER (event = 'smp_drift'), 0) AS drift_size,
-    count(*) FILTER (event = 'smp_healed') AS healed_events
-  FROM win WHERE server IS NOT NULL GROUP BY server),
-links AS (SELECT server, event, us, row_number() OVER (PARTITION BY server ORDER BY time, writer, seq) AS n
-  FROM ev WHERE event IN ('smp_connected', 'smp_disconnected') AND server IS NOT NULL),
-rec AS (SELECT a.server, count(*) AS recoveries, sum(b.us - a.us) / count(*) / 1e6 AS mean_recover_s
-  FROM links a JOIN links b ON a.server = b.server AND b.n = a.n + 1
-  WHERE a.event = 'smp_disconnected' AND b.event = 'smp_connected' AND a.us >= {start} GROUP BY a.server),
-svc AS (SELECT server, "count" / total AS service_coverage FROM ev WHERE event = 'smp_service_subscribed'
-  QUALIFY row_number() OVER (PARTITION BY server ORDER BY time DESC, writer DESC, seq DESC) = 1),
-j AS (SELECT server, coalesce(subscriptions, 0) AS subscriptions, coalesce(active, 0) AS active,
-    coalesce(inactive, 0) AS inactive, coalesce(pending, 0) AS pending, coalesce("end", 0) AS "end",
-    coalesce(auth, 0) AS auth, coalesce(deleted, 0) AS deleted, last_active, coalesce(flaps, 0) AS flaps,
-    coalesce(disconnects, 0) AS disconnects, coalesce(recoveries, 0) AS recoveries, mean_recover_s,
-    coalesce(drift_events, 0) AS drift_events, coalesce(drift_size, 0) AS drift_size,
-    coalesce(healed_events, 0) AS healed_events, service_coverage
-  FROM w FULL JOIN st USING (server) LEFT JOIN rec USING (server) LEFT JOIN svc USING (server)),
-k AS (SELECT *, subscriptions - active - inactive - pending - "end" - auth - deleted AS error,
-    60 * (1 - coalesce(active / nullif(subscriptions, 0), 1)) AS p1,
-    least(15, 5 * coalesce(flaps / nullif(subscriptions, 0), 0)) AS p2,
-    least(10, disconnects / (({end} - {start}) / {DAY})) AS p3,
-    least(10, coalesce(mean_recover_s, 0) / 60) AS p4, least(5, drift_events) AS p5 FROM j)
-SELECT server, greatest(0, 100 - (p1 + p2 + p3 + p4 + p5)) AS score,
-  concat_ws(', ', CASE WHEN p1 >= 1 THEN 'not active' END, CASE WHEN p2 >= 1 THEN 'flapping' END,
-    CASE WHEN p3 >= 1 THEN 'disconnects' END, CASE WHEN p4 >= 1 THEN 'slow to recover' END,
-    CASE WHEN p5 >= 1 THEN 'drift' END) AS reasons,
-  subscriptions, active, inactive, pending, "end", auth, deleted, error,
-  active / nullif(subscriptions, 0) AS active_share, inactive / nullif(subscriptions, 0) AS inactive_share,
-  pending / nullif(subscriptions, 0) AS pending_share, "end" / nullif(subscriptions, 0) AS end_share,
-  auth / nullif(subscriptions, 0) AS auth_share, deleted / nullif(subscriptions, 0) AS deleted_share,
-  error / nullif(subscriptions, 0) AS error_share, ({end} - last_active) / 1e6 AS seconds_since_active,
-  flaps, disconnects, recoveries, mean_recover_s, drift_events, drift_size, healed_events, service_coverage
-FROM k""",
     "delivery_providers": """
 SELECT provider, count(*) FILTER (event = 'push_sent') AS sent,
   count(*) FILTER (event = 'push_failed') AS failed,
   count(*) FILTER (event = 'push_retried') AS retried,
   coalesce(sum(coalesce("count", 1)) FILTER (event = 'push_sent'), 0) AS entries,
+  coalesce(sum(total - "count") FILTER (event = 'push_sent'), 0) AS sent_again,
   coalesce(sum(coalesce("count", 1)) FILTER (event = 'push_coalesced'), 0) AS coalesced,
   coalesce(sum(coalesce("count", 1)) FILTER (event = 'push_trimmed'), 0) AS trimmed,
   count(*) FILTER (event = 'cron_sent') AS periodic,
   sent / nullif(sent + failed, 0) AS success_rate, failed / nullif(sent + failed, 0) AS failure_rate,
   retried / nullif(sent + failed + retried, 0) AS retry_rate, entries / nullif(sent, 0) AS coalescing_factor,
-  quantile_cont(latency_us, 0.5) FILTER (event = 'push_sent') AS latency_us_p50,
-  quantile_cont(latency_us, 0.95) FILTER (event = 'push_sent') AS latency_us_p95,
-  quantile_cont(latency_us, 0.99) FILTER (event = 'push_sent') AS latency_us_p99
+  quantile_disc(latency_us, 0.5) FILTER (event = 'push_sent') / 1000 AS latency_ms_p50,
+  quantile_disc(latency_us, 0.95) FILTER (event = 'push_sent') / 1000 AS latency_ms_p95,
+  quantile_disc(latency_us, 0.99) FILTER (event = 'push_sent') / 1000 AS latency_ms_p99
 FROM win WHERE (starts_with(event, 'push_') OR event = 'cron_sent') AND provider IS NOT NULL
 GROUP BY provider""",
     "delivery_hours": f"""
 SELECT us - us % {HOUR} AS hour, count(*) AS pushes, sum(coalesce("count", 1)) AS entries, {LATENCIES}
 FROM win WHERE event = 'push_sent' GROUP BY hour""",
     "delivery_latency": f"""
-SELECT us - us % {HOUR} AS hour, coalesce(provider, '') AS provider, coalesce(server, '') AS server,
+SELECT us - us % {HOUR} AS hour, provider, server,
   count(*) AS pushes, sum(coalesce("count", 1)) AS entries, {LATENCIES}
 FROM win WHERE event = 'push_sent' GROUP BY ALL""",
     "delivery_errors": """
@@ -237,7 +194,9 @@ SELECT min(us) AS start, max(us) AS "end", count(DISTINCT server) AS servers, ma
     "incidents_restarts": """
 WITH p AS (SELECT writer, min(us) AS first_us, max(us) AS last_us,
     bool_or(event = 'server_stopped') AS stopped,
-    min(us) FILTER (event = 'server_started') AS started FROM ev GROUP BY writer),
+    min(us) FILTER (event = 'server_started') AS started, max(daemon) AS daemon
+  FROM ev WHERE event NOT IN ('ntf_received', 'cron_sent') AND NOT starts_with(event,
+    'push_') GROUP BY writer),
 q AS (SELECT *, lag(last_us) OVER (ORDER BY first_us, writer) AS before,
     lag(stopped) OVER (ORDER BY first_us, writer) AS clean FROM p),
 n AS (SELECT writer, "count" AS n FROM ev WHERE event = 'server_started'
@@ -253,8 +212,8 @@ a AS (SELECT writer, min(us) AS us, 1 AS k FROM ev e
 c AS (SELECT writer, us, sum(k) OVER (PARTITION BY writer ORDER BY us) AS done FROM a),
 r AS (SELECT c.writer, min(c.us) AS done_us FROM c JOIN n USING (writer)
   WHERE n.n > 0 AND c.done * 100 >= n.n * 99 GROUP BY c.writer)
-SELECT started AS start, done_us AS "end", n.n AS subscriptions, (started - before) / 1e6 AS down_s, clean,
-  (done_us - started) / 1e6 AS restore_s
+SELECT started AS start, done_us AS "end", daemon, n.n AS subscriptions, (started - before) / 1e6 AS down_s,
+  clean, (done_us - started) / 1e6 AS restore_s, 0 AS others_running
 FROM q JOIN n USING (writer) LEFT JOIN r USING (writer) WHERE started >= {start}""",
     "capacity_daily": """
 WITH sc AS (SELECT first_us AS us, 1 AS k FROM lives
@@ -269,15 +228,6 @@ SELECT d.day, coalesce((SELECT sum(change) FROM token_change WHERE us < d.day + 
   notifications / nullif(receiving_tokens, 0) AS notifications_per_token
 FROM days d LEFT JOIN win ON us - us % {DAY} = d.day AND event IN ('ntf_received', 'push_sent')
 GROUP BY d.day""",
-    "capacity_projection": """
-WITH d AS (SELECT *, (day - min(day) OVER ()) / {DAY} AS x, tokens * 1000 + subscriptions * 700 AS store_bytes
-  FROM ({capacity_daily})),
-y AS (UNPIVOT (SELECT x, tokens::DOUBLE AS tokens, subscriptions::DOUBLE AS subscriptions,
-  notifications::DOUBLE AS notifications, store_bytes::DOUBLE AS store_bytes FROM d)
-  ON tokens, subscriptions, notifications, store_bytes INTO NAME measure VALUE v)
-SELECT measure, arg_max(v, x) AS now, coalesce(regr_slope(v, x), 0) AS per_day,
-  greatest(0, now + 30 * per_day) AS in_30_days, greatest(0, now + 90 * per_day) AS in_90_days,
-  greatest(0, now + 365 * per_day) AS in_365_days FROM y GROUP BY measure""",
 }
 
 

@@ -2,8 +2,10 @@
 
 import csv
 import html.parser
+import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -11,15 +13,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 from analytics.__main__ import main
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports
 from analytics.segments import JournalNotFoundError
-from tests.analytics.reference import TABLES
+from analytics.spark import LazySpark
+from tests.analytics.conftest import NOW_US
 
 PLAN = Plan(seed=2, events=15_000, days=10, servers=4, gaps=0, mass_disconnects=1, restarts=1)
 START_DEADLINE = 120.0
@@ -35,21 +38,32 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(spark: SparkSession, journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(spark: LazySpark, journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
     steps: list[str] = []
+    names = list(REPORTS)
     result = run_reports(
-        spark, ReportJob(names=list(REPORTS), journal=str(journal), out=f"file://{out}"), steps.append
+        spark, ReportJob(names=names, journal=str(journal), out=f"file://{out}", now=NOW_US), steps.append
     )
-    assert set(result.tables) == set(TABLES)
     assert [Path(segment.path).name for segment in result.checked.bad] == ["broken.parquet"]
-    assert len(steps) == 3 + len(TABLES)
+    assert steps == [
+        "looking for segments",
+        "checking 12 segments",
+        "rolling up 10 days",
+        "reading rollups",
+        *names,
+        "writing results",
+    ]
+    assert {path.name for path in out.iterdir()} == {
+        "report.html",
+        "summary.json",
+        *[f"{table}.{suffix}" for table in result.tables for suffix in ("csv", "parquet")],
+    }
     return out
 
 
 def rows_of(out: Path, table: str) -> list[list[str]]:
-    (path,) = (out / f"{table}.csv").glob("part-*.csv")
-    return list(csv.reader(path.read_text().splitlines()))
+    return list(csv.reader((out / f"{table}.csv").read_text().splitlines()))
 
 
 class Names(html.parser.HTMLParser):
@@ -65,30 +79,57 @@ class Names(html.parser.HTMLParser):
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
 
 
-def test_every_table_is_written_twice(local: Path) -> None:
-    for table in TABLES:
-        assert len(list((local / f"{table}.parquet").glob("part-*.parquet"))) == 1
-        assert len(rows_of(local, table)) >= 1
+def test_every_table_is_one_plain_file_of_each_kind_for_its_owner(local: Path) -> None:
+    assert len(list(local.glob("*.parquet"))) == 22
+    for path in local.glob("*.parquet"):
+        table = pq.read_table(path)
+        rows = rows_of(local, path.stem)
+        assert rows[0] == table.column_names
+        assert len(rows) == table.num_rows + 1
+    assert {stat.S_IMODE(path.stat().st_mode) for path in local.iterdir()} == {0o600}
 
 
-def test_page_is_self_contained_and_names_what_was_skipped(local: Path) -> None:
+def test_times_have_their_zone(local: Path) -> None:
+    table = pq.read_table(local / "incidents_restarts.parquet")
+    assert str(table.schema.field("start").type) == "timestamp[us, tz=UTC]"
+    (_, row, *_) = rows_of(local, "incidents_restarts")
+    assert row[0] == "2026-01-05T00:00:00+00:00"
+
+
+def test_page_is_self_contained_and_readable_without_scripts(local: Path) -> None:
     text = (local / "report.html").read_text()
     page = Names()
     page.feed(text)
-    assert page.links == []
-    assert page.tags.count("svg") >= 8
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    own = {f"{path.stem}.csv" for path in local.glob("*.csv")}
+    assert {link for link in page.links if not link.startswith("#")} <= own
+    assert not {"link", "img", "iframe"} & set(page.tags)
     assert "url(" not in text
+    assert 'name="viewport"' in text
     assert "1 segments were skipped" in text
     assert "broken.parquet" in text
-    assert all(f"<h3>{table}</h3>" in text for table in TABLES)
+    assert page.tags.count("noscript") >= 8
+    assert text.count('scope="col"') > 100
+    sentences = re.findall("<li>(.*?)</li>", text)
+    assert any("routers went away at once" in sentence for sentence in sentences)
+    for name in REPORTS:
+        assert f'<h2 id="{name}">' in text
 
 
-def test_no_events_in_the_time_asked_for(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
-    job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1)
+def test_summary_is_for_machines(local: Path) -> None:
+    summary = json.loads((local / "summary.json").read_text())
+    assert summary["from"] == "2026-01-05T00:00:00+00:00"
+    assert summary["bad_segments"] == 1
+    assert {problem["kind"] for problem in summary["problems"]} >= {"mass disconnect", "journal", "outage"}
+    assert summary["figures"]["notifications"]["value"] > 1000
+    assert summary["figures"]["notifications"]["previous"] is None
+    assert len(summary["routers"]) == 4
+
+
+def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
+    job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1, now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no readable events"):
         run_reports(spark, job, lambda text: None)
-    empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path))
+    empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path), now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
         run_reports(spark, empty, lambda text: None)
 
@@ -162,6 +203,8 @@ def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
             journal,
             "--out",
             out,
+            "--rollups",
+            tmp_path / "rollups",
             *options,
         ],
         capture_output=True,
@@ -186,7 +229,9 @@ def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["compact", "--journal", folder]) == 0
     assert "events" in capsys.readouterr().err
     assert main(["retain", "--journal", folder, "--days", "1"]) == 0
-    assert "10 days deleted" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "10 days deleted" in told
+    assert "never rolled up" in told
     assert not list(Path(folder).glob("date=*"))
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
+from analytics.files import LocalFolder
 from analytics.generator import Plan, write_journal
-from analytics.segments import JournalNotFoundError, Segment, check_segment, split_overlapping
-from analytics.spark_segments import check_segments, list_segments, read_events
+from analytics.segments import Segment, check_segment, split_overlapping
+from analytics.spark import LazySpark
+from analytics.spark_segments import check_on_executors, read_events
 from ntf_server.journal import Journal, JournalSettings
 from store.journal_schema import JournalEvent
 
@@ -96,13 +97,7 @@ def test_only_segments_that_may_share_events_are_compared() -> None:
     assert overlapping == [b, c, e]
 
 
-def test_no_journal(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(JournalNotFoundError, match="no such folder"):
-        list_segments(spark, str(tmp_path / "nowhere"))
-    assert check_segments(spark, []).good == []
-
-
-async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession, tmp_path: Path) -> None:
+async def test_the_daemons_segments_of_both_formats_are_read(spark: LazySpark, tmp_path: Path) -> None:
     for file_format in ("parquet", "jsonl"):
         settings = JournalSettings(folder=tmp_path, key=bytes(32), format=file_format)
         journal = Journal(settings, lambda: 1_767_614_400_123_456)
@@ -110,11 +105,13 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession
         journal.stop()
         async with asyncio.timeout(20):
             await journal.run()
-    checked = check_segments(spark, list_segments(spark, str(tmp_path)))
-    assert (len(checked.good), checked.bad) == (2, [])
-    rows = (
-        read_events(spark, checked.good).drop("writer").selectExpr("*", "unix_micros(time) AS us").collect()
-    )
+    (tmp_path / "empty.parquet").touch()
+    names = [file.path for file in LocalFolder(str(tmp_path)).segments()]
+    checked = check_on_executors(spark.session, str(tmp_path), names)
+    assert [segment.error for segment in checked] == [None, None, "the file is empty"]
+    assert [segment.days for segment in checked[:2]] == [("2026-01-05",)] * 2
+    events = read_events(spark.session, str(tmp_path), checked[:2])
+    rows = events.drop("writer").selectExpr("*", "unix_micros(time) AS us").collect()
     first, second = (row.asDict() for row in rows)
     assert first == second
     assert (first["us"], first["event"], first["latency_us"], first["server"]) == (

@@ -4,19 +4,19 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
-from analytics.baseline import read_baseline
-from analytics.inputs import Inputs, Limits, Window
+from analytics.inputs import Limits
 from analytics.reports import capacity, health, stale
+from analytics.segments import JournalNotFoundError
 from analytics.snapshot import SnapshotError, SqliteSource, write_snapshot
 from store.journal_schema import JournalEvent as E
-from store.journal_schema import pseudonym
+from store.journal_schema import epoch_of, pseudonym
 from store.migrate import migrate
-from tests.analytics.conftest import START, START_US, at, collected, event, frame
+from tests.analytics.conftest import START, Ask, at, event
 
 KEY = b"k" * 32
 TOKENS = {b"T1" * 12: ("AP", "ACTIVE"), b"T2" * 12: ("FC", "INVALID,BAD")}
@@ -30,11 +30,11 @@ def database(tmp_path: Path) -> Path:
     migrate(path)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA journal_mode = WAL")  # as the daemon does
-        for key, hosts in ((1, "a.example,onion"), (2, "b.example")):
+        for key, hosts, port in ((1, "a.example,onion", ""), (2, "B.example", "7001")):
             db.execute(
                 "INSERT INTO smp_servers (server_key, hosts, port, key_hash, service_id, associated_count)"
-                " VALUES (?, ?, '', ?, ?, ?)",
-                (key, hosts, b"h", b"service" if key == 1 else None, 1 if key == 1 else 0),
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (key, hosts, port, b"h", b"service" if key == 1 else None, 1 if key == 1 else 0),
             )
         for key, (token_id, (provider, status)) in enumerate(TOKENS.items(), 1):
             db.execute(
@@ -62,14 +62,14 @@ def test_snapshot_has_pseudonyms_only(database: Path, tmp_path: Path) -> None:
     ]
     subs = pq.read_table(out / "subscriptions/date=2026-01-05/000000.parquet", partitioning=None).to_pylist()
     assert {(s["subscription"], s["token"], s["server"], s["status"], s["associated"]) for s in subs} == {
-        (pseudonym(KEY, b"S1" * 12), pseudonym(KEY, b"T1" * 12), "a.example", "ACTIVE", True),
-        (pseudonym(KEY, b"S2" * 12), pseudonym(KEY, b"T2" * 12), "b.example", "END", False),
-        (pseudonym(KEY, b"S3" * 12), pseudonym(KEY, b"T1" * 12), "b.example", "ERR", False),
+        (pseudonym(KEY, b"S1" * 12), pseudonym(KEY, b"T1" * 12), "a.example:5223", "ACTIVE", True),
+        (pseudonym(KEY, b"S2" * 12), pseudonym(KEY, b"T2" * 12), "b.example:7001", "END", False),
+        (pseudonym(KEY, b"S3" * 12), pseudonym(KEY, b"T1" * 12), "b.example:7001", "ERR", False),
     }
     servers = pq.read_table(out / "servers/date=2026-01-05/000000.parquet", partitioning=None).to_pylist()
     assert [(s["server"], s["subscriptions"], s["associated"], s["has_service"]) for s in servers] == [
-        ("a.example", 1, 1, True),
-        ("b.example", 2, 0, False),
+        ("a.example:5223", 1, 1, True),
+        ("b.example:7001", 2, 0, False),
     ]
     assert sum(1 for _ in out.rglob("*.parquet")) == 3
 
@@ -94,34 +94,30 @@ def test_no_store(tmp_path: Path, content: bytes | None) -> None:
     assert not list(tmp_path.rglob("*.parquet*"))
 
 
-def test_reports_know_what_is_older_than_the_journal(
-    spark: SparkSession, database: Path, tmp_path: Path
-) -> None:
+def test_reports_know_what_is_older_than_the_journal(database: Path, tmp_path: Path, ask: Ask) -> None:
     out = tmp_path / "snapshots"
     for day in (5, 7, 20):
         write_snapshot(SqliteSource(database), KEY, datetime(2026, 1, day, tzinfo=UTC), out)
-    window = Window(START_US + 2 * DAY * 1_000_000 + 1, START_US + 10 * DAY * 1_000_000)
-    baseline = read_baseline(spark, str(out), window)
-    assert baseline is not None
     s2 = pseudonym(KEY, b"S2" * 12)
-    rows = [event(3 * DAY, E.SUB_STATUS_CHANGED, subscription=s2, server="b.example", status_to="ACTIVE")]
-    events = frame(spark, rows)
-    inputs = Inputs(
-        events, events.unionByName(baseline), window, Limits(never_active_days=5, dead_token_days=100)
-    )
+    name = "b.example:7001"
+    moved: Any = {"subscription": s2, "server": name, "status_from": "END", "status_to": "ACTIVE"}
+    rows = [{**event(3 * DAY, E.SUB_STATUS_CHANGED, **moved), "epoch": epoch_of(KEY)}]
+    limits = Limits(never_active_days=5, dead_token_days=100)
+    warehouse = ask(rows, first_day=2.1, days=10, limits=limits, snapshots=out)
     servers = {
-        r["server"]: (r["subscriptions"], r["active"], r["error"])
-        for r in collected(health.server_health(inputs))
+        r["server"]: (r["subscriptions"], r["active"], r["error"]) for r in health.tables(warehouse)["health"]
     }
-    assert servers == {"a.example": (1, 1, 0), "b.example": (2, 1, 1)}
-    (listed,) = collected(stale.stale_subscriptions(inputs))
+    assert servers == {"a.example:5223": (1, 1, 0), name: (2, 1, 1)}
+    (listed,) = stale.tables(warehouse)["stale_subscriptions"]
     assert (listed["subscription"], listed["first_seen"]) == (pseudonym(KEY, b"S3" * 12).hex(), at(2 * DAY))
-    first = collected(capacity.daily(inputs))[0]
+    first = capacity.tables(warehouse)["capacity_daily"][0]
     assert (first["tokens"], first["subscriptions"]) == (1, 3)
 
 
-def test_no_snapshot(spark: SparkSession, tmp_path: Path, database: Path) -> None:
-    window = Window(START_US, START_US + 1)
-    assert read_baseline(spark, str(tmp_path / "nowhere"), window) is None
+def test_no_snapshot(tmp_path: Path, database: Path, ask: Ask) -> None:
+    rows = [event(1, E.SMP_CONNECTED, server="a.example:5223", latency_us=1)]
+    with pytest.raises(JournalNotFoundError, match="no snapshots in"):
+        ask(rows, snapshots=tmp_path / "nowhere")
     write_snapshot(SqliteSource(database), KEY, datetime(2026, 2, 1, tzinfo=UTC), tmp_path / "later")
-    assert read_baseline(spark, str(tmp_path / "later"), window) is None
+    with pytest.raises(JournalNotFoundError, match="no snapshot before the end"):
+        ask(rows, snapshots=tmp_path / "later")

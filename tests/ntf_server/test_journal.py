@@ -20,6 +20,7 @@ from ntf_server.journal_items import ContractError, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
 from store.journal_schema import (
+    COLUMNS,
     CONTRACT,
     GIVEN_COLUMNS,
     KEY_SIZE,
@@ -489,3 +490,19 @@ async def test_whatever_goes_wrong_costs_events_not_the_daemon(
     async with running(Journal(settings(tmp_path), Clock())) as journal:
         note(journal)
         await until(lambda: journal.dropped == 1)
+
+
+def documented() -> list[str]:
+    """The contract as the tables of the documentation have it."""
+    columns = [f"| `{column.name}` | {column.meaning} |" for column in COLUMNS]
+    spans = {1: "exact", 1_000_000: "second", 60_000_000: "minute"}
+    events = [
+        f"| `{event}` | {' '.join(sorted(c.must))} | {' '.join(sorted(c.may))} | {spans[c.resolution_us]} | {c.meaning} |"
+        for event, c in CONTRACT.items()
+    ]
+    return columns + events
+
+
+def test_the_documentation_has_the_contract() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text("utf-8")
+    assert [line for line in documented() if line not in text.splitlines()] == []

@@ -1,0 +1,166 @@
+"""Folders of journals, rollups and results: on this machine, or on any file system that Hadoop knows."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
+
+from analytics.manifest import FoundFile
+from analytics.segments import JournalNotFoundError
+
+ROLLUPS_FOLDER = "_rollups"
+"Within a journal, whose readers pass over names with an underscore."
+SEGMENT_SUFFIXES = (".parquet", ".jsonl")
+OWNER_ONLY = 0o600
+
+
+class Folder(Protocol):
+    """One folder and what is in it; paths are relative to it, `path` is what Spark is told."""
+
+    path: str
+
+    def segments(self) -> list[FoundFile]:
+        """Closed segments below; names that begin with a dot or an underscore are no part of a journal."""
+
+    def read_text(self, name: str) -> str | None:
+        """A file's content; None if there is none."""
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file as a whole."""
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a local file into the folder."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
+
+    def local_copy(self) -> contextlib.AbstractContextManager[Path]:
+        """The folder's content as a local folder."""
+
+
+def is_local(path: str) -> bool:
+    """Whether a path needs no Hadoop."""
+    return urlparse(path).scheme in ("", "file")
+
+
+def local_path(path: str) -> Path:
+    """A local path, given plainly or as a file URL."""
+    return Path(unquote(urlparse(path).path)) if path.startswith("file:") else Path(path)
+
+
+class LocalFolder:
+    """A folder of this machine."""
+
+    def __init__(self, path: str) -> None:
+        self._root = local_path(path).absolute()
+        self.path = str(self._root)
+
+    def segments(self) -> list[FoundFile]:
+        if not self._root.is_dir():
+            raise JournalNotFoundError(f"no such folder: {self._root}")
+        return sorted(self._found(), key=lambda file: file.path)
+
+    def _found(self) -> Iterator[FoundFile]:
+        for path in self._root.rglob("*"):
+            relative = path.relative_to(self._root)
+            if path.suffix in SEGMENT_SUFFIXES and not is_hidden(relative.parts):
+                with contextlib.suppress(FileNotFoundError):  # retention may run at the same time
+                    state = path.stat()
+                    yield FoundFile(relative.as_posix(), state.st_size, state.st_mtime_ns)
+
+    def read_text(self, name: str) -> str | None:
+        try:
+            return (self._root / name).read_text("utf-8")
+        except FileNotFoundError:
+            return None
+
+    def write_text(self, name: str, text: str) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._root / f".{name}.draft"
+        draft.touch(OWNER_ONLY)
+        draft.write_text(text, "utf-8")
+        draft.rename(self._root / name)
+
+    def put(self, source: Path, name: str) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._root / f".{name}.draft"
+        draft.touch(OWNER_ONLY)
+        shutil.copyfile(source, draft)
+        draft.rename(self._root / name)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def local_copy(self) -> Iterator[Path]:
+        yield self._root
+
+
+class HadoopFolder:
+    """A folder of any file system that Spark's Hadoop libraries can reach."""
+
+    def __init__(self, spark: Any, path: str) -> None:
+        self.path = path.rstrip("/")
+        self._jvm = spark.sparkContext._jvm
+        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self._files = self._at("").getFileSystem(self._conf)
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.path}/{name}" if name else self.path)
+
+    def segments(self) -> list[FoundFile]:
+        root = self._at("")
+        if not self._files.exists(root):
+            raise JournalNotFoundError(f"no such folder: {self.path}")
+        prefix = self._files.makeQualified(root).toUri().getPath().rstrip("/") + "/"
+        found = []
+        listing = self._files.listFiles(root, True)
+        while listing.hasNext():
+            status = listing.next()
+            relative = status.getPath().toUri().getPath().removeprefix(prefix)
+            if relative.endswith(SEGMENT_SUFFIXES) and not is_hidden(tuple(relative.split("/"))):
+                found.append(FoundFile(relative, status.getLen(), status.getModificationTime()))
+        return sorted(found, key=lambda file: file.path)
+
+    def read_text(self, name: str) -> str | None:
+        if not self._files.exists(self._at(name)):
+            return None
+        stream = self._files.open(self._at(name))
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode("utf-8")
+        finally:
+            stream.close()
+
+    def write_text(self, name: str, text: str) -> None:
+        stream = self._files.create(self._at(name), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def put(self, source: Path, name: str) -> None:
+        local = self._jvm.org.apache.hadoop.fs.Path(f"file:{source.absolute()}")
+        self._files.copyFromLocalFile(False, True, local, self._at(name))
+
+    def remove(self, name: str) -> None:
+        self._files.delete(self._at(name), True)
+
+    @contextlib.contextmanager
+    def local_copy(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as folder:
+            target = Path(folder) / "copy"
+            local = self._jvm.org.apache.hadoop.fs.Path(f"file:{target}")
+            self._files.copyToLocalFile(False, self._at(""), local, True)
+            yield target
+
+
+def is_hidden(parts: tuple[str, ...]) -> bool:
+    """Names that readers of a journal pass over: open segments, drafts, rollups."""
+    return any(part.startswith((".", "_")) for part in parts)

@@ -1,0 +1,213 @@
+"""What an operator should know first: one sentence per problem, the worst first. Pure.
+
+Thresholds say when something is worth a sentence.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from analytics.times import SECOND_US
+from analytics.warehouse import Row, Rows, Warehouse
+
+Tables = Mapping[str, Rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """When something is a problem. What leads to a sentence makes `--check` fail."""
+
+    outage_seconds: float = 60.0
+    "A disconnection for so long, of any size."
+    lost_subscriptions: int = 1
+    "Subscriptions that a router lost at once."
+    failure_rate: float = 0.02
+    "Share of pushes that a provider did not take in the end."
+    latency_ms: float = 5_000.0
+    "95 of 100 pushes within so many milliseconds of their notification."
+    down_seconds: float = 300.0
+    "How long nobody may run between two starts of a daemon."
+    score: float = 60.0
+    "The health score of a router."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem in plain words; the higher its weight, the worse."""
+
+    weight: float
+    text: str
+    kind: str
+
+
+def find(tables: Tables, thresholds: Thresholds) -> list[Finding]:
+    """All problems, the worst first."""
+    found = [
+        *outages(tables.get("health_outages", ()), thresholds),
+        *scores(tables.get("health", ()), thresholds),
+        *providers(tables.get("delivery_providers", ()), thresholds),
+        *gaps(tables.get("incidents_gaps", ())),
+        *masses(tables.get("incidents_disconnects", ())),
+        *restarts(tables.get("incidents_restarts", ()), thresholds),
+        *losses(tables.get("incidents_losses", ())),
+    ]
+    return sorted(found, key=lambda finding: (-finding.weight, finding.text))
+
+
+Found = Iterator[Finding]
+
+
+def outages(rows: Rows | tuple[()], limits: Thresholds) -> Found:
+    """Routers that lost subscriptions, and those that were away for long."""
+    for row in rows:
+        size, lasted = row["subscriptions"], row["heal_s"]
+        is_loss = row["kind"] != "disconnected" and size >= limits.lost_subscriptions
+        too_long = row["is_open"] or lasted >= limits.outage_seconds
+        if is_loss or (too_long and size):
+            yield Finding(outage_weight(row), outage_text(row), "outage")
+
+
+def outage_weight(row: Row) -> float:
+    """Open ones first, then by how many subscriptions waited how long."""
+    waited: float = row["subscriptions"] * (60 + (row["heal_s"] or 0))
+    return waited + (1e12 if row["is_open"] else 0)
+
+
+def outage_text(row: Row) -> str:
+    """One outage."""
+    how = {
+        "lost": "lost {n} of {all} subscriptions on {when}",
+        "disconnected": "was away from {when} with {n} of {all} subscriptions",
+        "service reset": "refused our service on {when}, which cut off {n} of {all} subscriptions",
+    }[row["kind"]]
+    said = how.format(
+        n=number(row["subscriptions"]), all=number(row["of_subscriptions"]), when=moment(row["start"])
+    )
+    end = "and has not healed" if row["is_open"] else f"healed after {span(row['heal_s'])}"
+    return f"{row['server']} {said}, {end}."
+
+
+def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
+    """Routers that are not well at the end."""
+    for row in rows:
+        if row["score"] < limits.score and row["subscriptions"]:
+            share = f"{number(row['active'])} of {number(row['subscriptions'])} subscriptions active"
+            text = f"{row['server']} is not well: score {row['score']:.0f}, {share} ({row['reasons']})."
+            yield Finding(1e11 + (100 - row["score"]) * row["subscriptions"], text, "health")
+
+
+def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
+    """Providers that refuse pushes or are slow."""
+    for row in rows:
+        failed = row["failure_rate"] or 0
+        if failed > limits.failure_rate:
+            many = f"{number(row['failed'])} of {number(row['sent'] + row['failed'])}"
+            yield Finding(
+                1e6 + row["failed"], f"{row['provider']} did not take {many} pushes ({failed:.1%}).", "push"
+            )
+        late = row["latency_ms_p95"] or 0
+        if late > limits.latency_ms:
+            text = (
+                f"Pushes through {row['provider']} are late: 5 of 100 take longer than {span(late / 1000)}."
+            )
+            yield Finding(1e6 + late, text, "latency")
+
+
+def gaps(rows: Rows | tuple[()]) -> Found:
+    """Routers that were silent when they usually are not."""
+    for row in rows:
+        when = f"from {moment(row['start'])} to {clock(row['end'])}"
+        text = f"{row['server']} sent {number(row['received'])} instead of about {number(row['expected'])}"
+        yield Finding(row["missed"] * 60, f"{text} notifications {when}.", "gap")
+
+
+def masses(rows: Rows | tuple[()]) -> Found:
+    """Many routers at once: the network, not a router."""
+    for row in rows:
+        many = f"{row['servers']} of {row['servers_seen']} routers went away at once"
+        text = f"{many} on {moment(row['start'])}, with {number(row['subscriptions'])} subscriptions."
+        yield Finding(row["subscriptions"] * 60, text, "mass disconnect")
+
+
+def restarts(rows: Rows | tuple[()], limits: Thresholds) -> Found:
+    """Daemons that died, or were away for long while no other ran."""
+    for row in rows:
+        down = row["down_s"] or 0
+        if row["clean"] is False or (down >= limits.down_seconds and not row["others_running"]):
+            how = "died" if row["clean"] is False else "was stopped"
+            text = f"{row['daemon']} {how} and was back on {moment(row['start'])} after {span(down)}"
+            again = (
+                "" if row["restore_s"] is None else f"; 99 % were active again {span(row['restore_s'])} later"
+            )
+            yield Finding((row["subscriptions"] or 0) * (60 + down), f"{text}{again}.", "restart")
+
+
+def losses(rows: Rows | tuple[()]) -> Found:
+    """The journal itself is incomplete."""
+    if lost := sum(row["events"] for row in rows):
+        yield Finding(
+            1e3 + lost, f"The journal lacks {number(lost)} events that could not be written.", "journal"
+        )
+
+
+def number(value: float) -> str:
+    """A whole number for a sentence."""
+    return f"{round(value):,}"
+
+
+def moment(us: int) -> str:
+    """A time for a sentence."""
+    return f"{datetime.fromtimestamp(us // SECOND_US, UTC):%-d %B %H:%M}"
+
+
+def clock(us: int) -> str:
+    """A time of the day for a sentence."""
+    return f"{datetime.fromtimestamp(us // SECOND_US, UTC):%H:%M}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its own unit."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
+    return f"{seconds:.0f} s"
+
+
+FIGURES = """
+SELECT
+  (SELECT coalesce(sum(entries), 0) FROM hours WHERE event = 'ntf_received' AND hour_us >= $a
+    AND hour_us < $b)
+    AS notifications,
+  (SELECT coalesce(sum(number), 0) FROM hours WHERE event = 'push_sent' AND hour_us >= $a
+    AND hour_us < $b) AS pushes,
+  (SELECT coalesce(sum(number), 0) FROM hours WHERE event = 'push_failed' AND hour_us >= $a AND hour_us < $b)
+    AS failed_pushes,
+  (SELECT count(*) FROM subs WHERE first_us < $b AND coalesce(gone_us, $b) >= $b) AS subscriptions,
+  (SELECT count(*) FROM token_lives WHERE first_us < $b AND coalesce(gone_us, $b) >= $b) AS tokens,
+  (SELECT count(*) FROM life WHERE event = 'token_registered' AND us >= $a AND us < $b) AS registered_tokens,
+  (SELECT count(*) FROM life WHERE event = 'token_deleted' AND us >= $a AND us < $b) AS deleted_tokens,
+  (SELECT count(*) FROM life WHERE event = 'token_invalid' AND us >= $a AND us < $b) AS invalid_tokens,
+  (SELECT count(*) FROM life WHERE event = 'smp_disconnected' AND us >= $a AND us < $b) AS disconnections,
+  (SELECT coalesce(sum(greatest(0, expected - "count")), 0) FROM life WHERE event = 'smp_drift'
+     AND us >= $a AND us < $b) AS lost_subscriptions
+"""
+
+
+def figures(warehouse: Warehouse) -> dict[str, dict[str, int | None]]:
+    """Key figures of the window, those of the time of the same length before it, and the change."""
+    window = warehouse.window
+    length = window.end - window.start
+    (now,) = warehouse.rows(FIGURES, a=window.first_hour, b=window.end)
+    (before,) = warehouse.rows(FIGURES, a=window.first_hour - length, b=window.start)
+    (known,) = warehouse.rows("SELECT min(us) AS first FROM life")
+    comparable = known["first"] is not None and known["first"] <= window.start - length
+    return {
+        name: {
+            "value": int(value),
+            "previous": int(before[name]) if comparable else None,
+            "change": int(value - before[name]) if comparable else None,
+        }
+        for name, value in now.items()
+    }

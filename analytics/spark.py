@@ -1,0 +1,99 @@
+"""Spark sessions: on any master, started only when there is something for Spark to do."""
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from pyspark.sql import SparkSession
+
+from analytics.java import find_java
+
+LOCAL_MASTER = "local[*]"
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto"
+"A run takes less than a minute: the optimising compiler would cost more than it gains."
+
+
+class LazySpark:
+    """A session that is made when first asked for, and stopped at the end. Executors are sent this package.
+
+    Without a `master`, that of spark-submit is taken, else this machine with all its cores.
+    """
+
+    def __init__(self, master: str | None, memory: str, more: Mapping[str, str] | None = None) -> None:
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
+        self.master = master if master is not None or submitted else LOCAL_MASTER
+        self._memory = memory
+        self._more = more or {}
+        self._stack = ExitStack()
+        self._session: SparkSession | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the executors are in this process."""
+        return self.master is not None and self.master.startswith("local")
+
+    @property
+    def session(self) -> SparkSession:
+        """The one session."""
+        if self._session is None:
+            self._session = self._start()
+        return self._session
+
+    def _start(self) -> SparkSession:
+        find_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("ntf-analytics")
+        if self.master is not None:
+            builder = builder.master(self.master)
+        for name, value in {**self._settings(), **self._more}.items():
+            builder = builder.config(name, value)
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
+        spark = builder.getOrCreate()
+        self._stack.callback(spark.stop)
+        if not self.is_local:
+            send_package(spark, Path(folder) / "ntf_analytics.zip")
+        return spark
+
+    def _settings(self) -> dict[str, str]:
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.driver.memory": self._memory,
+            "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
+            "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
+            "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        }
+        if self.is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= {
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.extraJavaOptions": QUICK_START,
+                "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+            }
+        return settings
+
+    def __enter__(self) -> "LazySpark":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def send_package(spark: SparkSession, archive: Path) -> None:
+    """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
+    root = Path(__file__).parent.parent
+    with zipfile.ZipFile(archive, "w") as file:
+        for package in ("analytics", "store"):
+            for source in sorted((root / package).rglob("*.py")):
+                file.write(source, source.relative_to(root))
+    spark.sparkContext.addPyFile(str(archive))

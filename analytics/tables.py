@@ -1,0 +1,55 @@
+"""A report's tables as files: one plain Parquet and one plain CSV file each, times with their zone."""
+
+import csv
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analytics.times import SECOND_US
+from analytics.warehouse import Rows
+
+TIME_COLUMNS = frozenset({"start", "end", "hour", "day", "first_seen", "last_active", "last_push"})
+"Columns of any table that are times, in microseconds."
+TIME = pa.timestamp("us", tz="UTC")
+
+
+def write_parquet(rows: Rows, path: Path) -> None:
+    """All rows in one file."""
+    arrays = [column(rows, name) for name in rows.columns]
+    pq.write_table(pa.table(arrays, names=rows.columns), path, compression="zstd")
+
+
+def column(rows: Rows, name: str) -> pa.Array:
+    """One column; a time, or whatever its values are."""
+    values = [row[name] for row in rows]
+    return pa.array(values, pa.int64()).cast(TIME) if name in TIME_COLUMNS else pa.array(values)
+
+
+def write_csv(rows: Rows, path: Path) -> None:
+    """All rows in one file; times in ISO 8601."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows.columns)
+        for row in rows:
+            writer.writerow([plain(name, row[name]) for name in rows.columns])
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as text for people and programs."""
+    if value is None:
+        return ""
+    if name in TIME_COLUMNS:
+        return iso_time(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value
+
+
+def iso_time(us: int) -> str:
+    """A time with its zone, to the second unless there is more to say."""
+    precision = "seconds" if us % SECOND_US == 0 else "microseconds"
+    moment = datetime.fromtimestamp(us // SECOND_US, UTC).replace(microsecond=us % SECOND_US)
+    return moment.isoformat(timespec=precision)

@@ -1,0 +1,286 @@
+"""The rollups of a journal as tables that reports ask in SQL, on the driver.
+
+`life`, `hours` and `tokens` are the rollups (see `analytics.rollups`) up to the window's end, without events
+whose times cannot be. From them come `subs` (one row per subscription ever seen) and `states` (those that
+live), `token_lives`, `token_activity` (changes of the number of active tokens), `contacts` (one row per
+router) and `days` (of the window). Times are microseconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from analytics.inputs import Limits, Window
+from analytics.segments import JournalNotFoundError
+from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+
+EARLIEST_US = 1_577_836_800 * SECOND_US
+"2020-01-01: no journal is older."
+SLACK_US = HOUR_US
+"Events this much before a process began or after it last told its age may still be its own."
+
+Row = dict[str, Any]
+
+LOAD = """
+CREATE TABLE life AS SELECT * EXCLUDE (date, time), epoch_us(time) AS us
+FROM read_parquet($life, hive_partitioning = true, union_by_name = true);
+CREATE TABLE hours AS SELECT * EXCLUDE (date) FROM read_parquet($hours, hive_partitioning = true);
+CREATE TABLE tokens AS SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us
+FROM read_parquet($tokens, hive_partitioning = true);
+"""
+
+CLOCKS = """
+CREATE TABLE writers AS
+WITH told AS (SELECT writer, median(us - uptime_us)::BIGINT AS began_us, max(uptime_us) AS uptime_us
+              FROM life WHERE uptime_us IS NOT NULL GROUP BY writer),
+good AS (SELECT *, began_us - $slack AS from_us, began_us + uptime_us + $slack AS to_us FROM told
+         WHERE began_us BETWEEN $earliest AND $now + $day)
+SELECT * FROM good;
+
+CREATE TABLE bounds AS
+SELECT coalesce(min(from_us), $earliest) AS from_us, coalesce(max(to_us), $now + $day) AS to_us FROM writers;
+
+CREATE TABLE put_aside AS
+SELECT l.writer, l.seq, l.us FROM life l LEFT JOIN writers w USING (writer) CROSS JOIN bounds b
+WHERE l.us NOT BETWEEN coalesce(w.from_us, b.from_us) AND coalesce(w.to_us, b.to_us);
+DELETE FROM life WHERE (writer, seq) IN (SELECT (writer, seq) FROM put_aside);
+
+CREATE TABLE traffic_aside AS
+SELECT hour_us AS us, number FROM hours, bounds WHERE hour_us NOT BETWEEN from_us - $hour AND to_us;
+DELETE FROM hours WHERE hour_us IN (SELECT us FROM traffic_aside);
+DELETE FROM tokens WHERE day_us < (SELECT from_us - $day FROM bounds) OR day_us > (SELECT to_us FROM bounds);
+"""
+
+CUT = """
+DELETE FROM life WHERE us >= $end;
+DELETE FROM hours WHERE hour_us >= $end;
+DELETE FROM tokens WHERE day_us >= $end;
+"""
+
+EPOCHS = """
+CREATE TABLE epochs AS
+WITH used AS (SELECT daemon, epoch, min(us) AS from_us FROM life WHERE daemon IS NOT NULL GROUP BY ALL),
+followed AS (SELECT epoch, lead(from_us) OVER (PARTITION BY daemon ORDER BY from_us) AS until_us FROM used)
+SELECT epoch, CASE WHEN bool_and(until_us IS NOT NULL) THEN max(until_us) END AS until_us
+FROM followed GROUP BY epoch;
+"""
+
+LIVES = """
+CREATE TABLE token_ends AS
+SELECT token, min(us) AS deleted_us FROM history WHERE event = 'token_deleted' GROUP BY token;
+
+CREATE TABLE subs AS
+WITH steps AS (
+  SELECT subscription, server, token, epoch, event, status_from, us, (us, writer, seq) AS place,
+    CASE WHEN event = 'sub_created' THEN coalesce(status_to, 'NEW') ELSE status_to END AS status
+  FROM history WHERE event IN ('sub_created', 'sub_status_changed', 'sub_deleted')),
+own AS (
+  SELECT subscription, arg_max(server, place) AS server, arg_max(token, place) AS token,
+    any_value(epoch) AS epoch, arg_max(status, place) FILTER (status IS NOT NULL) AS status,
+    max(us) FILTER (status IS NOT NULL) AS status_us, min(us) AS first_us,
+    max(us) FILTER (status = 'ACTIVE' OR status_from = 'ACTIVE') AS active_us,
+    min(us) FILTER (event = 'sub_deleted') AS deleted_us
+  FROM steps GROUP BY subscription)
+SELECT own.* EXCLUDE (deleted_us), least(own.deleted_us, t.deleted_us, e.until_us) AS gone_us
+FROM own LEFT JOIN token_ends t USING (token) LEFT JOIN epochs e USING (epoch);
+
+CREATE TABLE contacts AS
+WITH heard AS (SELECT server, max(hour_us) AS us, min(hour_us) AS first_us FROM hours
+               WHERE event = 'ntf_received' GROUP BY server),
+seen AS (SELECT server, max(us) FILTER (event = 'smp_disconnected') AS disconnected_us,
+    max(us) FILTER (event = 'smp_service_subscribed') AS service_us,
+    max(us) FILTER (event IN ('smp_connected', 'smp_service_subscribed') OR status_to = 'ACTIVE'
+                    AND event IN ('sub_created', 'sub_status_changed')) AS contact_us, min(us) AS first_us
+  FROM history WHERE server IS NOT NULL GROUP BY server)
+SELECT server, disconnected_us, service_us, greatest(contact_us, heard.us) AS contact_us,
+  least(seen.first_us, heard.first_us) AS first_us
+FROM seen FULL JOIN heard USING (server);
+
+CREATE TABLE states AS
+WITH living AS (SELECT s.*, c.disconnected_us, coalesce(status = 'ACTIVE' AND c.disconnected_us > s.status_us
+    AND NOT coalesce(c.service_us > c.disconnected_us, false), false) AS cut_off
+  FROM subs s LEFT JOIN contacts c USING (server) WHERE gone_us IS NULL)
+SELECT subscription, token, server, first_us,
+  CASE WHEN cut_off THEN 'INACTIVE' ELSE coalesce(status, 'unknown') END AS status,
+  CASE WHEN cut_off THEN disconnected_us ELSE active_us END AS last_active_us FROM living;
+
+CREATE TABLE token_lives AS
+WITH own AS (
+  SELECT token, arg_max(provider, (us, writer, seq)) AS provider, arg_max(event, (us, writer,
+    seq)) AS last_event,
+    min(us) AS first_us, any_value(epoch) AS epoch, min(us) FILTER (event = 'token_deleted') AS deleted_us,
+    min(us) FILTER (event = 'token_registered') AS registered_us,
+    min(us) FILTER (event = 'token_confirmed') AS confirmed_us,
+    min(us) FILTER (event = 'token_verified') AS verified_us
+  FROM history WHERE starts_with(event, 'token_') GROUP BY token),
+pushed AS (SELECT token, max(last_push_us) AS last_push_us FROM tokens GROUP BY token)
+SELECT own.* EXCLUDE (deleted_us), least(own.deleted_us, e.until_us) AS gone_us, last_push_us
+FROM own LEFT JOIN pushed USING (token) LEFT JOIN epochs e USING (epoch);
+
+CREATE TABLE token_activity AS
+WITH moves AS (
+  SELECT token, us, writer, seq, (event = 'token_verified')::INT AS active FROM history
+  WHERE event IN ('token_verified', 'token_registered', 'token_replaced', 'token_deleted', 'token_invalid')
+  UNION ALL
+  SELECT token, until_us, 'epoch'::BLOB, 0, 0 FROM token_lives JOIN epochs USING (epoch)
+  WHERE until_us IS NOT NULL)
+SELECT us, active - coalesce(lag(active) OVER (PARTITION BY token ORDER BY us, writer, seq), 0) AS change
+FROM moves;
+
+CREATE TABLE days AS SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us;
+"""
+
+SNAPSHOT_TIMES = """
+SELECT epoch, coalesce(max(us) FILTER (us <= $start), min(us)) AS taken
+FROM (SELECT DISTINCT epoch, epoch_us(taken) AS us FROM read_parquet($files)) WHERE us < $end GROUP BY epoch
+"""
+
+FROM_SNAPSHOT = """
+INSERT INTO history BY NAME
+SELECT $taken AS us, 'snapshot'::BLOB AS writer, 0 AS seq, epoch, token, provider,
+  CASE WHEN status = 'ACTIVE' THEN 'token_verified' WHEN status = 'CONFIRMED' THEN 'token_confirmed'
+       WHEN starts_with(status, 'INVALID') OR status = 'EXPIRED' THEN 'token_invalid'
+       ELSE 'token_registered' END AS event
+FROM read_parquet($tokens) WHERE epoch_us(taken) = $taken
+UNION ALL BY NAME
+SELECT $taken AS us, 'snapshot'::BLOB AS writer, 0 AS seq, epoch, token, subscription, server,
+  'sub_created' AS event, status AS status_to
+FROM read_parquet($subscriptions) WHERE epoch_us(taken) = $taken
+"""
+
+
+class Rows(list[Row]):
+    """Rows that know their columns even where there are none."""
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
+        super().__init__(rows)
+        self.columns = list(columns)
+
+
+@dataclass
+class Warehouse:
+    """Tables, the window they are asked for, and what the reader of a report has to know about them."""
+
+    db: duckdb.DuckDBPyConnection
+    window: Window
+    limits: Limits
+    notes: list[str] = field(default_factory=list)
+
+    def rows(self, query: str, **more: Any) -> "Rows":
+        """A query's rows. `$start`, `$end`, `$first_hour` and the limits can be used in it."""
+        cursor = self.db.execute(query, used_in(query, {**self.values(), **more}))
+        names = [column[0] for column in cursor.description]
+        return Rows(names, [dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
+
+    def run(self, query: str, **more: Any) -> None:
+        """A statement without an answer."""
+        self.db.execute(query, used_in(query, {**self.values(), **more}))
+
+    def values(self) -> dict[str, Any]:
+        """What queries may refer to."""
+        limits = {name: getattr(self.limits, name) for name in Limits.__slots__}
+        window = {"start": self.window.start, "end": self.window.end, "first_hour": self.window.first_hour}
+        return {**limits, **window, "hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
+
+
+def used_in(query: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a query refers to: DuckDB takes no others."""
+    return {name: value for name, value in values.items() if f"${name}" in query}
+
+
+def open_warehouse(
+    rollups: Path,
+    *,
+    limits: Limits,
+    now_us: int,
+    start: int | None = None,
+    end: int | None = None,
+    snapshots: Path | None = None,
+) -> Warehouse:
+    """Load rollups, put impossible times aside, find the window and work out all lives."""
+    db = duckdb.connect()
+    files = {name: str(rollups / name / "*" / "*.parquet") for name in ("life", "hours", "tokens")}
+    run_all(db, LOAD, files)
+    spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
+    run_all(db, CLOCKS, spans)
+    window = find_window(db, start, end)
+    run_all(db, CUT, {"end": window.end})
+    warehouse = Warehouse(db, window, limits, clock_notes(db))
+    run_all(db, EPOCHS + "CREATE TABLE history AS SELECT * FROM life;", {})
+    if snapshots is not None:
+        add_snapshot(warehouse, snapshots)
+    run_all(db, LIVES, warehouse.values())
+    warehouse.notes += epoch_notes(db, with_snapshot=snapshots is not None)
+    return warehouse
+
+
+def run_all(db: duckdb.DuckDBPyConnection, script: str, values: Mapping[str, Any]) -> None:
+    """Several statements, each with the values it refers to."""
+    for statement in script.split(";"):
+        if statement.strip():
+            db.execute(statement, used_in(statement, values))
+
+
+def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | None) -> Window:
+    """What was asked for; by default from the first believable event to the last."""
+    limit = 2**62 if end is None else end
+    query = """
+    SELECT min(us), max(us) FROM (
+      SELECT us FROM life WHERE us < $limit UNION ALL SELECT hour_us FROM hours WHERE hour_us < $limit)"""
+    found = db.execute(query, {"limit": limit}).fetchone()
+    first, last = found if found is not None else (None, None)
+    if first is None:
+        raise JournalNotFoundError("no readable events of the time asked for")
+    # Received notifications are known by the hour and may seem older than the start of their daemon.
+    began = db.execute("SELECT min(us) FROM life WHERE us < $limit", {"limit": limit}).fetchone()
+    first = began[0] if began is not None and began[0] is not None else first
+    return Window(first if start is None else start, last + 1 if end is None else end)
+
+
+def clock_notes(db: duckdb.DuckDBPyConnection) -> list[str]:
+    """What was put aside because its time cannot be."""
+    query = """
+    SELECT coalesce(sum(n), 0), min(us), max(us) FROM (
+      SELECT us, 1 AS n FROM put_aside UNION ALL SELECT us, number FROM traffic_aside)"""
+    number, first, last = db.execute(query).fetchall()[0]
+    if not number:
+        return []
+    return [
+        f"{number:,} events were put aside: their times, from {day_text(first)} to {day_text(last)},"
+        " do not fit the time that the daemon says it ran. A clock was wrong."
+    ]
+
+
+def epoch_notes(db: duckdb.DuckDBPyConnection, *, with_snapshot: bool) -> list[str]:
+    """Whether the key of the pseudonyms changed, and what that hides."""
+    changes = db.execute("SELECT until_us FROM epochs WHERE until_us IS NOT NULL ORDER BY 1").fetchall()
+    notes = [f"The journal's key changed on {day_text(until)}." for (until,) in changes]
+    if notes and not with_snapshot:
+        notes[-1] += (
+            " Tokens and subscriptions from before are known again once something happens to them,"
+            " or with a snapshot taken since."
+        )
+    return notes
+
+
+def add_snapshot(warehouse: Warehouse, snapshots: Path) -> None:
+    """What the journal may not know: tokens and subscriptions older than its first event or its key."""
+    files = {name: str(snapshots / name / "*" / "*.parquet") for name in ("tokens", "subscriptions")}
+    if not any((snapshots / "tokens").glob("*/*.parquet")):
+        raise JournalNotFoundError(f"no snapshots in {snapshots}")
+    chosen = warehouse.rows(SNAPSHOT_TIMES, files=files["tokens"])
+    if not chosen:
+        raise JournalNotFoundError(f"no snapshot before the end of the time asked for in {snapshots}")
+    for snapshot in chosen:  # one for each key: the last before the window, else the first within it
+        warehouse.run(FROM_SNAPSHOT, taken=snapshot["taken"], **files)
+
+
+def day_text(us: int) -> str:
+    """A day for a sentence."""
+    found: Sequence[Any] = duckdb.execute(
+        "SELECT strftime(make_timestamp($us), '%-d %B %Y')", {"us": us}
+    ).fetchall()
+    return str(found[0][0])

@@ -1,0 +1,174 @@
+"""Rollups: the same whoever makes them, whatever order, copies, damage; only changed days are made anew."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import functions as F
+
+from analytics.files import HadoopFolder, LocalFolder
+from analytics.generator import Answers, Plan, write_journal
+from analytics.making import update_rollups, write_days
+from analytics.manifest import MANIFEST_NAME, Manifest
+from analytics.rollups import ROLLUPS
+from analytics.segments import JournalNotFoundError
+from analytics.spark import LazySpark
+from analytics.spark_segments import read_events
+from tests.analytics.rollup_reference import write_rollups
+
+PLAN = Plan(
+    seed=4, events=5_000, days=8, servers=3, gaps=0, mass_disconnects=0, restarts=1, rows_per_segment=300
+)
+
+
+def content(folder: Path) -> dict[str, list[Any]]:
+    """All rows of all rollups, in an order of their own."""
+    found = {}
+    for name in ROLLUPS:
+        files = f"read_parquet('{folder}/{name}/*/*.parquet', hive_partitioning = true)"
+        columns = sorted(row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {files}").fetchall())
+        times = {"time": "epoch_us(time)", "date": "date::VARCHAR"}
+        listed = ", ".join(times.get(column, f'"{column}"') for column in columns)
+        found[name] = sorted(duckdb.execute(f"SELECT {listed} FROM {files}").fetchall(), key=str)
+    return found
+
+
+def make(journal: Path, rollups: Path, spark: LazySpark, **options: Any) -> list[str]:
+    """Bring rollups up to date; returns what was told."""
+    told: list[str] = []
+    update_rollups(LocalFolder(str(journal)), LocalFolder(str(rollups)), spark, told.append, **options)
+    return told
+
+
+@pytest.fixture(scope="module")
+def reference(
+    journal: tuple[Path, Answers], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Any]]:
+    folder = tmp_path_factory.mktemp("reference")
+    db = duckdb.connect()
+    db.execute("SET TimeZone = 'UTC'")
+    source = f"read_parquet('{journal[0]}/*/*.parquet', hive_partitioning = false)"
+    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
+    write_rollups(db, folder)
+    return content(folder)
+
+
+def test_spark_makes_the_same_rollups(
+    spark: LazySpark, journal: tuple[Path, Answers], reference: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    make(journal[0], tmp_path, spark)
+    made = content(tmp_path)
+    for name in ROLLUPS:
+        assert len(made[name]) == len(reference[name]) > 100
+        different = [pair for pair in zip(made[name], reference[name], strict=True) if pair[0] != pair[1]]
+        assert different[:3] == []
+
+
+def test_order_and_partitions_do_not_matter(
+    spark: LazySpark, journal: tuple[Path, Answers], reference: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    folder = LocalFolder(str(journal[0]))
+    update_rollups(folder, LocalFolder(str(tmp_path / "known")), spark, print)
+    known = Manifest.from_json((tmp_path / "known" / MANIFEST_NAME).read_text())
+    events = read_events(spark.session, folder.path, known.segments.values())
+    shuffled = events.orderBy(F.rand(5)).repartition(13).persist()
+    for name, rollup in ROLLUPS.items():
+        write_days(rollup(shuffled), str(tmp_path / "other" / name))
+    assert content(tmp_path / "other") == reference
+
+
+def test_copies_and_damaged_segments(
+    spark: LazySpark, journal: tuple[Path, Answers], reference: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+    shutil.copytree(journal[0], folder)
+    first, second, third = sorted(folder.glob("*/*.parquet"))[:3]
+    shutil.copy(first, first.with_name("copy.parquet"))
+    shutil.copy(second, folder / "copy-elsewhere.parquet")
+    whole = third.read_bytes()
+    middle = len(whole) // 2
+    third.with_name("truncated.parquet").write_bytes(whole[:middle])
+    third.with_name("corrupt.parquet").write_bytes(
+        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    )
+    third.with_name("empty.parquet").write_bytes(b"")
+    third.with_name(".open-segment.parquet").write_bytes(whole)
+    rollups = LocalFolder(str(tmp_path / "rollups"))
+    checked = update_rollups(LocalFolder(str(folder)), rollups, spark, print)
+    assert sorted(Path(segment.path).name for segment in checked.bad) == [
+        "corrupt.parquet",
+        "empty.parquet",
+        "truncated.parquet",
+    ]
+    assert content(tmp_path / "rollups") == reference
+
+
+def test_only_changed_days_are_made_anew_and_the_numbers_are_the_same(
+    spark: LazySpark, tmp_path: Path
+) -> None:
+    journal, rollups = tmp_path / "journal", tmp_path / "rollups"
+    write_journal(PLAN, journal)
+    days = sorted(journal.glob("date=*"))
+    late = max(days[2].glob("*.parquet"))
+    late.rename(tmp_path / late.name)
+    days[-1].rename(tmp_path / days[-1].name)
+    assert make(journal, rollups, spark)[-1] == "rolling up 7 days"
+    assert make(journal, rollups, spark) == ["looking for segments"]
+    (tmp_path / late.name).rename(late)
+    (tmp_path / days[-1].name).rename(days[-1])
+    before = {path: path.stat().st_mtime_ns for path in rollups.glob("life/*/*.parquet")}
+    assert make(journal, rollups, spark)[-1] == "rolling up 2 days"
+    kept = [path for path, changed in before.items() if path.exists() and path.stat().st_mtime_ns == changed]
+    assert len(kept) == 6
+    assert make(journal, tmp_path / "full", spark, full=True)[-1] == "rolling up 8 days"
+    assert content(rollups) == content(tmp_path / "full")
+
+
+def test_days_that_retention_deleted_stay_rolled_up(spark: LazySpark, tmp_path: Path) -> None:
+    journal, rollups = tmp_path / "journal", tmp_path / "rollups"
+    write_journal(PLAN, journal)
+    make(journal, rollups, spark)
+    before = content(rollups)
+    for day in sorted(journal.glob("date=*"))[:6]:
+        shutil.rmtree(day)
+    assert make(journal, rollups, spark) == ["looking for segments"]
+    assert content(rollups) == before
+
+
+def test_no_journal(spark: LazySpark, tmp_path: Path) -> None:
+    with pytest.raises(JournalNotFoundError, match="no such folder"):
+        make(tmp_path / "nowhere", tmp_path / "rollups", spark)
+    with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
+        make(tmp_path, tmp_path / "rollups", spark)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 0, "days": {}, "segments": []}']
+)
+def test_an_unreadable_manifest_is_as_good_as_none(text: str) -> None:
+    assert Manifest.from_json(text) == Manifest()
+
+
+def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path) -> None:
+    journal = tmp_path / "with a space"
+    write_journal(PLAN, journal)
+    (journal / "_rollups").mkdir()
+    (journal / "_rollups" / "x.parquet").write_bytes(b"")
+    local, remote = LocalFolder(str(journal)), HadoopFolder(spark.session, f"file://{journal}")
+    assert [(f.path, f.size) for f in remote.segments()] == [(f.path, f.size) for f in local.segments()]
+    for folder in (local, remote):
+        assert folder.read_text("note") is None
+        folder.write_text("note", "grüße")
+        assert folder.read_text("note") == "grüße"
+        folder.put(journal / "note", "copy")
+        assert folder.read_text("copy") == "grüße"
+        with folder.local_copy() as copy:
+            assert (copy / "note").read_text() == "grüße"
+        folder.remove("note")
+        folder.remove("copy")
+        folder.remove("nothing")
+        assert folder.read_text("copy") is None
+    with pytest.raises(JournalNotFoundError, match="no such folder"):
+        HadoopFolder(spark.session, f"file://{tmp_path}/nowhere").segments()
