@@ -497,7 +497,8 @@ def documented() -> list[str]:
     columns = [f"| `{column.name}` | {column.meaning} |" for column in COLUMNS]
     spans = {1: "exact", 1_000_000: "second", 60_000_000: "minute"}
     events = [
-        f"| `{event}` | {' '.join(sorted(c.must))} | {' '.join(sorted(c.may))} | {spans[c.resolution_us]} | {c.meaning} |"
+        f"| `{event}` | {' '.join(sorted(c.must))} | {' '.join(sorted(c.may))} | {spans[c.resolution_us]} "
+        f"| {c.meaning} |"
         for event, c in CONTRACT.items()
     ]
     return columns + events
