@@ -234,7 +234,7 @@ def run_retain(args: argparse.Namespace, console: Console) -> None:
     if unknown := not_rolled_up(existing(args.journal), oldest):
         console.print(
             f"{len(unknown)} of the days deleted, from {unknown[0]} to {unknown[-1]}, were never rolled up:"
-            " reports will not know tokens and subscriptions of then. Run a report before, or take snapshots.",
+            " reports will not know tokens and subscriptions of then. Run a report first, or take snapshots.",
             highlight=False,
         )
     gone = retain(args.journal, oldest)
