@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -92,12 +93,24 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
     run(*install, "--require-hashes", "-r", locked, cwd=tmp_path)
     run(*install, "--no-deps", wheel, cwd=tmp_path)
     command = python.with_name("ntf-server")
-    where = ("--config-dir", tmp_path / "c")
-    made = run(command, "init", "--ip", "127.0.0.1", *where, "--data-dir", tmp_path / "d", cwd=tmp_path)
+    use_server(command, tmp_path)
+    assert "nothing is left behind" in run(command, "demo", cwd=tmp_path)
+    for name in ("ntf-agent", "smp-router"):
+        assert "0.1.0" in run(command.with_name(name), "--version", cwd=tmp_path)
+
+
+def use_server(command: Path, folder: Path) -> None:
+    """Version, `init`, `start`, stop."""
+    assert re.fullmatch(r"ntf-server [\d.]+\n", run(command, "--version", cwd=folder))
+    where = ("--config-dir", folder / "c")
+    made = run(command, "init", "--ip", "127.0.0.1", *where, "--data-dir", folder / "d", cwd=folder)
     assert "Server address: ntf://" in made
-    start = list(map(str, (command, "start", *where)))
     process = subprocess.Popen(
-        start, cwd=tmp_path, env=clean_environment() | ANY_PORT, stdout=subprocess.PIPE, text=True
+        list(map(str, (command, "start", *where))),
+        cwd=folder,
+        env=clean_environment() | ANY_PORT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -107,6 +120,3 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
     finally:
         process.kill()
         process.communicate()
-    assert "nothing is left behind" in run(command, "demo", cwd=tmp_path)
-    for name in ("ntf-agent", "smp-router"):
-        assert "0.1.0" in run(command.with_name(name), "--version", cwd=tmp_path)

@@ -15,6 +15,7 @@ SCHEMAS = {
         ROOT / ".github" / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")
     ],
     "vendor.github-issue-config": [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"],
+    "vendor.compose-spec": [ROOT / "contrib" / "docker" / "compose.yaml"],
     "vendor.dependabot": [ROOT / ".github" / "dependabot.yml"],
 }
 
@@ -30,6 +31,14 @@ def test_forge_files(schema: str) -> None:
     if not (ROOT / ".github").exists():
         pytest.skip("a source distribution has none")
     tool("check_jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+
+
+def test_the_container_file() -> None:
+    """By hadolint, with all of its rules."""
+    hadolint = Path(sys.executable).with_name("hadolint")
+    file = ROOT / "contrib" / "docker" / "Dockerfile"
+    done = subprocess.run([hadolint, file], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_hooks() -> None:
