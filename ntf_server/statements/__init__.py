@@ -1,0 +1,1 @@
+"""Pushes for signed statements: a second source of notifications, beside SMP routers."""

@@ -1,0 +1,101 @@
+"""What a push for a statement says, in the form of each channel, cut down where it would be too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+APNS_LIMIT = 4096
+VOIP_LIMIT = 5120
+FCM_LIMIT = 4096
+
+
+class Channel(StrEnum):
+    """A subscription's `notificationType`."""
+
+    APNS = "apns"
+    VOIP = "voip"
+    FCM = "fcm"
+
+
+class NotifyType(StrEnum):
+    """How the app shows it."""
+
+    ALERT = "alert"
+    VOIP = "voip"
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The part of a statement that a push carries; `topic` is the one whose rule matched."""
+
+    sender: bytes
+    topic: bytes
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """`body` is JSON: the whole request body for Apple, the `data` object for Google."""
+
+    body: bytes = field(repr=False)
+    truncated: bool
+
+
+def payload(channel: Channel, notify_type: NotifyType, matched: Matched, title: str) -> Payload:
+    """The full statement if its encoded payload is within the channel's limit, else without its data."""
+    build, limit = _CHANNELS[channel]
+    full = _encode(build(matched, notify_type, title, False))
+    if len(full) <= limit:
+        return Payload(full, truncated=False)
+    return Payload(_encode(build(matched, notify_type, title, True)), truncated=True)
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _alert(matched: Matched, notify_type: NotifyType, title: str, truncated: bool) -> dict[str, Any]:
+    aps: dict[str, Any] = {"alert": {"title": title}, "mutable-content": 1}
+    if truncated:
+        aps["content-available"] = 1  # wakes the app, which fetches the statement
+    return {"aps": aps, **_statement(matched, notify_type, truncated)}
+
+
+def _voip(matched: Matched, notify_type: NotifyType, title: str, truncated: bool) -> dict[str, Any]:
+    return {"aps": {}, **_statement(matched, notify_type, truncated)}
+
+
+def _statement(matched: Matched, notify_type: NotifyType, truncated: bool) -> dict[str, Any]:
+    return {
+        "statement": {
+            "data": None if truncated else matched.data.hex(),
+            "topic": matched.topic.hex(),
+            "sender_pubkey": matched.sender.hex(),
+        },
+        "truncated": truncated,
+        "notify_type": notify_type,
+    }
+
+
+def _fcm(matched: Matched, notify_type: NotifyType, title: str, truncated: bool) -> dict[str, Any]:
+    """All values are strings."""
+    data = {} if truncated else {"statement_data": matched.data.hex()}
+    return {
+        **data,
+        "statement_topic": matched.topic.hex(),
+        "sender_pubkey": matched.sender.hex(),
+        "truncated": "true" if truncated else "false",
+        "notify_type": notify_type.value,
+    }
+
+
+_Build = Callable[[Matched, NotifyType, str, bool], dict[str, Any]]
+_CHANNELS: Mapping[Channel, tuple[_Build, int]] = {
+    Channel.APNS: (_alert, APNS_LIMIT),
+    Channel.VOIP: (_voip, VOIP_LIMIT),
+    Channel.FCM: (_fcm, FCM_LIMIT),
+}

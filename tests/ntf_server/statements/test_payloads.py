@@ -1,0 +1,112 @@
+"""Payloads of every channel: their JSON, and their size at the limit and beside it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ntf_server.statements.payloads import (
+    APNS_LIMIT,
+    FCM_LIMIT,
+    VOIP_LIMIT,
+    Channel,
+    Matched,
+    NotifyType,
+    Payload,
+    payload,
+)
+
+SENDER = bytes(range(32))
+TOPIC = bytes(range(100, 132))
+TITLE = "Notification"
+LIMITS = {Channel.APNS: APNS_LIMIT, Channel.VOIP: VOIP_LIMIT, Channel.FCM: FCM_LIMIT}
+KINDS = [
+    (Channel.APNS, NotifyType.ALERT),
+    (Channel.VOIP, NotifyType.VOIP),
+    (Channel.FCM, NotifyType.ALERT),
+    (Channel.FCM, NotifyType.VOIP),
+]
+
+
+def made(channel: Channel, kind: NotifyType, data: bytes, title: str = TITLE) -> Payload:
+    return payload(channel, kind, Matched(SENDER, TOPIC, data), title)
+
+
+def test_alert() -> None:
+    assert json.loads(made(Channel.APNS, NotifyType.ALERT, b"\x01\x02").body) == {
+        "aps": {"alert": {"title": TITLE}, "mutable-content": 1},
+        "statement": {"data": "0102", "topic": TOPIC.hex(), "sender_pubkey": SENDER.hex()},
+        "truncated": False,
+        "notify_type": "alert",
+    }
+
+
+def test_voip() -> None:
+    assert json.loads(made(Channel.VOIP, NotifyType.VOIP, b"\x01\x02").body) == {
+        "aps": {},
+        "statement": {"data": "0102", "topic": TOPIC.hex(), "sender_pubkey": SENDER.hex()},
+        "truncated": False,
+        "notify_type": "voip",
+    }
+
+
+@pytest.mark.parametrize("kind", NotifyType)
+def test_fcm(kind: NotifyType) -> None:
+    assert json.loads(made(Channel.FCM, kind, b"\x01\x02").body) == {
+        "statement_data": "0102",
+        "statement_topic": TOPIC.hex(),
+        "sender_pubkey": SENDER.hex(),
+        "truncated": "false",
+        "notify_type": kind.value,
+    }
+
+
+def test_truncated_alert() -> None:
+    assert json.loads(made(Channel.APNS, NotifyType.ALERT, bytes(5000)).body) == {
+        "aps": {"alert": {"title": TITLE}, "mutable-content": 1, "content-available": 1},
+        "statement": {"data": None, "topic": TOPIC.hex(), "sender_pubkey": SENDER.hex()},
+        "truncated": True,
+        "notify_type": "alert",
+    }
+
+
+def test_truncated_voip() -> None:
+    body = json.loads(made(Channel.VOIP, NotifyType.VOIP, bytes(5000)).body)
+    assert body["aps"] == {}
+    assert body["statement"]["data"] is None
+    assert body["truncated"] is True
+
+
+def test_truncated_fcm() -> None:
+    body = json.loads(made(Channel.FCM, NotifyType.ALERT, bytes(5000)).body)
+    assert "statement_data" not in body
+    assert body["truncated"] == "true"
+    assert all(isinstance(value, str) for value in body.values())
+
+
+@pytest.mark.parametrize(("channel", "kind"), KINDS)
+def test_sizes_at_the_limit(channel: Channel, kind: NotifyType) -> None:
+    limit = LIMITS[channel]
+    # Hex makes two characters of a byte, so a title of one more character reaches the odd sizes.
+    seen = set()
+    for title in ("T", "TT") if channel is Channel.APNS else ("T",):
+        empty = len(made(channel, kind, b"", title).body)
+        for size in range((limit - empty) // 2 - 2, (limit - empty) // 2 + 4):
+            result = made(channel, kind, bytes(size), title)
+            full = empty + 2 * size
+            seen.add(full - limit)
+            assert result.truncated is (full > limit)
+            assert len(result.body) <= limit
+            if not result.truncated:
+                assert len(result.body) == full
+    assert {0, 2} & seen or {-1, 1} <= seen
+    if channel is Channel.APNS:
+        assert {-1, 0, 1} <= seen
+
+
+def test_sizes_are_of_bytes_not_of_characters() -> None:
+    title = "ü" * 1000
+    assert len(made(Channel.APNS, NotifyType.ALERT, b"", title).body) > 2000
+    assert made(Channel.APNS, NotifyType.ALERT, bytes(1000), title).truncated
+    assert not made(Channel.APNS, NotifyType.ALERT, bytes(1000), "u" * 1000).truncated
