@@ -1,0 +1,105 @@
+"""Keeps the topics that rules name subscribed at the statement store's node, whatever happens to either."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection
+
+from ntf_server.metrics import counter, gauge
+from ntf_server.statements.node_client import NodeClient, NodeError, OnStatements, connected
+from ntf_server.statements.topic_groups import TopicGroups
+from smp_client.backoff import Backoff
+from transport.cancellation import raise_if_cancelled
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 30.0
+
+CONNECTED = gauge("statements_connected", "1: connected to the statement store's node")
+CONNECTS = counter("statements_connects", "Connections to the statement store's node")
+SUBSCRIPTIONS = gauge("statements_subscriptions", "Subscriptions at the statement store's node")
+TOPICS = gauge("statements_topics", "Topics that rules name")
+
+Group = frozenset[bytes] | None
+"Topics of one subscription; None: all statements there are."
+
+
+class TopicWatcher:
+    """Run `run()`; tell it the topics with `watch`, at any time."""
+
+    def __init__(
+        self,
+        url: str,
+        on_statements: OnStatements,
+        *,
+        most_topics: int,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._url = url
+        self._on_statements = on_statements
+        self._most_topics = most_topics
+        self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, chance)
+        self._topics: frozenset[bytes] = frozenset()
+        self._changed = asyncio.Event()
+
+    def watch(self, topics: Collection[bytes]) -> None:
+        """From now on exactly these."""
+        self._topics = frozenset(topics)
+        TOPICS.set(len(self._topics))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                async with connected(self._url, self._on_statements) as client:
+                    CONNECTS.inc()
+                    await self._serve(client)
+            except NodeError as error:
+                logger.warning("statement store: %s; trying again", error)
+            finally:
+                CONNECTED.set(0)
+                SUBSCRIPTIONS.set(0)
+            await asyncio.sleep(self._backoff.next())
+
+    async def _serve(self, client: NodeClient) -> None:
+        """Ends with NodeError, when the connection does."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(client.run(), name="statement store")
+                tasks.create_task(self._keep_subscribed(client), name="statement store subscriptions")
+        except ExceptionGroup as failed:
+            raise_if_cancelled()
+            raise failed.exceptions[0] from None
+
+    async def _keep_subscribed(self, client: NodeClient) -> None:
+        groups = TopicGroups()
+        names: dict[Group, str] = {}
+        self._changed.set()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if len(self._topics) > self._most_topics:
+                await _change(client, names, [None], [group for group in names if group is not None])
+                groups = TopicGroups()
+            else:
+                changes = groups.set(self._topics)
+                ended = [*changes.ended, *([None] if None in names else [])]
+                await _change(client, names, changes.started, ended)
+            SUBSCRIPTIONS.set(len(names))
+            CONNECTED.set(1)
+            self._backoff.reset()
+
+
+async def _change(
+    client: NodeClient, names: dict[Group, str], started: Collection[Group], ended: Collection[Group]
+) -> None:
+    """First the new ones, so that no topic is unwatched in between: what comes twice is pushed once."""
+    for group in started:
+        if group not in names:
+            names[group] = await client.subscribe(group)
+    for group in ended:
+        await client.unsubscribe(names.pop(group))

@@ -1,0 +1,196 @@
+"""Topics stay watched over a real WebSocket, whatever the node does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ntf_demo.fake_node.server import FakeNode
+from ntf_server.statements.node_client import MALFORMED, NodeError, connected
+from ntf_server.statements.topic_groups import MAX_GROUP
+from ntf_server.statements.watcher import TopicWatcher
+from tests.ntf_server.statements.builders import sender, signed, topic
+
+
+class Heard:
+    """What a watcher hears."""
+
+    def __init__(self) -> None:
+        self.statements: list[bytes] = []
+
+    async def take(self, statements: list[bytes]) -> None:
+        self.statements += statements
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def watching(url: str, heard: Heard, most_topics: int = 100_000) -> AsyncIterator[TopicWatcher]:
+    watcher = TopicWatcher(url, heard.take, most_topics=most_topics, chance=lambda: 0.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        yield watcher
+        running.cancel()
+
+
+async def test_new_statements_of_watched_topics(node: FakeNode) -> None:
+    heard = Heard()
+    async with watching(node.url, heard) as watcher:
+        watcher.watch([topic(1), topic(2)])
+        await until(lambda: node.subscriptions == 1)
+        wanted, other = signed(sender(), topic(2)), signed(sender(), topic(3))
+        assert await node.submit(other) == "new"
+        assert await node.submit(wanted) == "new"
+        await until(lambda: bool(heard.statements))
+    assert heard.statements == [wanted]
+
+
+async def test_stored_statements_come_first(node: FakeNode) -> None:
+    stored = [signed(sender(), topic(1), sequence=number) for number in range(250)]
+    for statement in stored:
+        await node.submit(statement)
+    heard = Heard()
+    async with watching(node.url, heard) as watcher:
+        watcher.watch([topic(1)])
+        await until(lambda: len(heard.statements) == len(stored))
+    assert heard.statements == stored
+
+
+async def test_many_topics_share_few_subscriptions_and_stay_balanced(node: FakeNode) -> None:
+    heard = Heard()
+    async with watching(node.url, heard) as watcher:
+        watcher.watch([topic(number) for number in range(10_000)])
+        groups = -(-10_000 // MAX_GROUP)
+        await until(lambda: node.subscriptions == groups)
+        watcher.watch([topic(number) for number in range(1, 10_001)])
+        # One group lost a topic, another got one: both are made anew, all the others stay.
+        await until(lambda: node.subscribed == groups + 2 and node.subscriptions == groups)
+        for number in (1, 5_000, 10_000):
+            await node.submit(signed(sender(), topic(number)))
+        await node.submit(signed(sender(), topic(0)))
+        await until(lambda: len(heard.statements) == 3)
+        watcher.watch([topic(1)])
+        await until(lambda: node.subscriptions == 1)
+
+
+async def test_too_many_topics_become_one_subscription_to_all(node: FakeNode) -> None:
+    heard = Heard()
+    async with watching(node.url, heard, most_topics=200) as watcher:
+        watcher.watch([topic(number) for number in range(150)])
+        await until(lambda: node.subscriptions == 2)
+        watcher.watch([topic(number) for number in range(201)])
+        await until(lambda: node.subscriptions == 1)
+        await node.submit(signed(sender(), topic(5000)))
+        await until(lambda: bool(heard.statements))
+        watcher.watch([topic(number) for number in range(100)])
+        await until(lambda: node.subscribed == 4 and node.subscriptions == 1)
+
+
+async def test_a_node_that_restarts_is_found_again(node: FakeNode) -> None:
+    heard = Heard()
+    async with watching(node.url, heard) as watcher:
+        watcher.watch([topic(1)])
+        await until(lambda: node.subscriptions == 1)
+        await node.stop()
+        await node.start()
+        await until(lambda: node.subscriptions == 1)
+        await node.submit(signed(sender(), topic(1)))
+        await until(lambda: len(heard.statements) == 1)
+
+
+async def test_a_node_that_is_not_there() -> None:
+    with pytest.raises(NodeError):
+        async with connected("ws://127.0.0.1:1", Heard().take):
+            pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"id": 77, "result": 1}',
+        '{"id": {}, "result": 1}',
+        '{"method": "statement_statement"}',
+        '{"method": "statement_statement", "params": {"result": {"data": {"statements": 5}}}}',
+        '{"method": "statement_statement", "params": {"result": {"data": {"statements": [5, "0xzz"]}}}}',
+        "[" * 100_000,
+    ],
+    ids=range(10),
+)
+async def test_nonsense_is_counted(message: str) -> None:
+    heard = Heard()
+    good = signed(sender(), topic(1))
+    result = {"event": "newStatements", "data": {"statements": [f"0x{good.hex()}"]}}
+    notification = json.dumps({"method": "statement_statements", "params": {"result": result}})
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(message)
+        await socket.send_bytes(b"binary")
+        await socket.send_str(notification)
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        before = MALFORMED._value.get()
+        async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}", heard.take) as client:
+            with pytest.raises(NodeError):
+                await client.run()
+            with pytest.raises(NodeError):
+                await client.subscribe([topic(1)])
+        assert MALFORMED._value.get() - before >= 2
+    finally:
+        await runner.cleanup()
+    assert heard.statements == [good]
+
+
+async def rpc(url: str, *messages: str) -> list[dict[str, object]]:
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+        for message in messages:
+            await socket.send_str(message)
+        return [await socket.receive_json() for _ in messages]
+
+
+def call(method: str, *parameters: object) -> str:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters})
+
+
+async def test_the_node_refuses_what_a_node_refuses(node: FakeNode) -> None:
+    hexes = [f"0x{topic(number).hex()}" for number in range(MAX_GROUP + 1)]
+    answers = await rpc(
+        node.url,
+        "nonsense",
+        call("statement_other", 1),
+        call("statement_subscribeStatement"),
+        call("statement_subscribeStatement", {"matchAny": hexes}),
+        call("statement_subscribeStatement", {"matchAll": hexes[:5]}),
+        call("statement_subscribeStatement", {"matchAny": ["0x00"]}),
+        call("statement_subscribeStatement", {"matchAny": []}),
+        call("statement_submit", "zz"),
+    )
+    assert all("error" in answer for answer in answers)
+    answers = await rpc(
+        node.url,
+        call("statement_subscribeStatement", {"matchAll": hexes[:4]}),
+        call("statement_unsubscribeStatement", "none such"),
+        call("statement_submit", "0x00"),
+    )
+    assert [answer["result"] for answer in answers[1:]] == [False, {"status": "invalid"}]
