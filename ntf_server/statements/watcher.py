@@ -11,7 +11,7 @@ from ntf_server.metrics import counter, gauge
 from ntf_server.statements.node_client import NodeClient, NodeError, OnStatements, connected
 from ntf_server.statements.topic_groups import TopicGroups
 from smp_client.backoff import Backoff
-from transport.cancellation import raise_if_cancelled
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class TopicWatcher:
     async def _serve(self, client: NodeClient) -> None:
         """Ends with NodeError, when the connection does."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(client.run(), name="statement store")
                 tasks.create_task(self._keep_subscribed(client), name="statement store subscriptions")
         except ExceptionGroup as failed:
