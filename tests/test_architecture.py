@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,23 +73,6 @@ def test_sizes(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, node.name
-
-
-TEXT = {".py", ".md", ".sql", ".toml", ".yml", ".yaml", ".ini", ".txt", ".service", ".html", ".sh", ""}
-NOT_OURS = {".git", ".hypothesis", ".venv", "requirements", "__pycache__", "build"}
-OF_A_WORKPLACE = re.compile(
-    r"[^\w.]/work/|\bshared/(?:spec|seeds|golden|design)|\bissues? #?\d|BRIEF\.md|\b(?:C" + r"EO|worktree)\b"
-)
-"Paths, numbers and roles that mean something only to those who wrote a change."
-
-
-def test_no_words_of_a_workplace() -> None:
-    for folder, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if name not in NOT_OURS and not name.endswith("_cache")]
-        for path in (Path(folder, file) for file in files):
-            if path.suffix in TEXT and path.name not in NOT_OURS and path != Path(__file__):
-                found = OF_A_WORKPLACE.search(path.read_text(encoding="utf-8", errors="replace"))
-                assert found is None, f"{name(path)}: {found}"
 
 
 STATE_NAMES = {*TokenStatus, *SubState}
