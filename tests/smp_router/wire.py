@@ -86,6 +86,11 @@ class WireClient:
     async def events(self, count: int) -> list[Event]:
         return [await self.event() for _ in range(count)]
 
+    def taken_events(self) -> list[Event]:
+        """What has come so far."""
+        events, self._events = self._events, []
+        return events
+
     async def silent(self) -> bool:
         """True if no event came before the answer to a PING that is sent now."""
         await self.ask(SMP_COMMANDS.decode(b"PING", self.version))
