@@ -26,10 +26,18 @@ from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt
 from agent.duplex.events import Event, Failed, MessageReceived, ReceiptsReceived, ServerDown, ServerUp
 from agent.duplex.incoming import receive, unacknowledged
+from agent.duplex.links import (
+    PreparedLink,
+    data_key_of,
+    keep_link,
+    own_link,
+    prepare_link,
+    sealed_user_data,
+)
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
-from agent.duplex.replies import RouterFailure
+from agent.duplex.replies import RouterFailure, checked
 from agent.duplex.routers import Acknowledgement, Delivered, RouterLink
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Change, DuplexStore, Tx
@@ -41,6 +49,7 @@ from agent.duplex.tables import (
     next_command,
     queues_at,
     receive_queue_of,
+    receive_queues,
     receiving_servers,
     unfinished,
 )
@@ -49,8 +58,12 @@ from protocol.addresses import SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.messages import UserMessage
 from protocol.connection import Received
-from protocol.smp_messages import Err, QueueMode, SmpCommand, SmpMessage
+from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
+from protocol.encoding import CorrId, EntityId
+from protocol.smp_messages import Err, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
+from smp_client.errors import ClientError
+from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -61,6 +74,9 @@ FIRST_CLEANING = 30.0
 CLEANING_INTERVAL = 300.0
 EVENTS_WAITING = 1000
 "Events that nobody took: more messages are acknowledged only when there is room."
+
+
+NO_PROXY = ProxyConfig(policy=ProxyPolicy.NEVER)
 
 
 def _wall_time() -> float:
@@ -75,6 +91,8 @@ class DuplexConfig:
     "Where our queues are made."
     session: SessionConfig = SESSION_DEFAULTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    proxy: ProxyConfig = NO_PROXY
+    "Which routers are not to learn our address."
     now: Callable[[], float] = _wall_time
     random: Callable[[int], bytes] = os.urandom
 
@@ -98,6 +116,7 @@ class DuplexAgent:
         self._room.set()
         self._shown: set[tuple[int, int]] = set()
         self._secrets = Secrets(config.random)
+        self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
         self._command_workers = Workers("commands of connection", tasks, self._command_step)
@@ -225,6 +244,9 @@ class DuplexAgent:
             link = self._links[name] = RouterLink(server, self._connect, self)
         return link
 
+    async def _session(self, server: SmpServer) -> SmpSession:
+        return await self._link(server).session()
+
     def _keep(self, server: SmpServer) -> RouterLink:
         link = self._link(server)
         if server.canonical not in self._kept:
@@ -244,8 +266,21 @@ class DuplexAgent:
             random=config.random,
         )
 
-    async def _ask(self, server: SmpServer, request: Request[SmpCommand]) -> SmpMessage:
-        return await self._link(server).ask(request)
+    async def _ask(
+        self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
+    ) -> SmpMessage:
+        if isinstance(request.message, SenderCommand):
+            return await self._send(server, request.entity_id, request.message, request.key)
+        return await self._link(server).ask(request, corr_id)
+
+    async def _send(
+        self, server: SmpServer, entity_id: EntityId, command: SenderCommand, key: AuthPrivateKey | None
+    ) -> SmpMessage:
+        """Directly or through a proxy, as the policy says."""
+        try:
+            return checked(await self._sender.request(server, entity_id, command, key))
+        except ClientError as error:
+            return checked(error)
 
     async def queues(self, server: SmpServer) -> list[ReceiveQueue]:
         return await self._store.read(lambda db: queues_at(db, server))
@@ -294,6 +329,41 @@ class DuplexAgent:
         keys = self._secrets.e2e_keys(pq and pq_in_link)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
         return connection_id, request_text(handshake.invitation_of(queue, keys))
+
+    def prepare_address(
+        self, root_key: Ed25519PrivateKey, entity_id: bytes | None = None, *, server: SmpServer | None = None
+    ) -> PreparedLink:
+        """The link of an address that does not exist yet; `create_prepared` makes it with one call."""
+        return prepare_link(self._secrets, server or self._maker.choose([]), None, root_key, entity_id)
+
+    async def create_prepared(self, prepared: PreparedLink, user_data: bytes = b"") -> tuple[int, str]:
+        queue, link_id = await self._maker.make_for(prepared, user_data)
+
+        def keep(tx: Tx) -> int:
+            pq = prepared.keys is not None and prepared.keys.kem is not None
+            connection_id = handshake.created(tx, queue, prepared.keys, pq=pq)
+            keep_link(tx, connection_id, prepared, link_id)
+            return connection_id
+
+        connection_id = await self._transact(keep)
+        return connection_id, str(prepared.link(link_id if prepared.keys else None))
+
+    async def create_short_invitation(
+        self, user_data: bytes = b"", *, server: SmpServer | None = None, pq: bool = True
+    ) -> tuple[int, str]:
+        """An invitation with a short link; keys for the ratchet are in the data behind it."""
+        keys, root_key = self._secrets.e2e_keys(pq), self._secrets.ed25519()
+        at = server or self._maker.choose([])
+        return await self.create_prepared(prepare_link(self._secrets, at, keys, root_key, None), user_data)
+
+    async def set_link_data(self, connection_id: int, user_data: bytes) -> None:
+        """Change what our short link shows."""
+        link = await self._store.read(lambda db: own_link(db, connection_id))
+        queue = (await self._store.read(lambda db: receive_queues(db, connection_id)))[0]
+        key = data_key_of(link.link_key, is_address=link.is_address)
+        user = sealed_user_data(self._secrets, link.root_key, key, user_data, is_address=link.is_address)
+        command = Lset(link.link_id, LinkData(link.fixed, user))
+        await self._ask(queue.server, Request(queue.recipient_id, command, queue.recipient_key))
 
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""

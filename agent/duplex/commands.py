@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agent.duplex import deletion, handshake, rotation
+from agent.duplex import deletion, handshake, links, rotation
 from agent.duplex.delivery import Transact
 from agent.duplex.events import Failed
 from agent.duplex.faults import A_LINK, A_VERSION
@@ -29,19 +29,24 @@ from agent.duplex.tables import (
 )
 from agent.duplex.workers import Wait
 from protocol.agent.connection_requests import (
+    ConnectionRequest,
     ContactRequest,
     InvitationRequest,
     parse_request,
     request_text,
 )
 from protocol.agent.envelopes import ClientMessage, InvitationEnvelope, encode_agent_envelope, seal_body
+from protocol.agent.errors import LinkError
 from protocol.agent.messages import Hello
 from protocol.agent.retry import SECOND
+from protocol.agent.short_links import parse_short_link
 from protocol.agent.versions import AGENT_PQ, AGENT_VERSIONS
+from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
-from protocol.errors import DecodeError, TooLarge
+from protocol.errors import INTERNAL, DecodeError, TooLarge
+from protocol.link_crypto import contact_link_keys
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
-from protocol.smp_messages import Del, Key, QueueMode, Send, Skey
+from protocol.smp_messages import Del, Key, Lget, Lkey, Lnk, QueueMode, Send, Skey
 from smp_client.requests import Request
 
 Handler = Callable[[Command], Awaitable[None]]
@@ -89,7 +94,7 @@ class Commands:
             return
         except Incompatible:
             error = A_VERSION
-        except DecodeError:
+        except (DecodeError, LinkError):
             error = A_LINK
         except (RouterRefused, Prohibited) as refused:
             error = str(refused)
@@ -102,11 +107,29 @@ class Commands:
     async def _join(self, command: Command) -> None:
         r = Reader(command.arguments)
         r.pull_int64()
-        pq, request, info = r.pull_bool(), parse_request(r.pull_large().decode()), r.pull_tail()
+        pq, text, info = r.pull_bool(), r.pull_large().decode(), r.pull_tail()
+        request, key = await self._request(text)
         if isinstance(request, InvitationRequest):
-            await self._join_invitation(command.connection_id, request, info, pq=pq)
+            await self._join_invitation(command.connection_id, request, info, pq=pq, secured_with=key)
         else:
             await self._join_address(command.connection_id, request, info, pq=pq)
+
+    async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
+        """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
+        try:
+            link = links.with_whole_server(parse_short_link(text), self._maker.servers)
+        except DecodeError:
+            return parse_request(text), None
+        key = None
+        if link.link_id is None:
+            link_id = contact_link_keys(link.link_key).link_id
+            answer = await self._ask(link.server, Request(link_id, Lget()))
+        else:
+            key = await self._transact(lambda tx: links.securing_key(tx, link))
+            answer = await self._ask(link.server, Request(link.link_id, Lkey(key.public), key))
+        if not isinstance(answer, Lnk):
+            raise RouterRefused(INTERNAL)
+        return links.request_behind(link, answer), key
 
     async def _join_address(
         self, connection_id: int, request: ContactRequest, info: bytes, *, pq: bool
@@ -134,9 +157,17 @@ class Commands:
         await self._ask(address.server, Request(address.sender_id, Send(True, body)))
 
     async def _join_invitation(
-        self, connection_id: int, request: InvitationRequest, info: bytes, *, pq: bool
+        self,
+        connection_id: int,
+        request: InvitationRequest,
+        info: bytes,
+        *,
+        pq: bool,
+        secured_with: X25519PrivateKey | None,
     ) -> None:
-        sending = await self._transact(lambda tx: handshake.start_join(tx, connection_id, request, pq=pq))
+        sending = await self._transact(
+            lambda tx: handshake.start_join(tx, connection_id, request, pq=pq, secured_with=secured_with)
+        )
         await self._secure_sending(sending)
         if await self._transact(lambda tx: connection(tx.db, connection_id).kind) is ConnectionKind.SND:
             server = self._maker.choose([sending.server])

@@ -37,6 +37,7 @@ from protocol.agent.ratchet import creator_ratchet, joiner_ratchet
 from protocol.agent.ratchet_state import Ratchet
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, acceptable, pq_possible
 from protocol.agent.x3dh import joiner_kem, joiner_params
+from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
 from protocol.queue_uri import (
@@ -84,7 +85,14 @@ def created(tx: Tx, queue: ReceiveQueue, keys: E2eKeys | None, *, pq: bool) -> i
 # The joiner
 
 
-def start_join(tx: Tx, connection_id: int, request: InvitationRequest, *, pq: bool) -> SendQueue:
+def start_join(
+    tx: Tx,
+    connection_id: int,
+    request: InvitationRequest,
+    *,
+    pq: bool,
+    secured_with: X25519PrivateKey | None = None,
+) -> SendQueue:
     """Send queue and ratchet, from the link; again, it is the same queue."""
     conn = connection(tx.db, connection_id)
     if conn.kind is not ConnectionKind.NEW:
@@ -103,7 +111,8 @@ def start_join(tx: Tx, connection_id: int, request: InvitationRequest, *, pq: bo
     set_connection(
         tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=int(pq)
     )
-    return new_send_queue(tx, connection_id, _at(request.queues[0], client_version))
+    info = _at(request.queues[0], client_version)
+    return new_send_queue(tx, connection_id, info, secured_with=secured_with)
 
 
 def _at(uri: QueueUri, version: int) -> QueueInfo:
@@ -111,7 +120,12 @@ def _at(uri: QueueUri, version: int) -> QueueInfo:
 
 
 def new_send_queue(
-    tx: Tx, connection_id: int, info: QueueInfo, *, primary: bool = True, replaces: int | None = None
+    tx: Tx,
+    connection_id: int,
+    info: QueueInfo,
+    *,
+    replaces: int | None = None,
+    secured_with: X25519PrivateKey | None = None,
 ) -> SendQueue:
     e2e_key = tx.secrets.x25519()
     queue = SendQueue(
@@ -119,13 +133,13 @@ def new_send_queue(
         connection_id=connection_id,
         server=info.server,
         sender_id=info.sender_id,
-        auth_key=tx.secrets.x25519(),
+        auth_key=secured_with or tx.secrets.x25519(),
         e2e_key=e2e_key,
         e2e_secret=e2e_key.exchange(info.dh_key),
-        status=QueueStatus.NEW,
+        status=QueueStatus.SECURED if secured_with else QueueStatus.NEW,
         client_version=info.version,
         mode=info.mode,
-        primary=primary,
+        primary=True,
         replaces=replaces,
         switch=None,
     )

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import random as chance
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
+from agent.duplex.links import PreparedLink
 from agent.duplex.records import QueueStatus, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from protocol.addresses import SmpServer
-from protocol.encoding import NO_ENTITY
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import INTERNAL, DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
 from protocol.smp_messages import Ids, New, QueueMode, SmpCommand, SmpMessage
 from smp_client.requests import Request
 
-Ask = Callable[[SmpServer, Request[SmpCommand]], Awaitable[SmpMessage]]
+
+class Ask(Protocol):
+    """Raises RouterFailure for no answer and for `ERR`."""
+
+    async def __call__(
+        self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
+    ) -> SmpMessage: ...
 
 
 class QueueMaker:
     def __init__(self, servers: Sequence[SmpServer], secrets: Secrets, ask: Ask) -> None:
-        self._servers = servers
+        self.servers = servers
         self._secrets = secrets
         self._ask = ask
 
     def choose(self, avoid: Sequence[SmpServer]) -> SmpServer:
         """A router of ours, other than those if there is another."""
         named = {server.canonical for server in avoid}
-        others = [server for server in self._servers if server.canonical not in named]
-        return chance.choice(others or self._servers)
+        others = [server for server in self.servers if server.canonical not in named]
+        return chance.choice(others or self.servers)
 
     async def make(
         self,
@@ -42,6 +52,30 @@ class QueueMaker:
         recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
         command = New(recipient_key=recipient_key.public, dh_key=dh_key.public, mode=mode)
         ids = await self._ask(server, Request(NO_ENTITY, command, recipient_key))
+        queue = self._queue(server, mode, recipient_key, dh_key, ids)
+        return replace(queue, client_version=client_version, replaces=replaces)
+
+    async def make_for(self, prepared: PreparedLink, user_data: bytes) -> tuple[ReceiveQueue, EntityId]:
+        """The queue of a short link, and the link's id."""
+        recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
+        link = prepared.new_link(self._secrets, user_data)
+        command = New(recipient_key=recipient_key.public, dh_key=dh_key.public, mode=prepared.mode, link=link)
+        request: Request[SmpCommand] = Request(NO_ENTITY, command, recipient_key)
+        ids = await self._ask(prepared.server, request, prepared.corr_id)
+        queue = self._queue(prepared.server, prepared.mode, recipient_key, dh_key, ids)
+        link_id = ids.link_id if isinstance(ids, Ids) else None
+        if queue.sender_id != link.sender_id or link_id is None:
+            raise RouterRefused(INTERNAL)
+        return replace(queue, e2e_key=prepared.e2e_key), link_id
+
+    def _queue(
+        self,
+        server: SmpServer,
+        mode: QueueMode,
+        recipient_key: Ed25519PrivateKey,
+        dh_key: X25519PrivateKey,
+        ids: SmpMessage,
+    ) -> ReceiveQueue:
         if not isinstance(ids, Ids):
             raise RouterRefused(INTERNAL)
         try:
@@ -60,11 +94,11 @@ class QueueMaker:
             sender_id=ids.sender_id,
             sender_key=None,
             status=QueueStatus.NEW,
-            client_version=client_version,
+            client_version=SMP_CLIENT_VERSIONS.max,
             # An old router cannot let senders secure queues.
             mode=mode if mode is QueueMode.CONTACT else ids.mode,
             primary=True,
-            replaces=replaces,
+            replaces=None,
             switch=None,
             deleting=False,
         )

@@ -27,7 +27,16 @@ class RouterRefused(RouterFailure):
         self.error = error
 
 
-_TEMPORARY = (b"INTERNAL", b"STORE", b"TIMEOUT", b"HANDSHAKE BAD_SERVICE")
+_TEMPORARY = (
+    b"INTERNAL",
+    b"STORE",
+    b"TIMEOUT",
+    b"HANDSHAKE BAD_SERVICE",
+    b"PROXY NO_SESSION",
+    b"PROXY BROKER NETWORK",
+    b"PROXY BROKER TIMEOUT",
+)
+_HOST = (b"PROXY BROKER HOST", b"PROXY BROKER TRANSPORT VERSION")
 
 
 def checked(answer: SmpMessage | ClientError) -> SmpMessage:
@@ -41,5 +50,7 @@ def checked(answer: SmpMessage | ClientError) -> SmpMessage:
     if isinstance(answer, Err):
         if answer.error.text.startswith(_TEMPORARY):
             raise TemporaryFailure(f"SMP {answer.error}")
+        if answer.error.text.startswith(_HOST):
+            raise HostFailure(f"SMP {answer.error}")
         raise RouterRefused(answer.error)
     return answer

@@ -13,7 +13,7 @@ from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, SECOND, first
 from protocol.connection import Received
 from protocol.crypto import Ed25519PrivateKey
-from protocol.encoding import EntityId
+from protocol.encoding import CorrId, EntityId
 from protocol.smp_messages import Ack, Err, Msg, SmpCommand, SmpMessage, Sub
 from smp_client.errors import ClientError
 from smp_client.requests import Request
@@ -66,13 +66,13 @@ class RouterLink:
         self._acks: asyncio.Queue[Acknowledgement] = asyncio.Queue()
         self._changed = asyncio.Event()
 
-    async def ask(self, request: Request[SmpCommand]) -> SmpMessage:
+    async def ask(self, request: Request[SmpCommand], corr_id: CorrId | None = None) -> SmpMessage:
         """The answer to one command; raises RouterFailure for none and for `ERR`."""
         try:
             session = await self.session()
+            return checked(await session.request(*request, corr_id=corr_id))
         except ClientError as error:
             return checked(error)
-        return checked((await session.request_many([request]))[0])
 
     async def session(self) -> SmpSession:
         async with self._lock:

@@ -139,6 +139,20 @@ CREATE TABLE seen_hashes (
     PRIMARY KEY (connection_id, kind, hash)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX seen_hashes_age ON seen_hashes (seen_at);
+CREATE TABLE links (
+    connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
+    link_id BLOB NOT NULL,
+    link_key BLOB NOT NULL,
+    root_key BLOB NOT NULL,
+    fixed BLOB NOT NULL,
+    is_address INTEGER NOT NULL
+) STRICT;
+CREATE TABLE link_keys (
+    server TEXT NOT NULL,
+    link_id BLOB NOT NULL,
+    auth_key BLOB NOT NULL,
+    PRIMARY KEY (server, link_id)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE commands (
     command_id INTEGER PRIMARY KEY AUTOINCREMENT,
     connection_id INTEGER NOT NULL REFERENCES connections ON DELETE CASCADE,

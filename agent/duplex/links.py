@@ -1,0 +1,181 @@
+"""Short links: what a router keeps for a link, made before the queue exists, read by whoever has the link."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.duplex.outgoing import Prohibited
+from agent.duplex.secrets import Secrets
+from agent.duplex.store import Tx, insert
+from protocol.addresses import SmpServer
+from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
+from protocol.agent.e2e_params import E2eKeys
+from protocol.agent.link_data import (
+    ContactUserData,
+    FixedLinkData,
+    InvitationUserData,
+    UserLinkData,
+    encode_fixed,
+    encode_user,
+    open_link,
+    request_of,
+)
+from protocol.agent.short_links import LinkKind, ShortLink
+from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.encoding import CorrId, EntityId
+from protocol.errors import DecodeError
+from protocol.link_crypto import (
+    contact_link_keys,
+    invitation_data_key,
+    link_key_of,
+    seal_fixed_data,
+    seal_user_data,
+    sender_id_of,
+    sign_piece,
+)
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
+from protocol.smp_messages import LinkData, Lnk, NewLink, QueueMode
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLink:
+    """All that NEW needs, and the link that will lead to the queue: made without the network or the store."""
+
+    server: SmpServer
+    mode: QueueMode
+    corr_id: CorrId = field(repr=False)
+    "Gives the sender's id: the same NEW can be sent again."
+    e2e_key: X25519PrivateKey
+    root_key: Ed25519PrivateKey
+    keys: E2eKeys | None
+    fixed: bytes = field(repr=False)
+    "Sealed; it never changes."
+    link_key: bytes = field(repr=False)
+
+    @property
+    def link_id(self) -> EntityId | None:
+        """Of an address; an invitation's is made by the router."""
+        return contact_link_keys(self.link_key).link_id if self.keys is None else None
+
+    @property
+    def data_key(self) -> bytes:
+        return data_key_of(self.link_key, is_address=self.keys is None)
+
+    def link(self, link_id: EntityId | None = None) -> ShortLink:
+        kind = LinkKind.CONTACT if self.keys is None else LinkKind.INVITATION
+        return ShortLink(kind, self.server, self.link_key, link_id)
+
+    def new_link(self, secrets: Secrets, user_data: bytes) -> NewLink:
+        user = sealed_user_data(
+            secrets, self.root_key, self.data_key, user_data, is_address=self.keys is None
+        )
+        return NewLink(self.link_id, sender_id_of(self.corr_id), LinkData(self.fixed, user))
+
+
+def data_key_of(link_key: bytes, *, is_address: bool) -> bytes:
+    return contact_link_keys(link_key).data_key if is_address else invitation_data_key(link_key)
+
+
+def prepare_link(
+    secrets: Secrets,
+    server: SmpServer,
+    keys: E2eKeys | None,
+    root_key: Ed25519PrivateKey,
+    entity_id: bytes | None,
+) -> PreparedLink:
+    """With keys it is an invitation, without an address."""
+    corr_id, e2e_key = CorrId(secrets.nonce()), secrets.x25519()
+    mode = QueueMode.CONTACT if keys is None else QueueMode.MESSAGING
+    queue = QueueUri(SMP_CLIENT_VERSIONS, server, sender_id_of(corr_id), e2e_key.public, mode)
+    request: ConnectionRequest = ContactRequest(AGENT_VERSIONS, (queue,))
+    if keys is not None:
+        request = InvitationRequest(AGENT_VERSIONS, (queue,), keys.uri(E2E_VERSIONS))
+    piece = encode_fixed(FixedLinkData(AGENT_VERSIONS, root_key.public, request, entity_id))
+    link_key = link_key_of(piece)
+    data_key = data_key_of(link_key, is_address=keys is None)
+    fixed = seal_fixed_data(data_key, secrets.nonce(), sign_piece(root_key, piece))
+    return PreparedLink(server, mode, corr_id, e2e_key, root_key, keys, fixed, link_key)
+
+
+def sealed_user_data(
+    secrets: Secrets, root_key: Ed25519PrivateKey, data_key: bytes, blob: bytes, *, is_address: bool
+) -> bytes:
+    user: UserLinkData = InvitationUserData(AGENT_VERSIONS, blob)
+    if is_address:
+        user = ContactUserData(AGENT_VERSIONS, True, (), (), blob)
+    return seal_user_data(data_key, secrets.nonce(), sign_piece(root_key, encode_user(user)))
+
+
+# Our own links
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLink:
+    link_id: EntityId = field(repr=False)
+    link_key: bytes = field(repr=False)
+    root_key: Ed25519PrivateKey
+    fixed: bytes = field(repr=False)
+    is_address: bool
+
+
+def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: EntityId) -> None:
+    insert(
+        tx.db,
+        "links",
+        connection_id=connection_id,
+        link_id=link_id,
+        link_key=prepared.link_key,
+        root_key=prepared.root_key.seed,
+        fixed=prepared.fixed,
+        is_address=int(prepared.keys is None),
+    )
+
+
+def own_link(db: sqlite3.Connection, connection_id: int) -> OwnLink:
+    row = db.execute("SELECT * FROM links WHERE connection_id = ?", (connection_id,)).fetchone()
+    if row is None:
+        raise Prohibited("this connection has no short link")
+    return OwnLink(
+        row["link_id"],
+        row["link_key"],
+        Ed25519PrivateKey(row["root_key"]),
+        row["fixed"],
+        bool(row["is_address"]),
+    )
+
+
+# Links of others
+
+
+def with_whole_server(link: ShortLink, known: Sequence[SmpServer]) -> ShortLink:
+    """A link may name a host only: then the router is one that we know."""
+    if link.server.key_hash:
+        return link
+    for server in known:
+        if server.hosts[0] == link.server.hosts[0]:
+            return replace(link, server=server)
+    raise DecodeError
+
+
+def securing_key(tx: Tx, link: ShortLink) -> X25519PrivateKey:
+    """The key for LKEY: the router takes the first that it sees, so it is the same each time."""
+    where = (str(link.server), link.link_id)
+    tx.db.execute(
+        "INSERT INTO link_keys VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*where, tx.secrets.x25519().raw)
+    )
+    row = tx.db.execute("SELECT auth_key FROM link_keys WHERE server = ? AND link_id = ?", where).fetchone()
+    return X25519PrivateKey(row["auth_key"])
+
+
+def request_behind(link: ShortLink, answer: Lnk) -> ConnectionRequest:
+    """LinkError if the router's data is not what the link was made of, DecodeError if it is none."""
+    is_address = link.link_id is None
+    data_key = data_key_of(link.link_key, is_address=is_address)
+    opened = open_link(link.link_key, data_key, answer.data.fixed, answer.data.user)
+    request = request_of(opened.fixed, link.server, answer.sender_id)
+    if isinstance(request, ContactRequest) is not is_address:
+        raise DecodeError
+    return request

@@ -1,0 +1,110 @@
+"""Short links, and sending through a proxy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.duplex.agent import open_duplex
+from agent.duplex.events import Confirmed, Connected, ContactRequested, Failed, MessageSent
+from agent.duplex.outgoing import Prohibited
+from agent.duplex.replies import RouterRefused
+from protocol.agent.short_links import parse_short_link
+from protocol.crypto import Ed25519PrivateKey
+from smp_client.proxy import ProxyConfig, ProxyPolicy
+from smp_router.config import RouterConfig
+from smp_router.router import Router
+from tests.agent.duplex.world import Person, config, connect, person
+
+ROOT = Ed25519PrivateKey(bytes(range(32)))
+
+
+async def connected(creator: Person, joiner: Person) -> None:
+    confirmed = await creator.event(Confirmed)
+    await creator.agent.allow(confirmed.connection_id, b"creator")
+    await creator.event(Connected)
+    await joiner.event(Connected)
+
+
+@pytest.mark.parametrize("pq", [False, True])
+async def test_a_short_invitation(tmp_path: Path, pq: bool) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+        person(tmp_path / "carol.db", router.address) as carol,
+    ):
+        hers, link = await alice.agent.create_short_invitation(b"Alice's profile", pq=pq)
+        assert link.startswith("simplex:/i#")
+        await alice.agent.set_link_data(hers, b"Alice's other profile")
+        only_host = link.partition("?")[0] + "?h=127.0.0.1"
+        his = await bob.agent.join(only_host, b"Bob", pq=pq)
+        await connected(alice, bob)
+        await alice.agent.send(hers, b"hello")
+        message = await bob.reads()
+        assert (message.connection_id, message.body) == (his, b"hello")
+        await carol.agent.join(link, b"Carol")
+        assert (await carol.event(Failed)).error == "SMP AUTH"
+
+
+async def test_an_address_whose_link_came_first(tmp_path: Path) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        prepared = alice.agent.prepare_address(ROOT, b"group")
+        link = str(prepared.link())
+        _, made = await alice.agent.create_prepared(prepared, b"profile")
+        assert made == link
+        await bob.agent.join(link, b"Bob")
+        request = await alice.event(ContactRequested)
+        await alice.agent.accept(request.invitation_id, b"Alice")
+        await connected(bob, alice)
+        with pytest.raises(RouterRefused):
+            await alice.agent.create_prepared(prepared, b"with other keys for the queue")
+
+
+async def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        hers, link = await alice.agent.create_short_invitation(pq=False)
+        other_key = replace(parse_short_link(link), link_key=bytes(32))
+        await bob.agent.join(str(other_key), b"Bob")
+        assert (await bob.event(Failed)).error == "A_LINK"
+        await bob.agent.join("https://example.org/a#" + "A" * 43, b"Bob")
+        assert (await bob.event(Failed)).error == "A_LINK"
+        without, _ = await alice.agent.create_invitation()
+        with pytest.raises(Prohibited):
+            await alice.agent.set_link_data(without, b"")
+        with pytest.raises(RouterRefused):  # whoever had the link with a wrong key has used it up
+            await alice.agent.set_link_data(hers, b"is it there?")
+
+
+async def test_through_a_proxy(tmp_path: Path) -> None:
+    async with (
+        Router.start() as one,
+        Router.start() as two,
+        Router.start(RouterConfig(private_relays=True)) as relay,
+        person(tmp_path / "alice.db", one.address) as alice,
+    ):
+        hidden = replace(
+            config(tmp_path / "bob.db", two.address),
+            proxy=ProxyConfig(policy=ProxyPolicy.ALWAYS, proxies=(relay.address,)),
+        )
+        async with open_duplex(hidden) as agent:
+            bob = Person(agent)
+            hers, his = await connect(alice, bob)
+            before = one.connections
+            for number in range(3):
+                await bob.agent.send(his, b"%d" % number)
+                assert (await alice.reads()).body == b"%d" % number
+                await bob.event(MessageSent)
+            assert one.connections == before == 2  # Alice and the relay: Bob is never there
+            await alice.agent.send(hers, b"who are you?")
+            assert (await bob.reads()).body == b"who are you?"
