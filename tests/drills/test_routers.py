@@ -33,7 +33,7 @@ FOLDER, PORT = "DRILL_ROUTER_FOLDER", "DRILL_ROUTER_PORT"
 async def verified(drill: World, client: NtfClient) -> Device:
     device = Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode()))
     await device.register(client)
-    await device.verify(client, await drill._code(device))
+    await device.verify(client, await drill.code(device))
     return device
 
 

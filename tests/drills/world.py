@@ -183,7 +183,7 @@ class World:
         for device in new:
             await device.register(client)
         for device in new:
-            await device.verify(client, await self._code(device))
+            await device.verify(client, await self.code(device))
         made = self.router.load.create_queues(queues)
         owners = [new[number % count] for number in range(queues)]
         snews = [
@@ -204,7 +204,7 @@ class World:
         """The honest clients' device tokens."""
         return frozenset(self._secrets)
 
-    async def _code(self, device: Device) -> bytes:
+    async def code(self, device: Device) -> bytes:
         """What the device reads from its verification push."""
         assert isinstance(device.token, ApnsToken)
         async with asyncio.timeout(DEADLINE):
