@@ -49,7 +49,7 @@ async def test_a_stranger_cannot_take_a_device(tmp_path: Path) -> None:
     async def attack(drill: World) -> None:
         clients = await NtfClient.open(drill.daemon.address), await NtfClient.open(drill.daemon.address)
         for number, victim in enumerate(victims * TRIES_PER_VICTIM):
-            taken.append(await _try_to_take(drill, victim, clients, number % 2))  # noqa: PERF401, kept if cut off
+            taken.append(await _try_to_take(drill, victim, clients, number % 2))
 
     async with world(tmp_path, seconds=SECONDS) as drill:
         victims = sorted(drill.known_devices)
