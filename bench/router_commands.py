@@ -1,0 +1,274 @@
+"""What the router does a second, in memory and stored: `python -m bench.router_commands [--seconds N]`.
+
+The router (and for proxied commands a second one) runs in another process, the clients in this one. Bodies
+have the full size that the protocol pads messages to. Stored figures include waiting for the disk at each
+commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import multiprocessing
+import os
+import resource
+import secrets
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.addresses import SmpServer, parse_smp_server
+from protocol.connection import Outgoing
+from protocol.encoding import CorrId
+from protocol.smp_messages import Ack, Lget, LinkData, Lset, Msg, Ok, QueueMode, Send, SmpCommand, Sok, Sub
+from smp_client.dialer import Dialer
+from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
+from smp_client.session import SmpSession, connect_smp
+from smp_router.config import RouterConfig
+from smp_router.router import Router, make_credentials
+from smp_router.sqlite_records import stored_state
+from smp_router.state import RouterState
+from tests.smp_router.wire import TestQueue, WireClient, connected, create_queue
+
+BODY = secrets.token_bytes(16_000)
+CONNECTIONS = 8
+IN_FLIGHT = 16
+"Commands per connection that wait for their answers together."
+QUEUES_MEASURED, MESSAGES_MEASURED, SMALL_BODY = 50_000, 20_000, 1_000
+CPU = "cpu"
+"Asks the other process how much processor time it has used."
+MEMORY = ("memory per queue", "memory per message of 1000 bytes", "database per message of 1000 bytes")
+CONFIG = RouterConfig(quota=1_000_000, max_messages=10_000_000, private_relays=True)
+
+
+async def serve(pipe: Pipe, database: Path | None) -> None:
+    async with AsyncExitStack() as stack:
+        state = RouterState(make_credentials("127.0.0.1"))
+        if database is not None:
+            state = await stack.enter_async_context(stored_state(database, state.credentials))
+        router = await stack.enter_async_context(Router.start(CONFIG, state=state))
+        pipe.send(str(router.address))
+        while await asyncio.to_thread(pipe.recv) == CPU:
+            pipe.send(time.process_time())
+
+
+def run_router(pipe: Pipe, database: Path | None) -> None:
+    asyncio.run(serve(pipe, database))
+
+
+class OtherProcess:
+    """A router while the block runs."""
+
+    def __init__(self, database: Path | None) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=run_router, args=(theirs, database), name="router")
+
+    def __enter__(self) -> OtherProcess:
+        self._process.start()
+        self.server = parse_smp_server(self._pipe.recv())
+        return self
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processor time it has used."""
+        self._pipe.send(CPU)
+        used: float = self._pipe.recv()
+        return used
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self._process.join(30)
+
+
+Work = Callable[[], Awaitable[int]]
+
+
+async def repeat(work: Work, seconds: float) -> int:
+    """How often `work` is done until the time is over, as it counts itself."""
+    done, clock = 0, asyncio.get_running_loop().time
+    end = clock() + seconds
+    while clock() < end:
+        done += await work()
+    return done
+
+
+class Figures(NamedTuple):
+    per_second: float
+    cpu: float
+    "Microseconds of the router's processor time for each."
+
+
+async def rate(router: OtherProcess, works: Sequence[Work], seconds: float) -> Figures:
+    started, cpu = time.perf_counter(), router.cpu
+    done = sum(await asyncio.gather(*(repeat(work, seconds) for work in works)))
+    took = time.perf_counter() - started
+    return Figures(done / took, (router.cpu - cpu) / done * 1e6)
+
+
+async def ask_together(client: WireClient, command: SmpCommand, queue_ids: list[bytes]) -> int:
+    batch = [
+        Outgoing(CorrId(secrets.token_bytes(24)), queue_id, command)  # type: ignore[arg-type]
+        for queue_id in queue_ids
+    ]
+    client.write(*batch)
+    for outgoing in batch:
+        await client.answer(outgoing.corr_id)
+    return len(batch)
+
+
+async def acknowledge(client: WireClient, queue: TestQueue, message: list[Msg]) -> int:
+    answer = await client.ask(Ack(message[0].message_id), queue.recipient_id, queue.key)
+    assert isinstance(answer, Msg), answer
+    message[0] = answer
+    return 1
+
+
+async def measure_messages(router: OtherProcess, seconds: float) -> dict[str, Figures]:
+    figures: dict[str, Figures] = {}
+    server = router.server
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(server)) for _ in range(CONNECTIONS)]
+        queues = [await create_queue(client) for client in clients]
+        send = [
+            partial(ask_together, client, Send(False, BODY), [queue.sender_id] * IN_FLIGHT)
+            for client, queue in zip(clients, queues, strict=True)
+        ]
+        figures["SEND"] = await rate(router, send, seconds)
+        firsts: list[list[Msg]] = []
+        for client, queue in zip(clients, queues, strict=True):
+            assert await client.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+            _, message = await client.event()
+            assert isinstance(message, Msg)
+            firsts.append([message])
+        take = [
+            partial(acknowledge, client, queue, first)
+            for client, queue, first in zip(clients, queues, firsts, strict=True)
+        ]
+        figures["ACK, answered with the next MSG"] = await rate(router, take, seconds / 4)
+        contact = await create_queue(clients[0], mode=QueueMode.CONTACT)
+        data = LinkData(secrets.token_bytes(2048), secrets.token_bytes(13824))
+        link_id = secrets.token_bytes(24)
+        lset = Lset(link_id, data)  # type: ignore[arg-type]
+        assert await clients[0].ask(lset, contact.recipient_id, contact.key) == Ok()
+        read = [partial(ask_together, client, Lget(), [link_id] * IN_FLIGHT) for client in clients]
+        figures["LGET"] = await rate(router, read, seconds)
+    return figures
+
+
+async def measure_proxied(router: OtherProcess, proxying: OtherProcess, seconds: float) -> Figures:
+    server, proxy = router.server, proxying.server
+    async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(connected(server))
+        works: list[Work] = []
+        for _ in range(CONNECTIONS):
+            queue = await create_queue(owner)
+            session = await stack.enter_async_context(await connect_smp(proxy, Dialer()))
+
+            async def sessions(_server: SmpServer, session: SmpSession = session) -> SmpSession:
+                return session
+
+            sender = Sender(sessions, ProxyConfig(policy=ProxyPolicy.ALWAYS, proxies=(proxy,)))
+
+            async def work(sender: Sender = sender, queue: TestQueue = queue) -> int:
+                sent = [sender.request(server, queue.sender_id, Send(False, BODY)) for _ in range(IN_FLIGHT)]
+                assert set(await asyncio.gather(*sent)) == {Ok()}
+                return IN_FLIGHT
+
+            await work()
+            works.append(work)
+        used = proxying.cpu
+        at_router = await rate(router, works, seconds)
+        at_proxy = (proxying.cpu - used) / (at_router.per_second * seconds) * 1e6
+        return Figures(at_router.per_second, at_router.cpu + at_proxy)
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _size(database: Path | None) -> int:
+    return 0 if database is None else database.stat().st_size
+
+
+async def fill(pipe: Pipe, database: Path | None) -> None:
+    """Bytes per queue, per stored message of 1000 bytes, and of the database per message."""
+    async with AsyncExitStack() as stack:
+        state = RouterState(make_credentials("127.0.0.1"))
+        if database is not None:
+            state = await stack.enter_async_context(stored_state(database, state.credentials))
+        router = await stack.enter_async_context(Router.start(CONFIG, state=state))
+        queues = router.load.create_queues(100)
+        await state.records.durable(state.records.made)
+        gc.collect()
+        before = resident()
+        for _ in range(QUEUES_MEASURED // 1000):
+            router.load.create_queues(1000)
+            await state.records.durable(state.records.made)
+        gc.collect()
+        per_queue = (resident() - before) / QUEUES_MEASURED
+        size = _size(database)
+        before = resident()
+        async with connected(router.address) as client:
+            for first in range(0, MESSAGES_MEASURED, 200):
+                ids = [queues[(first + i) % len(queues)].sender_id for i in range(200)]
+                await ask_together(client, Send(False, os.urandom(SMALL_BODY)), list(ids))
+        await state.records.maintain()
+        gc.collect()
+        per_message = (resident() - before) / MESSAGES_MEASURED
+        on_disk = (_size(database) - size) / MESSAGES_MEASURED
+        pipe.send((per_queue, per_message, on_disk))
+
+
+def run_fill(pipe: Pipe, database: Path | None) -> None:
+    asyncio.run(fill(pipe, database))
+
+
+def measure_memory(database: Path | None) -> tuple[float, float, float]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=run_fill, args=(theirs, database))
+    process.start()
+    figures: tuple[float, float, float] = ours.recv()
+    process.join(30)
+    return figures
+
+
+def measure(folder: Path, stored: bool, seconds: float) -> tuple[dict[str, Figures], tuple[float, ...]]:
+    def database(name: str) -> Path | None:
+        return folder / f"{name}.db" if stored else None
+
+    with OtherProcess(database("one")) as router:
+        figures = asyncio.run(measure_messages(router, seconds))
+        with OtherProcess(None) as proxy:
+            figures["SEND through a proxy, both routers"] = asyncio.run(
+                measure_proxied(router, proxy, seconds)
+            )
+    return figures, measure_memory(database("two"))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    seconds = parser.parse_args().seconds
+    with tempfile.TemporaryDirectory() as folder:
+        (memory, in_memory), (stored, on_disk) = (
+            measure(Path(folder), kind, seconds) for kind in (False, True)
+        )
+    print(f"{'':36}{'in memory':>22}{'stored':>22}")
+    for name in memory:
+        columns = "".join(f"{f.per_second:9,.0f}/s {f.cpu:8,.0f} us" for f in (memory[name], stored[name]))
+        print(f"{name:36}{columns}")
+    for name, one, other in zip(MEMORY, in_memory, on_disk, strict=True):
+        print(f"{name:36}{one:19,.0f} B {other:19,.0f} B")
+
+
+if __name__ == "__main__":
+    main()
