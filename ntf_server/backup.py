@@ -51,6 +51,7 @@ def make_backup(
     """Copy the database (also of a running server), its journal's key and, if wanted, the identity."""
     if folder.exists() and any(folder.iterdir()):
         raise BackupError(f"{folder} is not empty: a backup gets a folder of its own")
+    _check_kind(config)
     database = setup.database_path(config)
     if not database.exists():
         raise BackupError(f"{database} does not exist: there is nothing to back up")
@@ -83,6 +84,7 @@ def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: d
         config = _restore_identity(folder, config_dir, data_dir, manifest)
     else:
         raise BackupError(f"{config_dir} has no {CONFIG_FILE}, nor has the backup: run init first")
+    _check_kind(config)
     target = setup.data_folder(config)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     with held(target):
@@ -93,6 +95,13 @@ def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: d
         check_database(target / setup.DATABASE)
     remember_database(config_dir)
     return config
+
+
+def _check_kind(config: Config) -> None:
+    if config.STORE.database != "sqlite":
+        raise BackupError(
+            f"[STORE] database = {config.STORE.database}: use its own tools (pg_dump, pg_restore)"
+        )
 
 
 def check_backup(folder: Path) -> Manifest:

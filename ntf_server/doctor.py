@@ -32,6 +32,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.providers import make_providers
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.status import PROBE, probe
+from ntf_server.stores import make_store
 from ntf_server.subscriber import make_dialer
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
@@ -41,7 +42,6 @@ from smp_client.session import connect_smp
 from store.backup import check_database
 from store.interface import StoreError
 from store.migrate import STEPS
-from store.sqlite import SqliteStore
 from transport.certificates import CA_KEY, load_server_files
 from transport.errors import TransportError
 
@@ -123,12 +123,12 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
         *_permissions(config_dir, config, fix=fix),
         *_clock(),
         *_disk(data_dir),
-        *_store(setup.database_path(config)),
+        *(_database_file(setup.database_path(config)) if config.STORE.database == "sqlite" else ()),
     ):
         yield finding
     async for finding in _network(config_dir, config):
         yield finding
-    async for finding in _routers(config):
+    async for finding in _routers(config_dir, config):
         yield finding
     async for finding in _providers(config, data_dir):
         yield finding
@@ -191,7 +191,7 @@ def _disk(data_dir: Path) -> Iterator[Finding]:
     yield Finding("disk", level, says)
 
 
-def _store(path: Path) -> Iterator[Finding]:
+def _database_file(path: Path) -> Iterator[Finding]:
     if not path.exists():
         yield ok("store", f"{path} does not exist yet: start makes it")
         return
@@ -226,16 +226,17 @@ async def _network(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
         yield warning("DNS", f"{config.TRANSPORT.host} cannot be looked up here: {error.strerror}")
 
 
-async def _routers(config: Config) -> AsyncIterator[Finding]:
-    path = setup.database_path(config)
-    if not path.exists():
+async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
+    if config.STORE.database == "sqlite" and not setup.database_path(config).exists():
         return
-    store = SqliteStore(path, auto_migrate=False)
     try:
+        store = make_store(config_dir, config, auto_migrate=False)
         await store.open()
+    except (ConfigError, StoreError) as error:
+        yield problem("store", error)
+        return
+    try:
         servers = [router.server for router in await store.servers()]
-    except StoreError:
-        return  # told by the check of the store
     finally:
         await store.close()
     dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
