@@ -83,7 +83,7 @@ def commands(block: Block) -> list[str]:
 
 
 def strip(line: str) -> str:
-    return re.sub(r"\s+#.*", "", line).strip().removeprefix("$ ")
+    return re.sub(r"\s+#.*", "", line).strip().removeprefix("$ ").removesuffix(" &")
 
 
 def is_command(line: str) -> bool:

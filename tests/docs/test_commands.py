@@ -6,34 +6,27 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.__main__ import _parser as agent_parser
-from analytics.__main__ import parser as analytics_parser
-from ntf_server.__main__ import _parser as server_parser
-from smp_router.__main__ import make_parser as router_parser
 from tests.docs.pages import Block, all_blocks, blocks, commands
+from tests.docs.reference import PARSERS
 from tests.ntf_server.test_cli import ANY_PORT
 from tests.test_architecture import ROOT
 
 TIMEOUT = 120
 BIN = Path(sys.executable).parent
-PARSERS = {
-    "ntf-server": server_parser,
-    "ntf-agent": agent_parser,
-    "ntf-analytics": analytics_parser,
-    "smp-router": router_parser,
-}
 IDENTITY = "LcJUMfVhwD8yxjAiSaDzzGF3-kLG4Uh0Fl_ZIjrRwjI="
-PLACEHOLDERS = {"ntf://…": f"ntf://{IDENTITY}@h:1", "smp://…": f"smp://{IDENTITY}@h:1"}
+NTF, SMP = f"ntf://{IDENTITY}@h:1", f"smp://{IDENTITY}@h:1"
+PLACEHOLDERS = {"ntf://…": NTF, "NTF_ADDRESS": NTF, "smp://…": SMP, "SMP_ADDRESS": SMP}
 ALL = [(block, command) for block in all_blocks() for command in commands(block)]
 
 
@@ -63,6 +56,14 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str], command: str) -
             raise AssertionError(command) from None
 
 
+PRINTED = {
+    "NTF_ADDRESS": r"ntf://\S+",
+    "SMP_ADDRESS": r"smp://[^\s/]+(?=\s)",
+    "LINK": r"smp://\S+#/\?\S+",
+}
+"Placeholders of the documentation, and how what they stand for looks when a program prints it."
+
+
 class Terminal:
     """Runs lines one after the other in a home of their own; what serves stays until the end."""
 
@@ -71,6 +72,20 @@ class Terminal:
         self._replaced = replaced
         self._serving: list[subprocess.Popen[str]] = []
         self.env = os.environ | ANY_PORT | {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def do(self, line: str) -> str:
+        """As in a shell: variables, work in the background, and what was printed before in place of names."""
+        line = line.replace("~", str(self._home))
+        if line.startswith("export "):
+            for word in shlex.split(line)[1:]:
+                name, _, value = word.partition("=")
+                self.env[name] = self._filled(value)
+            return ""
+        out = self.start(line.removesuffix("&")) if line.endswith("&") else self.run(line)
+        for name, pattern in PRINTED.items():
+            if found := re.search(pattern, out):
+                self._replaced[name] = found[0]
+        return out
 
     def run(self, line: str) -> str:
         done = subprocess.run(
@@ -103,9 +118,12 @@ class Terminal:
 
     def _words(self, line: str) -> list[str]:
         line = line.removeprefix(".venv/bin/").replace("~", str(self._home))
+        return [self._filled(word) for word in shlex.split(line)]
+
+    def _filled(self, text: str) -> str:
         for old, new in self._replaced.items():
-            line = line.replace(old, new)
-        return shlex.split(line)
+            text = text.replace(old, new)
+        return text
 
 
 @contextlib.contextmanager
@@ -149,6 +167,19 @@ def test_router(tmp_path: Path, unused_tcp_port: int) -> None:
     with terminal(tmp_path, {"5223": str(unused_tcp_port)}) as shell:
         address = shell.run(init).splitlines()[0]
         assert shell.start(start).strip() == address
+
+
+def test_tutorial(tmp_path: Path, unused_tcp_port_factory: Callable[[], int]) -> None:
+    """From the first line to the last, in order, with other ports and the addresses that it prints."""
+    ports = {old: str(unused_tcp_port_factory()) for old in ("5443", "5223", "5224")}
+    page = ROOT / "docs" / "tutorial.md"
+    lines = [line for block in blocks(page) for line in block.text.splitlines()]
+    with terminal(tmp_path, ports) as shell:
+        del shell.env["NTF_TRANSPORT_PORT"]
+        shown = [shell.do(line) for line in lines]
+    assert "Token: ACTIVE" in "".join(shown)
+    assert '"notificationData"' in "".join(shown).replace("\\", "")
+    assert shown[-1] == "Connection 1: Lunch at 12?\n"
 
 
 def test_fake_push(tmp_path: Path, unused_tcp_port: int) -> None:

@@ -6,21 +6,15 @@ import argparse
 import ast
 import dataclasses
 import importlib
-import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
-from agent.__main__ import _parser as agent_parser
-from analytics.__main__ import parser as analytics_parser
-from ntf_server.__main__ import _parser as server_parser
 from ntf_server.config import ENV_PREFIX, SECTIONS, parse_config
 from ntf_server.metrics import PREFIX
-from smp_router.__main__ import make_parser as router_parser
 from tests.docs.pages import (
     PAGES,
     PRODUCT,
@@ -33,6 +27,7 @@ from tests.docs.pages import (
     product_text,
     tables,
 )
+from tests.docs.reference import PARSERS, families
 from tests.test_architecture import ROOT
 
 SOURCE = re.compile(r"[\w./-]+\.(py|sql|md|toml|txt|ini|sh|yml)")
@@ -121,8 +116,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def test_options() -> None:
-    parsers = (server_parser(), agent_parser(), analytics_parser(), router_parser())
-    known = {option for parser in parsers for option in options(parser)}
+    known = {option for make in PARSERS.values() for option in options(make())}
     files = [*(ROOT / "scripts").iterdir(), *(ROOT / "bench").glob("*.py")]
     scripts = "\n".join(path.read_text() for path in files)
     for page in PAGES:
@@ -131,16 +125,8 @@ def test_options() -> None:
                 assert found[0] in known or found[0] in scripts, f"{name(page)}: {word}"
 
 
-def metric_names() -> set[str]:
-    for package in ("ntf_server", "smp_client", "store"):
-        for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
-    return {family.name for family in REGISTRY.collect()}
-
-
 def test_metrics() -> None:
-    known = metric_names()
+    known = {family.name for family in families()}
     for page in PAGES:
         for word in code_words(page):
             if found := re.match(rf"{PREFIX}\w+", word):
