@@ -166,7 +166,7 @@ class Generator:
         active = STATUSES.index("ACTIVE")
         for server in range(n):
             held = self._held(np.full(hours.size, server), hours)
-            yield Part(hours, E.SMP_SAMPLED, server=server, count=held, total=held, status_to=active)
+            yield Part(hours, E.SMP_SAMPLED, server=server, count=held, status_to=active)
         yield Part(alive[-1:], E.EVENTS_LOST, error=ERRORS.index("dropped"), count=3)
 
     def _incident_times(self) -> tuple[list[int], list[int]]:

@@ -107,7 +107,13 @@ class App:
             stack.push_async_callback(self._providers.close)
             await stack.enter_async_context(opened(self.store, self._config_dir, self._config))
             if isinstance(self._journal, Journal):
-                life = DaemonLife(self._journal, self.store, self._clock, daemon_name(self._config))
+                life = DaemonLife(
+                    self._journal,
+                    self.store,
+                    self._clock,
+                    daemon_name(self._config),
+                    self.subscriber.status,
+                )
                 await stack.enter_async_context(life.recorded())
             endpoint = HttpEndpoint(self._missing)
             stack.push_async_callback(endpoint.close)

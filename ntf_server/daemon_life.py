@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from ntf_server.clock import Clock
 from ntf_server.journal import Journal
 from ntf_server.metrics import counter
+from ntf_server.router import RouterStatus
+from protocol.addresses import parse_smp_server
+from protocol.statuses import SubState
 from store.interface import ControlStore, StoreError
 from store.journal_schema import JournalEvent
 from transport.cancellation import TaskGroup
@@ -24,6 +28,7 @@ REJECTED = counter("journal_rejected", "Events left out of the journal because t
 
 MICROSECONDS = 1_000_000
 ALIVE_INTERVAL = 60.0
+BEATS_PER_SAMPLE = 60
 
 
 class DaemonLife:
@@ -35,6 +40,7 @@ class DaemonLife:
         store: ControlStore,
         clock: Clock,
         daemon: str,
+        routers: Callable[[], Sequence[RouterStatus]],
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -42,6 +48,7 @@ class DaemonLife:
         self._store = store
         self._clock = clock
         self._daemon = daemon
+        self._routers = routers
         self._sleep = sleep
         self._began = clock.monotonic()
         self._told = {"dropped": 0, "rejected": 0}
@@ -70,11 +77,13 @@ class DaemonLife:
         )
 
     async def _run(self) -> None:
-        while True:
+        for beat in itertools.count():
             await self._sleep(ALIVE_INTERVAL)
             with contextlib.suppress(StoreError):
                 await self._alive()
             self._tell_losses()
+            if beat % BEATS_PER_SAMPLE == 0:
+                self._sample()
 
     async def _alive(self) -> None:
         counts = await self._store.counts()
@@ -85,6 +94,16 @@ class DaemonLife:
             count=counts.active_subscriptions,
             total=counts.subscriptions,
         )
+
+    def _sample(self) -> None:
+        """How many queues each router has for us: what else the journal says of them are changes."""
+        for router in self._routers():
+            server = parse_smp_server(router.server).host_port
+            subscribed = router.service_queues + router.individual_queues
+            for status, count in ((SubState.ACTIVE, subscribed), (SubState.PENDING, router.waiting)):
+                self._journal.record(
+                    JournalEvent.SMP_SAMPLED, server=server, status_to=status.value, count=count
+                )
 
     def _tell_losses(self) -> None:
         """Losses are part of what happened: reports over a journal with holes must say so."""

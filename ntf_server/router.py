@@ -114,7 +114,12 @@ class Router:
         self._was_there = was_there
         self._is_crowded = is_crowded
         self._service = RouterService(
-            parts.store, known.key, known.name, parts.clock, enabled=config.use_service_credentials
+            parts.store,
+            known.key,
+            known.name,
+            parts.clock,
+            parts.journal,
+            enabled=config.use_service_credentials,
         )
         self._backoff = self._new_backoff()
         self._leaving = Backoff(FIRST_LEAVE, LONGEST_LEAVE, random.random)

@@ -8,10 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
 from ntf_server.clock import Clock, as_datetime
+from ntf_server.journal import EventSink
 from ntf_server.metrics import counter
 from protocol.session_params import ServiceSession
 from smp_client.session import Service
 from store.interface import SubscriberStore
+from store.journal_schema import JournalEvent
 from store.records import ServerKey, ServerRecord, ServiceCredentials
 from transport.certificates import Credentials, make_service
 
@@ -38,6 +40,7 @@ class RouterService:
         key: ServerKey,
         name: str,
         clock: Clock,
+        journal: EventSink,
         *,
         enabled: bool,
     ) -> None:
@@ -45,6 +48,7 @@ class RouterService:
         self._key = key
         self._name = name
         self._clock = clock
+        self._journal = journal
         self._enabled = enabled
         self._reset_at: float | None = None
         self._does_without = False
@@ -72,12 +76,13 @@ class RouterService:
         if session is None:
             if record.service_id is not None:
                 logger.warning("%s does not know services any more", self._name)
-                await self._store.clear_service(self._key)
+                await self._clear("unknown")
             return
         if await self._store.set_service_id(self._key, session.service_id):
             self._tried_again = False
             SERVICE_ID_CHANGES.inc()
             logger.warning("%s knows this service under another id; its queues are bound again", self._name)
+            self._journal.record(JournalEvent.SMP_SERVICE_RESET, server=self._name, error="changed")
 
     async def refused(self) -> bool:
         """The router refuses the service in a session: whether to try in another one."""
@@ -100,7 +105,7 @@ class RouterService:
         SERVICE_RESETS.inc()
         logger.warning("%s refuses this service; starting afresh with new credentials", self._name)
         self.service = None
-        await self._store.clear_service(self._key)
+        await self._clear("refused")
         return True
 
     async def refused_in_handshake(self) -> None:
@@ -108,7 +113,11 @@ class RouterService:
         if not await self._reset():
             self._does_without = True
             self.service = None
-            await self._store.clear_service(self._key)
+            await self._clear("refused")
+
+    async def _clear(self, reason: str) -> None:
+        changed = await self._store.clear_service(self._key)
+        self._journal.record(JournalEvent.SMP_SERVICE_RESET, server=self._name, error=reason, changed=changed)
 
 
 def _load(stored: ServiceCredentials) -> Credentials:

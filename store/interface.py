@@ -149,8 +149,9 @@ class SubscriberStore(Protocol):
     async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
         """Durable. A changed id clears all associations (INACTIVE); True if it changed from another one."""
 
-    async def clear_service(self, key: ServerKey) -> None:
-        """Durable. Credentials, service id, associations, count and hash, in one transaction."""
+    async def clear_service(self, key: ServerKey) -> int:
+        """Durable. Credentials, service id, associations, count and hash, in one transaction.
+        Returns how many became INACTIVE."""
 
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int

@@ -184,8 +184,8 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
         "count: how many were bound again; latency_us: since the drift was seen", "server count latency_us"
     ),
     E.SMP_SAMPLED: _event(
-        "from time to time: count of the server's total subscriptions have status_to",
-        "server status_to count total",
+        "from time to time: how many queues are subscribed (ACTIVE) or wait to be (PENDING) in its session",
+        "server status_to count",
     ),
     E.NTF_RECEIVED: _event(
         "token and subscription are absent if there is no such subscription",

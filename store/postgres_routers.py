@@ -290,12 +290,13 @@ async def set_service_id(tx: Transaction, key: ServerKey, service_id: EntityId) 
     return before is not None
 
 
-async def clear_service(tx: Transaction, key: ServerKey) -> None:
+async def clear_service(tx: Transaction, key: ServerKey) -> int:
     await tx.db.execute(_CLEAR_SERVICE, key)
-    await _clear_associations(tx, key)
+    return await _clear_associations(tx, key)
 
 
-async def _clear_associations(tx: Transaction, key: ServerKey) -> None:
-    active = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, _CLEAR.target.value, SubState.ACTIVE.value)
+async def _clear_associations(tx: Transaction, key: ServerKey) -> int:
+    active: int = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, _CLEAR.target.value, SubState.ACTIVE.value)
     tx.active_subscriptions -= active
     await tx.clear_associated(key)
+    return active

@@ -200,8 +200,8 @@ class SqlStore(ABC):
     async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
         return await self._write(lambda tx: self._sql.routers.set_service_id(tx, key, service_id))
 
-    async def clear_service(self, key: ServerKey) -> None:
-        await self._write(lambda tx: self._sql.routers.clear_service(tx, key))
+    async def clear_service(self, key: ServerKey) -> int:
+        return await self._write(lambda tx: self._sql.routers.clear_service(tx, key))
 
     # Notifications
 

@@ -296,15 +296,16 @@ def set_service_id(tx: Transaction, key: ServerKey, service_id: EntityId) -> boo
     return before is not None
 
 
-def clear_service(tx: Transaction, key: ServerKey) -> None:
+def clear_service(tx: Transaction, key: ServerKey) -> int:
     tx.db.execute(
         "UPDATE smp_servers SET chain = NULL, private_key = NULL, service_id = NULL WHERE server_key = ?",
         (key,),
     )
-    _clear_associations(tx, key)
+    return _clear_associations(tx, key)
 
 
-def _clear_associations(tx: Transaction, key: ServerKey) -> None:
+def _clear_associations(tx: Transaction, key: ServerKey) -> int:
+    active: int
     (active,) = tx.db.execute(
         "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server"
         " WHERE server_key = ? AND associated = 1 AND state = ?",
@@ -317,3 +318,4 @@ def _clear_associations(tx: Transaction, key: ServerKey) -> None:
     )
     tx.active_subscriptions -= active
     tx.clear_associated(key)
+    return active

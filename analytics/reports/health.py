@@ -101,13 +101,19 @@ FROM k ORDER BY score, server
 
 HOURS = """
 WITH taken AS (
-  SELECT server, us - us % $hour AS hour_us, us, max(total) AS subscriptions,
+  SELECT server, us - us % $hour AS hour_us, us,
     coalesce(sum("count") FILTER (status_to = 'ACTIVE'), 0) AS believed,
     coalesce(sum("count") FILTER (status_to IN ('NEW', 'PENDING')), 0) AS pending
   FROM life WHERE event = 'smp_sampled' AND us >= $start GROUP BY ALL),
 sampled AS (
-  SELECT server, hour_us, arg_max(subscriptions, us) AS subscriptions, arg_max(believed, us) AS believed,
-    arg_max(pending, us) AS pending FROM taken GROUP BY ALL),
+  SELECT server, hour_us, arg_max(believed, us) AS believed, arg_max(pending, us) AS pending
+  FROM taken GROUP BY ALL),
+changes AS (
+  SELECT server, first_us AS us, 1 AS change FROM subs
+  UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL),
+net AS (SELECT server, us - us % $hour AS hour_us, sum(change) AS net FROM changes GROUP BY ALL),
+level AS (
+  SELECT server, hour_us, sum(net) OVER (PARTITION BY server ORDER BY hour_us) AS subscriptions FROM net),
 lost AS (
   SELECT server, hour_us, max(size) AS lost, sum(size * (least(coalesce(end_us, $end), hour_us + $hour)
       - greatest(start_us, hour_us))) / 1e6 AS lost_seconds
@@ -116,12 +122,16 @@ lost AS (
   WHERE hour_us >= $first_hour GROUP BY ALL),
 got AS (
   SELECT server, hour_us, sum(entries) AS received FROM hours
-  WHERE event = 'ntf_received' AND hour_us >= $first_hour GROUP BY ALL)
-SELECT server, hour_us AS hour, subscriptions, greatest(0, round(believed - coalesce(lost_seconds,
-  0) / 3600))::BIGINT AS active, pending,
-  coalesce(lost, 0) AS lost, coalesce(lost_seconds, 0) AS lost_seconds, coalesce(received, 0) AS received
-FROM sampled FULL JOIN lost USING (server, hour_us) FULL JOIN got USING (server, hour_us)
-WHERE server IS NOT NULL ORDER BY server, hour
+  WHERE event = 'ntf_received' AND hour_us >= $first_hour GROUP BY ALL),
+known AS (
+  SELECT server, hour_us, believed, pending, coalesce(lost, 0) AS lost,
+    coalesce(lost_seconds, 0) AS lost_seconds, coalesce(received, 0) AS received
+  FROM sampled FULL JOIN lost USING (server, hour_us) FULL JOIN got USING (server, hour_us)
+  WHERE server IS NOT NULL)
+SELECT k.server, k.hour_us AS hour, subscriptions::BIGINT AS subscriptions,
+  greatest(0, round(coalesce(believed, subscriptions) - lost_seconds / 3600))::BIGINT AS active,
+  coalesce(pending, 0)::BIGINT AS pending, lost, lost_seconds, received
+FROM known k ASOF LEFT JOIN level l ON k.server = l.server AND k.hour_us >= l.hour_us ORDER BY 1, 2
 """
 
 
