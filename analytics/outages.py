@@ -47,7 +47,9 @@ class RouterLog:
             self._miss(row["changed"] or 0)
 
     def _on_smp_service_reset(self, us: int, row: dict[str, Any]) -> None:
-        if self._down is None and row["changed"]:
+        if self._down is not None:
+            self._down.kind = RESET  # the reason why it lasts
+        elif row["changed"]:
             self._begin_down(RESET, us, row["changed"])
 
     def _begin_down(self, kind: str, us: int, size: int) -> None:

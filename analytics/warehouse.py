@@ -54,6 +54,15 @@ DELETE FROM hours WHERE hour_us IN (SELECT us FROM traffic_aside);
 DELETE FROM tokens WHERE day_us < (SELECT from_us - $day FROM bounds) OR day_us > (SELECT to_us FROM bounds);
 """
 
+ORDERED = """
+CREATE TABLE ordered AS
+SELECT * REPLACE (max(us) OVER (PARTITION BY writer ORDER BY seq ROWS UNBOUNDED PRECEDING) AS us) FROM life;
+DROP TABLE life;
+ALTER TABLE ordered RENAME TO life
+"""
+"""Times are more or less coarse, so two events of one process may seem to have happened in another order than
+they did; their numbers know better."""
+
 CUT = """
 DELETE FROM life WHERE us >= $end;
 DELETE FROM hours WHERE hour_us >= $end;
@@ -206,6 +215,7 @@ def open_warehouse(
     run_all(db, LOAD, files)
     spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
     run_all(db, CLOCKS, spans)
+    run_all(db, ORDERED, {})
     window = find_window(db, start, end)
     run_all(db, CUT, {"end": window.end})
     warehouse = Warehouse(db, window, limits, clock_notes(db))

@@ -7,11 +7,9 @@ from analytics.outages import find_outages
 from analytics.warehouse import Rows, Warehouse
 
 OUTAGE_EVENTS = """
-WITH stops AS (SELECT writer, max(us) AS stopped_us FROM life WHERE event = 'server_stopped' GROUP BY writer)
 SELECT server, us, event, changed, "count", expected, latency_us FROM (
-  SELECT l.* FROM life l LEFT JOIN stops USING (writer)
-  WHERE event IN ('smp_connected', 'smp_service_subscribed', 'smp_service_reset', 'smp_drift', 'smp_healed')
-    OR event = 'smp_disconnected' AND NOT coalesce(us >= stopped_us - $minute, false)
+  SELECT * FROM life WHERE event IN ('smp_connected', 'smp_disconnected', 'smp_service_subscribed',
+    'smp_service_reset', 'smp_drift', 'smp_healed')
   UNION ALL BY NAME
   SELECT server, us, 'regained' AS event, count(*) AS "count", min(writer) AS writer, min(seq) AS seq
   FROM life WHERE event = 'sub_status_changed' AND status_from = 'INACTIVE' AND status_to = 'ACTIVE'

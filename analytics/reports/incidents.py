@@ -27,10 +27,9 @@ FROM low GROUP BY server, island HAVING max(hour_us) + $hour > $start ORDER BY s
 """
 
 MASS = """
-WITH stops AS (SELECT writer, max(us) AS stopped_us FROM life WHERE event = 'server_stopped' GROUP BY writer),
-d AS (
-  SELECT server, changed, us, us - us % $minute AS minute_us FROM life LEFT JOIN stops USING (writer)
-  WHERE event = 'smp_disconnected' AND us >= $start AND NOT coalesce(us >= stopped_us - $minute, false)),
+WITH d AS (
+  SELECT server, changed, us, us - us % $minute AS minute_us FROM life
+  WHERE event = 'smp_disconnected' AND us >= $start),
 seen AS (
   SELECT day_us, count(DISTINCT server) AS servers_seen FROM (
     SELECT us - us % $day AS day_us, server FROM life WHERE server IS NOT NULL
@@ -63,7 +62,7 @@ single AS (
   FROM life WHERE event IN ('sub_status_changed', 'sub_created')
   GROUP BY writer, subscription HAVING us IS NOT NULL AND count(*) FILTER (event = 'sub_created') = 0),
 by_service AS (
-  SELECT writer, us, changed AS number FROM life WHERE event = 'smp_service_subscribed'
+  SELECT writer, us, least("count", expected) AS number FROM life WHERE event = 'smp_service_subscribed'
   QUALIFY row_number() OVER (PARTITION BY writer, server ORDER BY us, seq) = 1),
 made AS (
   SELECT writer, us, sum(number) OVER (PARTITION BY writer ORDER BY us) AS done

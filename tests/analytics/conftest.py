@@ -62,8 +62,9 @@ def event(at_s: float, name: JournalEvent, *, writer: bytes = b"w1", **columns: 
 
 
 def rollups_of(rows: list[Row], folder: Path) -> Path:
-    """Write the rollups of rows; each gets the number of its place."""
-    numbered = [{"seq": i, **row} for i, row in enumerate(rows)]
+    """Write the rollups of rows; each gets a number in the order of time."""
+    ordered = sorted(rows, key=lambda row: int(row["time"]))
+    numbered = [{"seq": i, **row} for i, row in enumerate(ordered)]
     db = duckdb.connect()
     events = pa.Table.from_pylist(numbered, schema=SCHEMA)
     db.execute("SET TimeZone = 'UTC'")

@@ -17,7 +17,11 @@ MINUTE = 60_000_000
 
 VIEWS = """
 CREATE TEMP TABLE ev AS
-SELECT DISTINCT ON (writer, seq) *, epoch_us(time) AS us FROM {source} WHERE epoch_us(time) < {end};
+WITH once AS (SELECT DISTINCT ON (writer, seq) *, epoch_us(time) AS told,
+  event IN ('ntf_received', 'cron_sent') OR starts_with(event, 'push_') AS is_traffic FROM {source}),
+placed AS (SELECT *, CASE WHEN is_traffic THEN told ELSE max(told) FILTER (NOT is_traffic)
+  OVER (PARTITION BY writer ORDER BY seq) END AS us FROM once)
+SELECT * FROM placed WHERE us < {end};
 
 CREATE TEMP VIEW win AS SELECT * FROM ev WHERE us >= {start};
 
@@ -178,8 +182,7 @@ FROM m GROUP BY server, run HAVING max(hour) + {HOUR} > {start}""",
     "incidents_disconnects": """
 WITH d AS (SELECT server, changed, us, us - us % {MINUTE} AS minute FROM win e
     WHERE event = 'smp_disconnected'
-    AND server IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ev s WHERE s.event = 'server_stopped'
-      AND s.writer = e.writer AND e.us >= s.us - {MINUTE})),
+    AND server IS NOT NULL),
 starts AS (SELECT DISTINCT minute AS m FROM d UNION SELECT DISTINCT minute - {MINUTE} FROM d),
 p AS (SELECT m, count(DISTINCT server) AS servers, (SELECT count(DISTINCT server) FROM ev
       WHERE us // {DAY} = (m + {MINUTE}) // {DAY}) AS seen
@@ -207,7 +210,7 @@ a AS (SELECT writer, min(us) AS us, 1 AS k FROM ev e
       WHERE event = 'sub_created' AND subscription IS NOT NULL) GROUP BY writer, subscription
   UNION ALL SELECT writer, us, coalesce("count", 1) FROM ev WHERE event = 'sub_status_changed'
     AND status_to = 'ACTIVE' AND subscription IS NULL
-  UNION ALL (SELECT writer, us, changed FROM ev WHERE event = 'smp_service_subscribed'
+  UNION ALL (SELECT writer, us, "count" FROM ev WHERE event = 'smp_service_subscribed'
     QUALIFY row_number() OVER (PARTITION BY writer, server ORDER BY time, seq) = 1)),
 c AS (SELECT writer, us, sum(k) OVER (PARTITION BY writer ORDER BY us) AS done FROM a),
 r AS (SELECT c.writer, min(c.us) AS done_us FROM c JOIN n USING (writer)

@@ -114,15 +114,6 @@ def test_a_later_service_subscription_makes_active_only_what_it_changed(ask: Ask
     assert (row["active"], row["open_outages"]) == (0, 1)
 
 
-def test_our_own_stop_is_no_fault_of_a_router(ask: Ask) -> None:
-    rows = [
-        *held(A, 3),
-        event(HOUR, E.SMP_DISCONNECTED, server=A, error="Closed", changed=3),
-        event(HOUR + 1, E.SERVER_STOPPED, daemon="d", uptime_us=3_601_000_000),
-    ]
-    assert health.tables(ask(rows))["health_outages"] == []
-
-
 def test_a_service_reset_is_an_outage_until_the_subscriptions_are_back(ask: Ask) -> None:
     rows = [
         *held(A, 5),

@@ -231,12 +231,6 @@ def test_a_mass_disconnect_that_goes_on_for_an_hour_is_one(ask: Ask) -> None:
     )
 
 
-def test_our_own_stop_is_no_mass_disconnect(ask: Ask) -> None:
-    rows = [event(1000 + i, E.SMP_DISCONNECTED, server=f"{i}.example", changed=1) for i in range(5)]
-    tables = incidents.tables(ask([*rows, event(1010, E.SERVER_STOPPED)]))
-    assert tables["incidents_disconnects"] == []
-
-
 def test_restart_cost(ask: Ask) -> None:
     rows = [
         event(0, E.SERVER_STARTED, count=0),

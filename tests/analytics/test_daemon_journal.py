@@ -1,0 +1,327 @@
+"""Every report over a journal that a real daemon wrote, in which every fault was planted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analytics.findings import Thresholds, find
+from analytics.generator import Plan, write_journal
+from analytics.inputs import Limits
+from analytics.job import REPORTS
+from analytics.times import DAY_US
+from analytics.warehouse import Rows, open_warehouse
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server import daemon_life, housekeeping, router
+from ntf_server.app import App, running
+from ntf_server.config import Config
+from ntf_server.journal import Journal
+from ntf_server.router_session import HEALED
+from ntf_server.setup import DATABASE, JOURNAL_FOLDER
+from protocol.addresses import SmpQueueNtf
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import EntityId
+from protocol.errors import INTERNAL, SERVICE
+from protocol.ntf_commands import Ok, Sdel, Tdel, Trpl
+from protocol.statuses import TokenStatus
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
+from store.journal_schema import JournalEvent as E
+from tests.analytics.rollup_reference import write_rollups
+from tests.ntf_server.conftest import changed, code_of, make_app, make_config
+from tests.ntf_server.ntf_client import Device, NtfClient
+
+DEADLINE = 60.0
+QUEUES = 20
+LOST = 8
+Columns = dict[str, set[frozenset[str]]]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Journal, "strict", True)
+    monkeypatch.setattr(daemon_life, "ALIVE_INTERVAL", 0.2)
+    monkeypatch.setattr(daemon_life, "BEATS_PER_SAMPLE", 1)
+    monkeypatch.setattr(housekeeping, "INTERVAL", 0.2)
+    monkeypatch.setattr(router, "FIRST_DELAY", 0.05)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def journal_config(folder: Path, push: FakePushServer) -> Config:
+    provider = {
+        "allow_test_provider": True,
+        "key_id": "TEST",
+        "team_id": "TEST",
+        "test_host": "127.0.0.1",
+        "test_port": push.port,
+        "test_ca_file": push.ca_file,
+    }
+    return changed(make_config(folder), APNS=provider, JOURNAL={"enabled": True})
+
+
+@dataclass
+class Life:
+    """A daemon, a client, a router and a provider, and what was done with them."""
+
+    app: App
+    client: NtfClient
+    router: Router
+    push: FakePushServer
+    database: Path
+    subs: dict[str, EntityId] = field(default_factory=dict)
+
+    async def register(self, token: bytes | None = None) -> Device:
+        """A device whose verification push was accepted."""
+        device = Device.make(ApnsToken(Provider.APNS_TEST, token or os.urandom(32).hex().encode()))
+        await device.register(self.client)
+        await self.confirmed(device)
+        return device
+
+    async def confirmed(self, device: Device) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                record = await self.app.store.token_by_device(device.token, device.key.public.der)
+                if record is not None and record.status is TokenStatus.CONFIRMED:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def active(self, token: bytes | None = None) -> Device:
+        device = await self.register(token)
+        await device.verify(self.client, await code_of(self.app, device))
+        return device
+
+    async def subscribe(self, device: Device, queue: LoadQueue) -> EntityId:
+        name = SmpQueueNtf(self.router.address, queue.notifier_id)
+        return await device.subscribe(self.client, name, queue.notifier_key)
+
+    def sql(self, statement: str, *values: Any) -> list[Any]:
+        with closing(sqlite3.connect(self.database, timeout=DEADLINE)) as db, db:
+            return db.execute(statement, values).fetchall()
+
+    def state(self, name: str) -> str:
+        query = "SELECT state FROM subscriptions WHERE subscription_id = ?"
+        return str(self.sql(query, self.subs[name])[0][0])
+
+    def count(self, state: str) -> int:
+        return int(self.sql("SELECT count(*) FROM subscriptions WHERE state = ?", state)[0][0])
+
+
+async def live_tokens(life: Life) -> Device:
+    """TNEW, TVFY, a second registration, TRPL, TDEL, purge, invalid; returns a device that stays."""
+    first = await life.active()
+    assert isinstance(first.token, ApnsToken)
+    second = await life.active(first.token.token)  # the device with another key: the first token goes
+    replaced = await life.active()
+    replaced.token = ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode())
+    assert await replaced.ask(life.client, Trpl(replaced.token)) == Ok()
+    await life.confirmed(replaced)
+    await replaced.verify(life.client, await code_of(life.app, replaced))
+    deleted = await life.active()
+    assert await deleted.ask(life.client, Tdel()) == Ok()
+    forgotten = await life.register()
+    life.sql("UPDATE tokens SET updated_on = 0 WHERE token_id = ?", forgotten.token_id)
+    await until(lambda: not life.sql("SELECT 1 FROM tokens WHERE token_id = ?", forgotten.token_id))
+    assert second.token_id != first.token_id
+    return replaced
+
+
+async def live_subscriptions(life: Life, device: Device) -> list[LoadQueue]:
+    """SNEW, SDEL, END, DELD, AUTH, ERR; returns queues that stay."""
+    queues = life.router.load.create_queues(QUEUES + 3)
+    ids = [await life.subscribe(device, queue) for queue in queues]
+    await until(lambda: life.count("ACTIVE") == len(ids))
+    names = ("ended", "deleted at the router", "deleted")
+    life.subs |= dict(zip(names, ids[-3:], strict=True))
+    life.router.faults.send_end([queues[-3].notifier_id])
+    life.router.faults.send_deld([queues[-2].notifier_id])
+    assert await life.client.ask(Sdel(), life.subs["deleted"], device.key) == Ok()
+    (unknown, failing) = life.router.load.create_queues(2)
+    life.router.faults.delete_queues([unknown.notifier_id])
+    life.subs["refused"] = await life.subscribe(device, unknown)
+    await until(lambda: life.state("refused") == "AUTH")
+    life.router.faults.answer_errors("NSUB", INTERNAL)
+    life.subs["failed"] = await life.subscribe(device, failing)
+    await until(lambda: life.state("failed") == "ERR")
+    life.router.faults.answer_errors("NSUB", None)
+    await until(lambda: life.state("ended") == "END" and life.state("deleted at the router") == "DELETED")
+    return queues[:-3]
+
+
+async def live_routers(life: Life, queues: list[LoadQueue]) -> None:
+    """Associations are lost and healed; the service is refused and starts afresh."""
+    wanted = {queue.notifier_id for queue in queues}
+
+    def all_back() -> bool:
+        return wanted <= life.router.subscribed_notifiers() and life.count("ACTIVE") == QUEUES
+
+    healed = HEALED._value.get()
+    life.router.faults.lose_associations(LOST)
+    life.router.faults.drop_connections()
+    await until(lambda: HEALED._value.get() > healed)
+    await until(all_back)
+    life.router.faults.answer_errors("NSUBS", SERVICE, count=1)
+    life.router.faults.drop_connections()
+    await until(lambda: not all_back())
+    await until(all_back)
+
+
+async def live_pushes(life: Life, queues: list[LoadQueue]) -> None:
+    """One push is accepted, one is given up, one device is gone."""
+    before = len(life.push.pushes)
+    await life.router.load.emit(queues[:1], 1)
+    await until(lambda: len(life.push.pushes) > before)
+    too_large = Fault(status=413, reason="PayloadTooLarge", count=1)
+    life.push.add_fault(too_large)
+    await life.router.load.emit(queues[1:2], 1, fresh=True)
+    await until(lambda: too_large.count == 0)
+    life.push.add_fault(Fault(status=410, reason="Unregistered"))
+    await life.router.load.emit(queues[2:3], 1, fresh=True)
+    await until(lambda: life.sql("SELECT 1 FROM tokens WHERE status LIKE 'INVALID%'"))
+
+
+@pytest.fixture
+async def written(tmp_path: Path, quick: None) -> Path:
+    """The journal of two runs of a daemon."""
+    async with Router.start() as smp, FakePushServer(FakePushConfig(folder=tmp_path / "push")) as push:
+        config = journal_config(tmp_path, push)
+        async with running(make_app(tmp_path, config)) as app:
+            client = await NtfClient.open(app.address)
+            life = Life(app, client, smp, push, tmp_path / "data" / DATABASE)
+            device = await live_tokens(life)
+            queues = await live_subscriptions(life, device)
+            await live_routers(life, queues)
+            await live_pushes(life, queues)
+            await asyncio.sleep(daemon_life.ALIVE_INTERVAL * 3)  # until samples of the end are taken
+            client.close()
+        async with running(make_app(tmp_path, config)):
+            wanted = {queue.notifier_id for queue in queues}
+            await until(lambda: wanted <= smp.subscribed_notifiers())
+            await until(lambda: life.count("ACTIVE") == QUEUES)
+    return tmp_path / "data" / JOURNAL_FOLDER
+
+
+def rows_of(journal: Path) -> list[dict[str, Any]]:
+    tables = [pq.read_table(path, partitioning=None) for path in sorted(journal.glob("date=*/*.parquet"))]
+    return list(pa.concat_tables(tables).to_pylist())
+
+
+def columns_of(rows: list[dict[str, Any]]) -> Columns:
+    """Which columns each kind of event was seen with."""
+    seen: Columns = {}
+    for row in rows:
+        given = frozenset(name for name in GIVEN_COLUMNS if row[name] is not None)
+        seen.setdefault(row["event"], set()).add(given)
+    return seen
+
+
+def report_on(journal: Path, folder: Path) -> dict[str, Rows]:
+    db = duckdb.connect()
+    db.execute("SET TimeZone = 'UTC'")
+    source = f"read_parquet('{journal}/*/*.parquet', hive_partitioning = false)"
+    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
+    write_rollups(db, folder)
+    (now,) = db.execute("SELECT max(epoch_us(time)) FROM events").fetchall()[0]
+    warehouse = open_warehouse(folder, limits=Limits(dead_token_days=1), now_us=now + DAY_US)
+    assert warehouse.notes == []
+    return {name: rows for report in REPORTS.values() for name, rows in report(warehouse).items()}
+
+
+def check_tokens(tables: dict[str, Rows]) -> None:
+    assert [(r["stage"], r["tokens"]) for r in tables["tokens_funnel"]] == [
+        ("registered", 5),
+        ("confirmed", 5),
+        ("active", 4),
+    ]
+    (day,) = tables["tokens_churn"][-1:]
+    assert (day["replaced"], day["deleted"], day["invalid"], day["active_at_end"]) == (1, 3, 1, 1)
+    assert {(r["reason"], r["tokens"]) for r in tables["tokens_deleted"]} == {
+        ("requested", 1),
+        ("superseded", 1),
+        ("purged", 1),
+    }
+    assert [(r["reason"], r["tokens"]) for r in tables["tokens_invalid"]] == [("UNREGISTERED", 1)]
+    assert tables["tokens_dead"] == []
+
+
+def check_routers(tables: dict[str, Rows]) -> None:
+    (row,) = tables["health"]
+    counts = {
+        name: row[name] for name in ("subscriptions", "active", "ended", "deleted", "auth", "error", "lost")
+    }
+    assert counts == {
+        "subscriptions": QUEUES + 4,
+        "active": QUEUES,
+        "ended": 1,
+        "deleted": 1,
+        "auth": 1,
+        "error": 1,
+        "lost": 0,
+    }
+    assert row["drift_size"] >= LOST - 2
+    kinds = Counter(outage["kind"] for outage in tables["health_outages"])
+    assert kinds["disconnected"] >= 1
+    assert kinds["service reset"] == 1
+    (lost,) = [outage for outage in tables["health_outages"] if outage["kind"] == "lost"]
+    assert LOST - 2 <= lost["subscriptions"] <= LOST  # some may be none of ours any more
+    assert lost["heal_s"] < DEADLINE
+    assert not any(outage["is_open"] for outage in tables["health_outages"])
+    assert tables["health_hours"][-1]["received"] >= 2
+
+
+async def test_every_report_over_the_whole_life_of_tokens_and_subscriptions(
+    written: Path, tmp_path: Path
+) -> None:
+    tables = report_on(written, tmp_path / "rollups")
+    check_tokens(tables)
+    check_routers(tables)
+    (provider,) = tables["delivery_providers"]
+    assert provider["sent"] >= 1
+    assert provider["failed"] >= 1
+    assert provider["latency_ms_p50"] > 0
+    assert tables["delivery_errors"] != []
+    assert tables["stale_subscriptions"] == []
+    first, second = tables["incidents_restarts"]
+    assert (first["clean"], second["clean"], first["daemon"]) == (None, True, second["daemon"])
+    assert second["subscriptions"] == QUEUES
+    assert second["restore_s"] is not None
+    assert tables["incidents_losses"] == []
+    (day,) = tables["capacity_daily"][-1:]
+    assert (day["subscriptions"], day["tokens"]) == (QUEUES + 4, 1)
+    sentences = [finding.text for finding in find(tables, Thresholds())]
+    assert any(" lost " in sentence and "healed after" in sentence for sentence in sentences)
+    assert any("refused our service" in sentence for sentence in sentences)
+
+
+async def test_the_generator_writes_what_the_daemon_writes(written: Path, tmp_path: Path) -> None:
+    daemons = columns_of(rows_of(written))
+    plan = Plan(seed=3, events=200_000, days=12, servers=3, gaps=0, mass_disconnects=1, restarts=2)
+    write_journal(plan, tmp_path / "generated")
+    generated = columns_of(rows_of(tmp_path / "generated"))
+    for seen in (daemons, generated):
+        for event, shapes in seen.items():
+            contract = CONTRACT[JournalEvent(event)]
+            assert all(contract.allows(shape) for shape in shapes), event
+    rare = {E.PUSH_COALESCED, E.PUSH_TRIMMED, E.PUSH_RETRIED, E.CRON_SENT, E.EVENTS_LOST}
+    assert set(daemons) | {event.value for event in rare} == set(generated) == {e.value for e in JournalEvent}
+    for event in set(daemons) & set(generated):
+        may = CONTRACT[JournalEvent(event)].may
+        assert {s - may for s in daemons[event]} == {s - may for s in generated[event]}, event
