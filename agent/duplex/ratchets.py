@@ -18,6 +18,13 @@ from protocol.agent.ratchet_state import (
 from protocol.agent.versions import E2E_VERSIONS
 from protocol.encoding import Reader, Writer
 
+MAX_SKIPPED_KEYS = 4096
+"Kept of one connection, of messages that have not come; the oldest are given up."
+MAX_HASHES = 20_000
+"The same of what was seen."
+HASHES_COUNTED = 256
+"Every so many new rows: looking costs more than a row."
+
 _PUT = "INSERT INTO ratchets (connection_id, {0}) VALUES (?, ?) ON CONFLICT DO UPDATE SET {0} = excluded.{0}"
 
 
@@ -73,7 +80,18 @@ def unseal(tx: Tx, connection_id: int, ratchet: Ratchet, message: bytes) -> Decr
             key=added.key.key,
             iv=added.key.iv,
         )
+    if done.added:
+        _forget_oldest(tx, "skipped_keys", connection_id, MAX_SKIPPED_KEYS)
     return done
+
+
+def _forget_oldest(tx: Tx, table: str, connection_id: int, limit: int) -> None:
+    """A peer can make us keep only so many rows."""
+    tx.db.execute(
+        f"DELETE FROM {table} WHERE connection_id = ? AND rowid NOT IN"
+        f" (SELECT rowid FROM {table} WHERE connection_id = ? ORDER BY rowid DESC LIMIT ?)",
+        (connection_id, connection_id, limit),
+    )
 
 
 def _skipped_keys(db: sqlite3.Connection, connection_id: int) -> dict[bytes, dict[int, MessageKey]]:
@@ -102,7 +120,10 @@ def decode_sealer(data: bytes) -> Sealer:
 def seen_before(tx: Tx, connection_id: int, kind: str, digest: bytes) -> bool:
     """Whether it was seen before; from now on it was."""
     sql = "INSERT INTO seen_hashes VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-    return not tx.db.execute(sql, (connection_id, kind, digest, tx.now)).rowcount
+    done = tx.db.execute(sql, (connection_id, kind, digest, tx.now))
+    if done.rowcount and done.lastrowid is not None and done.lastrowid % HASHES_COUNTED == 0:
+        _forget_oldest(tx, "seen_hashes", connection_id, MAX_HASHES)
+    return not done.rowcount
 
 
 def is_seen(tx: Tx, connection_id: int, kind: str, digest: bytes) -> bool:

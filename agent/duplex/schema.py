@@ -75,7 +75,7 @@ CREATE TABLE skipped_keys (
     key BLOB NOT NULL,
     iv BLOB NOT NULL,
     PRIMARY KEY (connection_id, header_key, number)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 CREATE TABLE confirmations (
     connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
     reply_queue BLOB NOT NULL,
@@ -137,7 +137,7 @@ CREATE TABLE seen_hashes (
     hash BLOB NOT NULL,
     seen_at INTEGER NOT NULL,
     PRIMARY KEY (connection_id, kind, hash)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 CREATE INDEX seen_hashes_age ON seen_hashes (seen_at);
 CREATE TABLE links (
     connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
