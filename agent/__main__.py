@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from agent.agent import Agent, AgentConfig, open_agent
+from agent.duplex.cli import act, add_commands
 from agent.errors import AgentError, BadPush, Misused, Temporary
 from agent.push_file import PushFile
 from agent.records import MIN_PERIOD, Message, Mode
@@ -37,15 +38,19 @@ Action = Callable[[Agent, argparse.Namespace], Awaitable[None]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    config = AgentConfig(folder=args.folder, session=SessionConfig(connect=args.timeout, answer=args.timeout))
+    work = act(args) if "talk" in args else _act(_config(args), args)
     try:
-        asyncio.run(_act(config, args))
+        asyncio.run(work)
     except AgentError as error:
         print(f"ntf-agent: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _config(args: argparse.Namespace) -> AgentConfig:
+    return AgentConfig(folder=args.folder, session=SessionConfig(connect=args.timeout, answer=args.timeout))
 
 
 async def _act(config: AgentConfig, args: argparse.Namespace) -> None:
@@ -77,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _token_commands(commands)
     _connection_commands(commands)
     _notification_commands(commands)
+    add_commands(commands.add_parser("talk", help="conversations: a command of its own for each step"))
     return parser
 
 

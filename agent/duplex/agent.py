@@ -212,7 +212,22 @@ class DuplexAgent:
         while True:
             yield await self.next_event()
 
+    def unread(self) -> list[Event]:
+        """The events that are there, without waiting for others."""
+        found: list[Event] = []
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if event is not None:
+                found.append(event)
+        return found
+
     # Workers
+
+    async def settled(self) -> None:
+        """Wait until nothing is left to do at the routers, or to be sent."""
+        while not (self._command_workers.idle.is_set() and self._delivery_workers.idle.is_set()):
+            await self._command_workers.idle.wait()
+            await self._delivery_workers.idle.wait()
 
     async def _command_step(self, connection_id: int, wait: Wait) -> bool:
         command = await self._store.read(lambda db: next_command(db, connection_id))
@@ -329,6 +344,9 @@ class DuplexAgent:
         keys = self._secrets.e2e_keys(pq and pq_in_link)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
         return connection_id, request_text(handshake.invitation_of(queue, keys))
+
+    def new_root_key(self) -> Ed25519PrivateKey:
+        return self._secrets.ed25519()
 
     def prepare_address(
         self, root_key: Ed25519PrivateKey, entity_id: bytes | None = None, *, server: SmpServer | None = None

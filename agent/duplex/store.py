@@ -7,6 +7,8 @@ is used that was not stored before.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,6 +21,7 @@ import aiosqlite
 from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
+from store.interface import StoreUnavailable
 from store.migrate import protect
 from store.sqlite_engine import (
     STATEMENT_CACHE,
@@ -89,6 +92,16 @@ class DuplexStore:
         with store_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             protect(path)
+        with _locked(path):
+            async with cls._opened(path, secrets, now) as store:
+                yield store
+
+    @classmethod
+    @asynccontextmanager
+    async def _opened(
+        cls, path: Path, secrets: Secrets, now: Callable[[], float]
+    ) -> AsyncIterator[DuplexStore]:
+        with store_errors(path):
             db = await aiosqlite.connect(
                 path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
             )
@@ -117,6 +130,17 @@ class DuplexStore:
 
     async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
         return await self._work.run(run_each, lambda transaction: look(transaction.db))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One agent at a time: two would send the same things twice. The lock dies with the process."""
+    with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreUnavailable(f"{path} is in use by another agent") from None
+        yield
 
 
 def _prepare(db: sqlite3.Connection) -> None:

@@ -43,17 +43,16 @@ class Workers:
         self._tasks = tasks
         self._step = step
         self._waits: dict[int, Wait] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def wake(self, key: int, *, hurry: bool = False) -> None:
         wait = self._waits.get(key)
         if wait is None:
             wait = self._waits[key] = Wait()
+            self.idle.clear()
             self._tasks.create_task(self._work(key, wait), name=f"{self._name} {key}")
         wait.wake(hurry=hurry)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waits)
 
     async def _work(self, key: int, wait: Wait) -> None:
         try:
@@ -62,3 +61,5 @@ class Workers:
                     pass
         finally:
             del self._waits[key]
+            if not self._waits:
+                self.idle.set()
