@@ -20,17 +20,20 @@ from ntf_server.config import Config
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
 from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
+from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
 from ntf_server.logs import log_loop_error
 from ntf_server.metrics import gauge, histogram
+from ntf_server.own_routers import OwnRouters
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
 from ntf_server.secret_files import readable_by_others, secret_files
+from ntf_server.store_watch import StoreWatch
 from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
@@ -42,7 +45,6 @@ from transport.certificates import load_server_files
 logger = logging.getLogger(__name__)
 
 COUNTS_INTERVAL = 15.0
-STORE_CHECK_INTERVAL = 1.0
 PUSH_DRAIN_TIMEOUT = 10.0
 MICROSECONDS = 1_000_000
 
@@ -70,7 +72,6 @@ class App:
         self._config = config
         self._clock = clock or SystemClock()
         self._random = random
-        self._is_ready = False
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
         self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
@@ -90,6 +91,15 @@ class App:
             config.SUBSCRIBER,
             self._journal,
             max_routers=self.descriptors.routers,
+        )
+        self._store_watch = StoreWatch(self.store, self._clock)
+        self._own_routers = OwnRouters(self.store, self.subscriber)
+        self.health = Health(
+            lambda: self._store_watch.problem,
+            self._own_routers,
+            self.dispatcher,
+            self._providers.set_up,
+            own_percent=config.METRICS.ready_own_percent,
         )
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
@@ -115,7 +125,7 @@ class App:
                     self.subscriber.status,
                 )
                 await stack.enter_async_context(life.recorded())
-            endpoint = HttpEndpoint(self._missing)
+            endpoint = HttpEndpoint(self.health)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
@@ -144,39 +154,29 @@ class App:
                 tasks.create_task(housekeeping.run(), name="housekeeping"),
                 tasks.create_task(self._publish_counts(), name="counts"),
                 tasks.create_task(self._watch_store(stop), name="store watch"),
+                tasks.create_task(self._own_routers.run(), name="own routers"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
             if self._config.METRICS.file is not None:
                 writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
             await self.listener.open()
-            self._is_ready = True
+            self.health.listening = True
             ready()
             try:
                 await stop.wait()
             finally:
-                self._is_ready = False
+                self.health.listening = False
                 await self.listener.close()
                 for task in background:
                     task.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
                 pushing.cancel()
 
-    def _missing(self) -> str:
-        return "" if self._is_ready else "not accepting clients"
-
     async def _watch_store(self, stop: asyncio.Event) -> None:
-        while True:
-            await asyncio.sleep(STORE_CHECK_INTERVAL)
-            try:
-                await self.store.check()
-            except StoreVanished as error:
-                logger.critical("stopping: %s", error)
-                self._vanished = error
-                stop.set()
-                return
-            except StoreError:
-                continue  # whoever needs it waits and says so
+        self._vanished = await self._store_watch.run()
+        logger.critical("stopping: %s", self._vanished)
+        stop.set()
 
     async def _publish_counts(self) -> None:
         while True:

@@ -233,6 +233,9 @@ class MetricsConfig:
     port: int = key(0, PORT, "0: off.")
     file: Path | None = key(None, FILE, "Also write the metrics to this file.")
     file_interval: float = key(60.0, seconds(1, 86_400), "")
+    ready_own_percent: int = key(
+        50, whole(0, 100), "Queues of own routers that must be subscribed for /health/ready to say so."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ntf_server.config import MetricsConfig
+from ntf_server.health import Health
 from ntf_server.metrics import counter
 from transport.plain_http import PLAIN, UNAVAILABLE, HttpPages, Page
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class HttpEndpoint(HttpPages):
-    """`ready` says what is missing, or nothing when the server can serve clients."""
+    """Figures for programs, and whether the server is well."""
 
-    def __init__(self, ready: Callable[[], str]) -> None:
+    def __init__(self, health: Health) -> None:
         super().__init__()
-        self._ready = ready
+        self._health = health
 
     def page(self, path: bytes) -> Page | None:
         if path == b"/metrics":
@@ -33,8 +33,13 @@ class HttpEndpoint(HttpPages):
             return Page(PLAIN, b"live\n")
         if path != b"/health/ready":
             return None
-        missing = self._ready()
-        return Page(PLAIN, f"{missing}\n".encode(), UNAVAILABLE) if missing else Page(PLAIN, b"ready\n")
+        if missing := self._health.missing():
+            return Page(PLAIN, _lines("not ready", missing), UNAVAILABLE)
+        return Page(PLAIN, _lines("ready", self._health.worries()))
+
+
+def _lines(headline: str, lines: list[str]) -> bytes:
+    return "\n".join([headline, *(f"- {line}" for line in lines), ""]).encode()
 
 
 async def write_metrics_file(path: Path, config: MetricsConfig) -> None:

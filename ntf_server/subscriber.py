@@ -237,6 +237,10 @@ class RouterSubscriber:
         """All routers that have subscriptions."""
         return [router.status() for router in self._routers.values()]
 
+    def own_routers(self) -> list[tuple[KnownRouter, RouterStatus]]:
+        """Those that the configuration calls ours."""
+        return [(router.known, router.status()) for router in self._routers.values() if router.known.is_own]
+
     def _show(self) -> None:
         statuses = [(router.known, router.status()) for router in self._routers.values()]
         WATCHED.set(len(statuses))

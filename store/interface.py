@@ -54,6 +54,10 @@ class StoreUnavailable(StoreError):
     """Locked, full, read-only or corrupt: nothing was written."""
 
 
+class StoreDamaged(StoreUnavailable):
+    """The database is no longer what was written: it has to be restored."""
+
+
 class StoreVanished(StoreUnavailable):
     """The database is missing or empty although there was one, or was taken away while in use."""
 
@@ -204,7 +208,8 @@ class ControlStore(Protocol):
     """For operators."""
 
     async def check(self) -> None:
-        """StoreVanished if the database was taken away; reads and writes fail with it too."""
+        """Durable: a write that changes nothing. StoreVanished if the database was taken away: everything
+        else fails with it too. StoreUnavailable also if anybody found it damaged since it was opened."""
 
     async def counts(self) -> Counts: ...
 

@@ -156,4 +156,6 @@ class PostgresStore(SqlStore):
         await self._queue("notifications").run(postgres_notifications.set_sent, entries)
 
     async def check(self) -> None:
-        await self._read(lambda db: db.fetchval("SELECT 1"))
+        await self._write(
+            lambda tx: tx.db.fetchval("SELECT pg_current_xact_id()::text")
+        )  # it has to be logged

@@ -176,10 +176,18 @@ class SqliteStore(SqlStore):
         await self._writing.run(sqlite_notifications.set_sent, entries)
 
     async def check(self) -> None:
-        await self._read(lambda db: None)
+        if self._file.damage is not None:
+            raise self._file.damage
+        await self._write(_write_the_same)
 
 
 def _prepare_reader(db: sqlite3.Connection) -> None:
     for setting in _SETTINGS:
         db.execute(setting)
     db.execute("PRAGMA query_only = ON")
+
+
+def _write_the_same(tx: Transaction) -> None:
+    """SQLite leaves out updates of rows that change nothing, but not this one."""
+    (version,) = tx.db.execute("PRAGMA user_version").fetchone()
+    tx.db.execute(f"PRAGMA user_version = {version}")

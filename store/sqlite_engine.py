@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import aiosqlite
 
-from store.interface import StoreError, StoreVanished
+from store.interface import StoreDamaged, StoreError, StoreVanished
 from store.sqlite_errors import store_error
 from store.sqlite_transaction import Transaction
 from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, regrouped, runs
@@ -46,6 +46,8 @@ class DatabaseFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.damage: StoreDamaged | None = None
+        "What the first one found who found it damaged."
         self._opened: os.stat_result | None = None
 
     def remember(self) -> None:
@@ -58,6 +60,15 @@ class DatabaseFile:
             is_same = False
         if not is_same:
             raise StoreVanished(f"{self.path} was removed or replaced while the server ran")
+
+    def for_caller(self, error: Exception) -> Exception:
+        """An error of SQLite in the words of the store."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        told = store_error(error, self.path)
+        if isinstance(told, StoreDamaged) and self.damage is None:
+            self.damage = told
+        return told
 
 
 class WriteContext(Protocol):
@@ -87,7 +98,7 @@ class GroupWriter:
             self._file.check()
             self._begin(db, durable=any(operation.durable for operation in group))
         except (sqlite3.Error, StoreError) as error:
-            return [Failed(_for_caller(error, self._file.path))] * len(group)
+            return [Failed(self._file.for_caller(error))] * len(group)
         try:
             results = self._transact(db, group)
         except Exception as error:
@@ -95,7 +106,7 @@ class GroupWriter:
                 db.execute("ROLLBACK")
             if len(group) > 1:
                 return [self(db, [operation])[0] for operation in group]
-            return [Failed(_for_caller(error, self._file.path))]
+            return [Failed(self._file.for_caller(error))]
         if self._on_commit is not None:
             self._on_commit(time.perf_counter() - started, len(group))
         return results
@@ -133,17 +144,13 @@ class GroupReader:
                 results += batch(db, arguments)
         except Exception as error:
             if len(group) == 1:
-                return [Failed(_for_caller(error, self._file.path))]
+                return [Failed(self._file.for_caller(error))]
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
         if len(results) == len(group):
             return results
         return [self(db, [operation])[0] for operation in group]
-
-
-def _for_caller(error: Exception, path: Path) -> Exception:
-    return store_error(error, path) if isinstance(error, sqlite3.Error) else error
 
 
 def run_each(context: Context, calls: Sequence[Callable[[Context], Result]]) -> list[Result]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from store.interface import StoreError, StoreUnavailable
+from store.interface import StoreDamaged, StoreError, StoreUnavailable
 
 _PRIMARY_CODE = 0xFF
 "SQLite's extended result codes carry the kind of failure in their low byte."
@@ -24,6 +24,7 @@ _MESSAGES = {
     sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup",
     sqlite3.SQLITE_NOTADB: "is not a database or is damaged: restore it from a backup",
 }
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def store_error(error: sqlite3.Error, path: Path) -> StoreError:
@@ -34,7 +35,8 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     message = _MESSAGES.get(code & _PRIMARY_CODE)
     if message is None:
         return StoreError(f"{path}: {error} ({error.sqlite_errorname})")
-    return StoreUnavailable(f"{path} {message} ({error.sqlite_errorname})")
+    kind = StoreDamaged if code & _PRIMARY_CODE in _DAMAGE else StoreUnavailable
+    return kind(f"{path} {message} ({error.sqlite_errorname})")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Protocol
 from ntf_server.clock import Clock
 from ntf_server.config import PushConfig
 from ntf_server.journal import EventSink
+from ntf_server.outage import Outage
 from ntf_server.push.breaker import BreakerState
 from ntf_server.push.composing import Composer, Push
 from ntf_server.push.lanes import Job, Kind
@@ -84,6 +85,8 @@ class Dispatcher:
         self._patience = Patience()
         self._outcomes = Outcomes(store, self._events, config, clock, chance, self._ended, self._patience)
         self._trouble: dict[Provider, str] = {}
+        self._outages = {p: Outage(f"provider {p.tag}", clock.monotonic, log) for p in Provider}
+        self._used: set[Provider] = set()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._sweep = asyncio.Event()
@@ -99,12 +102,11 @@ class Dispatcher:
 
     def trouble(self) -> dict[str, str]:
         """Providers that take no pushes now, by tag, and why. Single hosts of Web Push are not named."""
-        state = self._scheduler.breaker_state
-        return {
-            provider.tag: reason
-            for provider, reason in self._trouble.items()
-            if state(Destination(provider)) is not BreakerState.CLOSED
-        }
+        return {provider.tag: reason for provider, reason in self._trouble.items()}
+
+    def in_use(self) -> frozenset[str]:
+        """Tags of the providers that a push was meant for since the start."""
+        return frozenset(provider.tag for provider in self._used)
 
     # PushSink
 
@@ -289,13 +291,24 @@ class Dispatcher:
 
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
-        if self._scheduler.ended(push.taken.job, ended, self._clock.monotonic()) and error is not None:
-            provider = push.token.device_token.provider
-            how = "refuses us" if isinstance(error, ProviderRefusesUs) else "is down"
-            if provider is Provider.WEB_PUSH:
-                log.warning("a Web Push host %s: %s", how, error.reason)
-            else:
-                log.error("provider %s %s: %s", provider.tag, how, error.reason)
-                self._trouble[provider] = f"{how}: {error.reason}"
+        provider = push.token.device_token.provider
+        self._used.add(provider)
+        opened = self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())
+        if provider is not Provider.WEB_PUSH:
+            self._note_provider(provider, error)
+        elif opened and error is not None:
+            log.warning("a Web Push host %s: %s", _how(error), error.reason)
         self._wake.set()
         self._room.set()
+
+    def _note_provider(self, provider: Provider, error: PushError | None) -> None:
+        if self._scheduler.breaker_state(Destination(provider)) is BreakerState.CLOSED:
+            if self._trouble.pop(provider, None) is not None:
+                self._outages[provider].note("")
+        elif isinstance(error, (ProviderDown, ProviderRefusesUs)):
+            self._trouble[provider] = problem = f"{_how(error)}: {error.reason}"
+            self._outages[provider].note(problem)
+
+
+def _how(error: PushError) -> str:
+    return "refuses us" if isinstance(error, ProviderRefusesUs) else "is down"

@@ -40,6 +40,15 @@ class Providers:
     by_tag: Mapping[Provider, PushProvider]
     shared: SharedHttp = field(repr=False)
 
+    @property
+    def set_up(self) -> frozenset[str]:
+        """Tags of those that can reach a device."""
+        return frozenset(
+            provider.tag
+            for provider, pushes in self.by_tag.items()
+            if not isinstance(pushes, (NotConfigured, NullProvider))
+        )
+
     async def close(self) -> None:
         for provider in {id(provider): provider for provider in self.by_tag.values()}.values():
             await provider.close()

@@ -22,6 +22,7 @@ from protocol.ntf_handshake import NtfClientHandshake
 from protocol.statuses import TokenStatus
 from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE
 from tests import builders
+from tests.http import get
 from tests.ntf_server.conftest import active_device, make_app, make_config, null_token
 from tests.ntf_server.ntf_client import DEADLINE, Device, NtfClient
 from transport.certificates import KeyAlgorithm
@@ -311,24 +312,16 @@ async def test_metrics_and_health(tmp_path: Path, unused_tcp_port: int) -> None:
         client = await NtfClient.open(app.address)
         await active_device(app, client)
         client.close()
-        metrics = await _get(unused_tcp_port, "/metrics")
+        metrics = await get(unused_tcp_port, "/metrics")
         for name in ("tokens_created", "subscriptions_created", "clients"):
             assert f"\nsimplex_ntf_{name} " in metrics
         assert 'simplex_ntf_commands{command="TVFY",outcome="ok"}' in metrics
-        assert (await _get(unused_tcp_port, "/health/live")).startswith("HTTP/1.1 200")
-        assert (await _get(unused_tcp_port, "/health/ready")).startswith("HTTP/1.1 200")
-        assert (await _get(unused_tcp_port, "/other")).startswith("HTTP/1.1 404")
-        assert (await _get(unused_tcp_port, "/metrics", "POST")).startswith("HTTP/1.1 405")
-
-
-async def _get(port: int, path: str, method: str = "GET") -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    async with asyncio.timeout(DEADLINE):
-        answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer.decode()
+        assert (await get(unused_tcp_port, "/health/live")).startswith("HTTP/1.1 200")
+        async with asyncio.timeout(DEADLINE):
+            while not (await get(unused_tcp_port, "/health/ready")).startswith("HTTP/1.1 200"):
+                await asyncio.sleep(0.05)  # the store has not been tried yet
+        assert (await get(unused_tcp_port, "/other")).startswith("HTTP/1.1 404")
+        assert (await get(unused_tcp_port, "/metrics", "POST")).startswith("HTTP/1.1 405")
 
 
 async def test_random_blocks_never_hurt_others(app: App, client: NtfClient) -> None:

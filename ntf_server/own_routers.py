@@ -1,0 +1,82 @@
+"""How much of what our own routers hold is subscribed. All queues of one that is down are pending."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import NamedTuple, Protocol
+
+from ntf_server.metrics import gauge
+from ntf_server.router import RouterStatus
+from ntf_server.router_session import KnownRouter
+from store.interface import StoreError, SubscriberStore
+from store.records import ServerKey
+from transport.cancellation import TaskGroup
+
+SHOW_INTERVAL = 5.0
+COUNT_INTERVAL = 60.0
+"Counting the queues of a router reads all of its part of an index."
+
+UP = gauge("smp_router_up", "Whether there is a session with an own router", ["server"])
+QUEUES = gauge("smp_router_queues", "Queues of an own router that are subscribed", ["server"])
+PENDING = gauge(
+    "smp_router_pending", "Queues of an own router that are stored and not subscribed", ["server"]
+)
+
+
+class OwnRouter(NamedTuple):
+    name: str
+    "Host and port."
+    up: bool
+    queues: int
+    pending: int
+    problem: str | None
+
+
+class Watched(Protocol):
+    def own_routers(self) -> list[tuple[KnownRouter, RouterStatus]]: ...
+
+
+class OwnRouters:
+    """`run` keeps the counts and gauges; `now` is what is known at this moment."""
+
+    def __init__(self, store: SubscriberStore, watched: Watched) -> None:
+        self._store = store
+        self._watched = watched
+        self._stored: dict[ServerKey, int] = {}
+
+    def now(self) -> list[OwnRouter]:
+        return [self._own_router(known, status) for known, status in self._watched.own_routers()]
+
+    async def run(self) -> None:
+        async with TaskGroup() as tasks:
+            tasks.create_task(self._count_for_ever(), name="count of own queues")
+            while True:
+                self._show()
+                await asyncio.sleep(SHOW_INTERVAL)
+
+    async def _count_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                await self.count()
+            await asyncio.sleep(COUNT_INTERVAL if self._stored else SHOW_INTERVAL)
+
+    async def count(self) -> None:
+        """Ask the store how many queues each has."""
+        keys = [known.key for known, _ in self._watched.own_routers()]
+        self._stored = {key: await self._store.subscription_count(key) for key in keys}
+
+    def _own_router(self, known: KnownRouter, status: RouterStatus) -> OwnRouter:
+        queues = status.service_queues + status.individual_queues
+        pending = status.waiting
+        if not status.subscribed:  # else what is stored and not subscribed has ended: nothing waits for it
+            pending = max(pending, self._stored.get(known.key, 0) - queues)
+        return OwnRouter(known.name, status.connected, queues, pending, status.last_error)
+
+    def _show(self) -> None:
+        for each in (UP, QUEUES, PENDING):
+            each.clear()
+        for router in self.now():
+            UP.labels(router.name).set(router.up)
+            QUEUES.labels(router.name).set(router.queues)
+            PENDING.labels(router.name).set(router.pending)

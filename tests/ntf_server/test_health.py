@@ -1,0 +1,150 @@
+"""Live and ready: what they say when parts of the server are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntf_demo.fake_push.faults import Fault
+from ntf_server import own_routers, setup, store_watch
+from ntf_server.app import App, running
+from protocol.addresses import SmpQueueNtf
+from protocol.encoding import NO_ENTITY
+from protocol.ntf_commands import IdSub, Snew
+from smp_router.router import Router
+from tests.drills.world import DEADLINE, World, free_port, world
+from tests.http import get
+from tests.ntf_server.conftest import active_device, make_app, make_config
+from tests.ntf_server.ntf_client import NtfClient
+from tests.store.test_failures import largest_file
+
+READY, NOT_READY = "HTTP/1.1 200", "HTTP/1.1 503"
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_watch, "INTERVAL", 0.05)
+    monkeypatch.setattr(own_routers, "COUNT_INTERVAL", 0.05)
+    monkeypatch.setattr(own_routers, "SHOW_INTERVAL", 0.05)
+
+
+@asynccontextmanager
+async def server(folder: Path, **sections: Any) -> AsyncIterator[tuple[App, int]]:
+    port = free_port()
+    config = make_config(folder, METRICS={"port": port}, **sections)
+    async with running(make_app(folder, config)) as app:
+        await answers(port, READY)
+        yield app, port
+
+
+async def answers(port: int, status: str, text: str = "") -> str:
+    """Wait until `/health/ready` says so."""
+    async with asyncio.timeout(DEADLINE):
+        while not ((page := await get(port, "/health/ready")).startswith(status) and text in page):
+            assert (await get(port, "/health/live")).startswith(READY)
+            await asyncio.sleep(0.02)
+    return page.partition("\r\n\r\n")[2]
+
+
+async def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with server(tmp_path) as (_, port):
+        with largest_file(100):
+            page = await answers(port, NOT_READY)
+            assert page.startswith("not ready\n- store: ")
+            assert "full" in page or "size limit" in page
+        assert await answers(port, READY) == "ready\n"
+    assert caplog.text.count("the store is unavailable") == 1
+    assert "the store is up again after" in caplog.text
+
+
+async def test_a_database_that_another_program_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_watch, "LIMIT", 0.2)
+    async with server(tmp_path) as (_, port):
+        other = sqlite3.connect(tmp_path / "data" / setup.DATABASE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert "- store: no write reached the disk within 0.2 s\n" in await answers(port, NOT_READY)
+        other.close()
+        await answers(port, READY)
+
+
+async def test_a_damaged_database(tmp_path: Path) -> None:
+    """Also if only some of its pages are, and others can still be written."""
+    async with server(tmp_path) as (app, port):
+        client = await NtfClient.open(app.address)
+        for _ in range(20):
+            await active_device(app, client)
+        path = tmp_path / "data" / setup.DATABASE
+        with sqlite3.connect(path, isolation_level=None) as folded:
+            folded.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        folded.close()
+        with path.open("r+b") as file:
+            pages = path.stat().st_size // 4096
+            for number in range(2, pages):
+                file.seek(number * 4096)
+                file.write(b"\xff" * 4096)
+        page = await answers(port, NOT_READY)
+        client.close()
+    assert "is damaged: restore it from a backup" in page
+
+
+async def test_own_routers_must_be_subscribed(tmp_path: Path) -> None:
+    port = free_port()
+    async with Router.start(host="127.0.0.1") as router:
+        own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+        config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+        async with running(make_app(tmp_path, config)) as app:
+            await subscribe(app, router, 3)
+            name = router.address.host_port
+            await figures(port, name, up=1, queues=3, pending=0)
+            assert await answers(port, READY) == "ready\n"
+    async with running(make_app(tmp_path, config)):  # the router is gone
+        missing = f"- own routers: 0 of 3 queues are subscribed; routers that are down: {name}\n"
+        await answers(port, NOT_READY, missing)
+        await figures(port, name, up=0, queues=0, pending=3)
+
+
+async def figures(port: int, name: str, **wanted: int) -> None:
+    lines = [f'simplex_ntf_smp_router_{key}{{server="{name}"}} {value}.0' for key, value in wanted.items()]
+    async with asyncio.timeout(DEADLINE):
+        while not set(lines) <= set((await get(port, "/metrics")).splitlines()):
+            await asyncio.sleep(0.05)
+
+
+async def subscribe(app: App, router: Router, count: int) -> None:
+    client = await NtfClient.open(app.address)
+    device = await active_device(app, client)
+    for queue in router.load.create_queues(count):
+        new = Snew(device.token_id, SmpQueueNtf(router.address, queue.notifier_id), queue.notifier_key)
+        assert isinstance(await client.ask(new, NO_ENTITY, device.key), IdSub)
+    client.close()
+
+
+async def test_a_provider_that_refuses_us(tmp_path: Path) -> None:
+    async with world(tmp_path, seconds=2.0) as drill:
+        port = drill.daemon.metrics_port
+        await answers(port, READY)
+        drill.push.add_fault(Fault(api="apns", status=403, reason="InvalidProviderToken"))
+        refused = "- providers: none takes pushes; AT refuses us: APNs answered 403 InvalidProviderToken"
+        assert refused in await answers_while_pushing(drill, NOT_READY)
+        drill.push.clear_faults()
+        await answers_while_pushing(drill, READY)
+        log = drill.daemon.log.read_text()
+    assert log.count("provider AT refuses us: APNs answered 403") == 1
+    assert "provider AT is up again after" in log
+
+
+async def answers_while_pushing(drill: World, status: str) -> str:
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            for queue in drill.unused:
+                await drill.router.load.emit([queue], 1, fresh=True)
+                page = await get(drill.daemon.metrics_port, "/health/ready")
+                if page.startswith(status):
+                    return page
+                await asyncio.sleep(0.1)
