@@ -39,6 +39,7 @@ class Acknowledged:
 
 ENV = {
     "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+    "NTF_TRANSPORT_PORT": "0",
     "NTF_LIMITS_COMMANDS_PER_SECOND": "0",
     "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
 }

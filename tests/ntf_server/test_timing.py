@@ -13,8 +13,8 @@ from ntf_server.app import running
 from protocol.authorization import verify
 from protocol.connection import Outgoing
 from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, Ed448PublicKey, Ed25519PrivateKey
-from protocol.encoding import CorrId, EntityId
-from protocol.ntf_commands import NtfCommand, Schk, Tchk
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.ntf_commands import NtfCommand, Ping, Schk, Tchk
 from protocol.session_params import ntf_params
 from protocol.transmission import RawTransmission
 from tests import builders
@@ -63,7 +63,7 @@ async def test_unknown_and_wrong_cannot_be_told_apart(tmp_path: Path) -> None:
                 "wrong signature of a token": (Tchk(), lambda: device.token_id, stranger),
                 "unknown subscription": (Schk(), lambda: EntityId(os.urandom(24)), stranger),
                 "wrong signature of a subscription": (Schk(), lambda: subscription, stranger),
-                "not checked at all": (Tchk(), lambda: device.token_id, None),
+                "not checked at all": (Ping(), lambda: NO_ENTITY, None),
             },
         )
         client.close()
