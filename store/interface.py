@@ -41,6 +41,22 @@ from store.records import (
     TokenPush,
     TokenRecord,
 )
+from store.statement_records import (
+    Accepted,
+    GatewayCaps,
+    GatewaySubscription,
+    NewGatewaySubscription,
+    PushKey,
+    PushRecord,
+    ReceivedStatement,
+    Refusal,
+    Request,
+    Rule,
+    RuleEdit,
+    RulesEdited,
+    StatementPush,
+    TokenTaken,
+)
 
 KEPT_NOTIFICATIONS = 6
 "Last notifications kept per token; unsent ones are kept beyond it."
@@ -179,6 +195,79 @@ class PushStore(TokenMoves, Protocol):
         """Next page of ACTIVE tokens with unsent entries."""
 
 
+class StatementPushStore(Protocol):
+    """For pushes of statements. One that was claimed and has no end when the process dies may have been sent:
+    it is for the next process to say whether it is made again."""
+
+    async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
+        """Those still to be made."""
+
+    async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
+        """Just before they are handed to a provider: those that are still to be made."""
+
+    async def abandon_claimed_pushes(self) -> int:
+        """Durable. Give up all that are claimed; returns how many."""
+
+    async def end_statement_pushes(
+        self, *, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int
+    ) -> None:
+        """What became of them; those `again` are no longer claimed."""
+
+    async def unsent_statement_pushes(self, *, after: PushKey, limit: int) -> list[PushKey]:
+        """Next page of those still to be made."""
+
+    async def delete_gone_device(self, push: StatementPush) -> bool:
+        """Durable. The subscription of a device that is gone, unless it has another device by now."""
+
+
+class GatewayStore(Protocol):
+    """For clients of the statement gateway. A request counts once: a second one is REPLAYED, and nothing
+    happens. Whatever is refused changes nothing."""
+
+    async def add_gateway_subscription(
+        self, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
+    ) -> TokenTaken | Refusal | None:
+        """Durable."""
+
+    async def delete_gateway_subscriptions(
+        self, client_id: bytes, ids: Sequence[bytes], request: Request | None
+    ) -> Refusal | None:
+        """Durable. With their rules; UNKNOWN if one of them is not the client's."""
+
+    async def gateway_subscriptions(
+        self, client_id: bytes, request: Request | None
+    ) -> list[GatewaySubscription] | Refusal: ...
+
+    async def edit_rules(
+        self,
+        client_id: bytes,
+        subscription_id: bytes,
+        edit: RuleEdit,
+        rules: Sequence[Rule],
+        request: Request | None,
+        *,
+        now: int,
+        caps: GatewayCaps,
+    ) -> RulesEdited | Refusal:
+        """Durable."""
+
+
+class StatementStore(Protocol):
+    """For the side of the statement store's node."""
+
+    async def watched_topics(self, limit: int) -> list[bytes]:
+        """Topics that rules name, each once."""
+
+    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+        """One push for each subscription with a rule for the sender and one of the topics (the first that has
+        one), once for each statement, within the limit of the sender and the client."""
+
+    async def push_records(self, subscription_id: bytes) -> list[PushRecord]: ...
+
+    async def purge_statements(self, now: int, limit: int) -> int:
+        """Delete what nobody needs any more: at most so many rows of each kind; returns how many."""
+
+
 class PeriodicStore(Protocol):
     """For periodic pushes."""
 
@@ -218,7 +307,16 @@ class ControlStore(Protocol):
 
 
 class NtfStore(
-    CommandStore, SubscriberStore, PushStore, PeriodicStore, HousekeepingStore, ControlStore, Protocol
+    CommandStore,
+    SubscriberStore,
+    PushStore,
+    StatementPushStore,
+    GatewayStore,
+    StatementStore,
+    PeriodicStore,
+    HousekeepingStore,
+    ControlStore,
+    Protocol,
 ):
     """All roles, and the life of the store."""
 

@@ -12,6 +12,7 @@ from store import (
     postgres_deletion,
     postgres_notifications,
     postgres_routers,
+    postgres_statements,
     postgres_subscriptions,
     postgres_tokens,
 )
@@ -51,7 +52,12 @@ class PostgresStore(SqlStore):
     """NtfStore in the database at `url`."""
 
     _sql = SqlModules(
-        postgres_tokens, postgres_subscriptions, postgres_routers, postgres_notifications, postgres_deletion
+        postgres_tokens,
+        postgres_subscriptions,
+        postgres_routers,
+        postgres_notifications,
+        postgres_deletion,
+        postgres_statements,
     )
 
     def __init__(

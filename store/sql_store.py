@@ -31,6 +31,23 @@ from store.records import (
     TokenPush,
     TokenRecord,
 )
+from store.statement_records import (
+    DEFAULT_GATEWAY_CAPS,
+    Accepted,
+    GatewayCaps,
+    GatewaySubscription,
+    NewGatewaySubscription,
+    PushKey,
+    PushRecord,
+    ReceivedStatement,
+    Refusal,
+    Request,
+    Rule,
+    RuleEdit,
+    RulesEdited,
+    StatementPush,
+    TokenTaken,
+)
 
 
 class SqlModules(NamedTuple):
@@ -41,6 +58,7 @@ class SqlModules(NamedTuple):
     routers: Any
     notifications: Any
     deletion: Any
+    statements: Any
 
 
 class SqlStore(ABC):
@@ -213,3 +231,74 @@ class SqlStore(ABC):
 
     async def counts(self) -> Counts:
         return await self._read(self._sql.notifications.counts)
+
+    # Statements
+
+    async def add_gateway_subscription(
+        self,
+        new: NewGatewaySubscription,
+        request: Request | None,
+        caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
+    ) -> TokenTaken | Refusal | None:
+        return await self._write(lambda tx: self._sql.statements.subscribe(tx, new, request, caps))
+
+    async def delete_gateway_subscriptions(
+        self, client_id: bytes, ids: Sequence[bytes], request: Request | None
+    ) -> Refusal | None:
+        return await self._write(lambda tx: self._sql.statements.unsubscribe(tx, client_id, ids, request))
+
+    async def gateway_subscriptions(
+        self, client_id: bytes, request: Request | None
+    ) -> list[GatewaySubscription] | Refusal:
+        return await self._write(lambda tx: self._sql.statements.listed(tx, client_id, request))
+
+    async def edit_rules(
+        self,
+        client_id: bytes,
+        subscription_id: bytes,
+        edit: RuleEdit,
+        rules: Sequence[Rule],
+        request: Request | None,
+        *,
+        now: int,
+        caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
+    ) -> RulesEdited | Refusal:
+        return await self._write(
+            lambda tx: self._sql.statements.edit_rules(
+                tx, client_id, subscription_id, edit, rules, request, caps=caps, now=now
+            )
+        )
+
+    async def watched_topics(self, limit: int) -> list[bytes]:
+        return await self._read(lambda db: self._sql.statements.topics(db, limit))
+
+    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+        return await self._write(lambda tx: self._sql.statements.accept(tx, statements, now), durable=False)
+
+    async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
+        return await self._read(lambda db: self._sql.statements.pushes(db, keys))
+
+    async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
+        return await self._write(lambda tx: self._sql.statements.claim(tx, keys), durable=False)
+
+    async def abandon_claimed_pushes(self) -> int:
+        return await self._write(self._sql.statements.abandon)
+
+    async def end_statement_pushes(
+        self, *, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int
+    ) -> None:
+        await self._write(
+            lambda tx: self._sql.statements.ended(tx, sent, given_up, again, now), durable=False
+        )
+
+    async def unsent_statement_pushes(self, *, after: PushKey, limit: int) -> list[PushKey]:
+        return await self._read(lambda db: self._sql.statements.unsent(db, after, limit))
+
+    async def delete_gone_device(self, push: StatementPush) -> bool:
+        return await self._write(lambda tx: self._sql.statements.device_gone(tx, push))
+
+    async def push_records(self, subscription_id: bytes) -> list[PushRecord]:
+        return await self._read(lambda db: self._sql.statements.records(db, subscription_id))
+
+    async def purge_statements(self, now: int, limit: int) -> int:
+        return await self._write(lambda tx: self._sql.statements.purge(tx, now, limit), durable=False)

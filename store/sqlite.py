@@ -15,6 +15,7 @@ from store import (
     sqlite_deletion,
     sqlite_notifications,
     sqlite_routers,
+    sqlite_statements,
     sqlite_subscriptions,
     sqlite_tokens,
 )
@@ -65,7 +66,12 @@ class SqliteStore(SqlStore):
     """NtfStore in the file `path`."""
 
     _sql = SqlModules(
-        sqlite_tokens, sqlite_subscriptions, sqlite_routers, sqlite_notifications, sqlite_deletion
+        sqlite_tokens,
+        sqlite_subscriptions,
+        sqlite_routers,
+        sqlite_notifications,
+        sqlite_deletion,
+        sqlite_statements,
     )
 
     def __init__(

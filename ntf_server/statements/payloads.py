@@ -8,17 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from store.statement_records import Channel
+
 APNS_LIMIT = 4096
 VOIP_LIMIT = 5120
 FCM_LIMIT = 4096
-
-
-class Channel(StrEnum):
-    """A subscription's `notificationType`."""
-
-    APNS = "apns"
-    VOIP = "voip"
-    FCM = "fcm"
 
 
 class NotifyType(StrEnum):

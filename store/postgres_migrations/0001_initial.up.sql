@@ -121,3 +121,73 @@ CREATE TABLE totals (
     subscriptions        bigint NOT NULL,
     active_subscriptions bigint NOT NULL
 );
+
+-- The statement gateway.
+CREATE TABLE statement_subscriptions (
+    sub_key         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subscription_id bytea    NOT NULL UNIQUE, -- UUID
+    client_id       bytea    NOT NULL,        -- sr25519 public key
+    channel         text    NOT NULL,        -- apns, voip or fcm
+    device_token    bytea    NOT NULL UNIQUE, -- provider and token
+    is_call         boolean NOT NULL,
+    created_at      bigint NOT NULL,
+    updated_at      bigint NOT NULL
+);
+
+CREATE INDEX statement_subscriptions_of_client ON statement_subscriptions (client_id);
+
+CREATE TABLE statement_rules (
+    topic   bytea    NOT NULL,
+    sender  bytea    NOT NULL,
+    sub_key bigint NOT NULL REFERENCES statement_subscriptions ON DELETE CASCADE,
+    PRIMARY KEY (topic, sender, sub_key)
+);
+
+CREATE INDEX statement_rules_of_subscription ON statement_rules (sub_key);
+
+-- Signed requests that were carried out: none counts twice.
+CREATE TABLE statement_requests (
+    request_id  bytea    PRIMARY KEY,
+    valid_until bigint NOT NULL
+);
+
+CREATE INDEX statement_requests_old ON statement_requests (valid_until);
+
+-- How often a sender woke a client lately.
+CREATE TABLE statement_rates (
+    sender       bytea    NOT NULL,
+    client_id    bytea    NOT NULL,
+    accepted     bytea    NOT NULL, -- times, eight bytes each
+    silent_until double precision    NOT NULL,
+    idle_at      bigint NOT NULL, -- says nothing from then on
+    PRIMARY KEY (sender, client_id)
+);
+
+CREATE INDEX statement_rates_idle ON statement_rates (idle_at);
+
+-- Pushes that were decided on, whatever became of them. They outlive their subscription.
+CREATE TABLE statement_pushes (
+    push_key        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subscription_id bytea    NOT NULL,
+    statement_hash  bytea    NOT NULL,
+    sender          bytea    NOT NULL,
+    topic           bytea    NOT NULL,
+    accepted_at     bigint NOT NULL,
+    sent_at         bigint, -- a provider took it
+    keep_until      bigint NOT NULL,
+    UNIQUE (subscription_id, statement_hash)
+);
+
+CREATE INDEX statement_pushes_old ON statement_pushes (keep_until);
+
+-- Those of them still to be made.
+CREATE TABLE pending_statements (
+    push_key  bigint PRIMARY KEY,
+    sub_key   bigint NOT NULL REFERENCES statement_subscriptions ON DELETE CASCADE,
+    data      bytea    NOT NULL,
+    attempted boolean NOT NULL DEFAULT false -- handed to a provider; what became of it is not known
+);
+
+CREATE INDEX pending_statements_of_subscription ON pending_statements (sub_key);
+
+CREATE INDEX pending_statements_attempted ON pending_statements (push_key) WHERE attempted;

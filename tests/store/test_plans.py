@@ -10,22 +10,37 @@ from types import ModuleType
 
 import pytest
 
-from store import migrate, sqlite_notifications, sqlite_routers, sqlite_subscriptions, sqlite_tokens
+from store import (
+    migrate,
+    sqlite_notifications,
+    sqlite_routers,
+    sqlite_statements,
+    sqlite_subscriptions,
+    sqlite_tokens,
+)
 
-LARGE = "tokens|subscriptions|sent_notifications"
+LARGE = "tokens|subscriptions|sent_notifications|statement_\\w+"
 "Tables that are read by index only."
 
 
 def statements(module: ModuleType) -> Iterator[str]:
     for value in vars(module).values():
-        for text in value.values() if isinstance(value, dict) else [value]:
+        for text in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+        ):
             if isinstance(text, str) and re.match(r"\s*(SELECT|UPDATE|DELETE|REPLACE|INSERT)\b", text):
                 yield text
 
 
 STATEMENTS = [
     statement
-    for module in (sqlite_notifications, sqlite_routers, sqlite_subscriptions, sqlite_tokens)
+    for module in (
+        sqlite_notifications,
+        sqlite_routers,
+        sqlite_statements,
+        sqlite_subscriptions,
+        sqlite_tokens,
+    )
     for statement in statements(module)
     if "VALUES" not in statement and "FROM {} n" not in statement and "associated = {}" not in statement
 ]

@@ -10,12 +10,12 @@ from ntf_server.statements.payloads import (
     APNS_LIMIT,
     FCM_LIMIT,
     VOIP_LIMIT,
-    Channel,
     Matched,
     NotifyType,
     Payload,
     payload,
 )
+from store.statement_records import Channel
 
 SENDER = bytes(range(32))
 TOPIC = bytes(range(100, 132))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntf_server.statements.rate_limit import COOL_DOWN, LIMIT, WINDOW, Window, decide
+from store.statement_rate import COOL_DOWN, LIMIT, WINDOW, Window, decide
 
 START = 1_800_000_000.0
 NOTHING = Window()

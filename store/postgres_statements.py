@@ -1,0 +1,345 @@
+"""SQL of the statement gateway, for PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from protocol.device_token import encode_device_token
+from store.postgres_engine import Transaction
+from store.statement_plan import (
+    MAX_DATA,
+    Candidate,
+    Pair,
+    Plan,
+    candidates,
+    decode_window,
+    encode_times,
+    idle_at,
+    keep_until,
+    plan,
+)
+from store.statement_rate import Window
+from store.statement_records import (
+    Accepted,
+    GatewayCaps,
+    GatewayKey,
+    GatewaySubscription,
+    Match,
+    NewGatewaySubscription,
+    PushKey,
+    PushRecord,
+    ReceivedStatement,
+    Refusal,
+    Request,
+    Rule,
+    RuleEdit,
+    RulesEdited,
+    StatementPush,
+    TokenTaken,
+)
+from store.statement_rows import statement_push, subscription_record
+
+_USE = "INSERT INTO statement_requests (request_id, valid_until) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+_TAKEN = "SELECT subscription_id, client_id, channel FROM statement_subscriptions WHERE device_token = $1"
+# A client's requests come one after the other here, so that what is counted stays so.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(encode($1::bytea, 'hex'), 18))"
+_COUNT = "SELECT count(*) FROM statement_subscriptions WHERE client_id = $1"
+_SUBSCRIBE = """
+INSERT INTO statement_subscriptions
+    (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at)
+VALUES ($1, $2, $3, $4, $5, $6, $6) ON CONFLICT (device_token) DO NOTHING
+"""
+_OWNED = """
+SELECT sub_key FROM statement_subscriptions WHERE client_id = $1 AND subscription_id = ANY($2::bytea[])
+ORDER BY sub_key FOR UPDATE
+"""
+_UNSUBSCRIBE = "DELETE FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[])"
+_LISTED = """
+SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at
+FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
+"""
+_RULES = """
+SELECT sub_key, sender, topic FROM statement_rules WHERE sub_key = ANY($1::bigint[]) ORDER BY sender, topic
+"""
+_RULE_COUNT = "SELECT count(*) FROM statement_rules WHERE sub_key = $1"
+_CLEAR_RULES = "DELETE FROM statement_rules WHERE sub_key = $1"
+_ADD_RULES = """
+INSERT INTO statement_rules (topic, sender, sub_key)
+SELECT topic, sender, $1 FROM unnest($2::bytea[], $3::bytea[]) i(topic, sender) ON CONFLICT DO NOTHING
+"""
+_REMOVE_RULES = """
+DELETE FROM statement_rules r USING unnest($2::bytea[], $3::bytea[]) i(topic, sender)
+WHERE r.sub_key = $1 AND r.topic = i.topic AND r.sender = i.sender
+"""
+_TOUCH = "UPDATE statement_subscriptions SET updated_at = $1 WHERE sub_key = $2"
+# One seek for each topic, however many rules name it.
+_TOPICS = """
+WITH RECURSIVE named(topic) AS (
+    SELECT (SELECT topic FROM statement_rules ORDER BY topic LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.topic FROM statement_rules r WHERE r.topic > named.topic ORDER BY r.topic LIMIT 1)
+    FROM named WHERE named.topic IS NOT NULL
+)
+SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
+"""
+_MATCH = """
+SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
+FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
+JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
+ORDER BY r.sub_key FOR SHARE OF s
+"""
+_PUSHED = """
+SELECT p.subscription_id, p.statement_hash
+FROM unnest($1::bytea[], $2::bytea[]) i(subscription_id, statement_hash)
+JOIN statement_pushes p USING (subscription_id, statement_hash)
+"""
+_WINDOWS = """
+SELECT w.sender, w.client_id, w.accepted, w.silent_until
+FROM unnest($1::bytea[], $2::bytea[]) i(sender, client_id)
+JOIN statement_rates w USING (sender, client_id) ORDER BY w.sender, w.client_id FOR UPDATE OF w
+"""
+_SET_WINDOWS = """
+INSERT INTO statement_rates (sender, client_id, accepted, silent_until, idle_at)
+SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::double precision[], $5::bigint[])
+ON CONFLICT (sender, client_id) DO UPDATE SET accepted = excluded.accepted,
+    silent_until = excluded.silent_until, idle_at = excluded.idle_at
+"""
+# What another daemon just decided on is not decided on again.
+_PUSH = """
+WITH input AS (
+    SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[],
+        $7::bytea[]) i(subscription_id, statement_hash, sender, topic, keep_until, sub_key, data)
+), pushed AS (
+    INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
+    SELECT subscription_id, statement_hash, sender, topic, $8, keep_until FROM input
+    ON CONFLICT (subscription_id, statement_hash) DO NOTHING
+    RETURNING push_key, subscription_id, statement_hash
+)
+INSERT INTO pending_statements (push_key, sub_key, data)
+SELECT push_key, sub_key, data FROM pushed JOIN input USING (subscription_id, statement_hash)
+RETURNING push_key
+"""
+_LOAD = """
+SELECT n.push_key, n.sub_key, p.subscription_id, p.statement_hash, s.channel, s.is_call, s.device_token,
+    p.sender, p.topic, n.data, p.accepted_at
+FROM pending_statements n JOIN statement_pushes p USING (push_key)
+JOIN statement_subscriptions s USING (sub_key)
+WHERE n.push_key = ANY($1::bigint[])
+"""
+_CLAIM = """
+UPDATE pending_statements SET attempted = true WHERE push_key = ANY($1::bigint[]) RETURNING push_key
+"""
+_RELEASE = "UPDATE pending_statements SET attempted = false WHERE push_key = ANY($1::bigint[])"
+_ABANDON = "DELETE FROM pending_statements WHERE attempted"
+_SENT = "UPDATE statement_pushes SET sent_at = $2 WHERE push_key = ANY($1::bigint[])"
+_DONE = "DELETE FROM pending_statements WHERE push_key = ANY($1::bigint[])"
+_UNSENT = "SELECT push_key FROM pending_statements WHERE push_key > $1 ORDER BY push_key LIMIT $2"
+_GONE = "DELETE FROM statement_subscriptions WHERE sub_key = $1 AND device_token = $2"
+_RECORDS = """
+SELECT subscription_id, statement_hash, sender, topic, accepted_at, sent_at FROM statement_pushes
+WHERE subscription_id = $1 ORDER BY push_key
+"""
+_PURGES = (
+    "DELETE FROM statement_requests WHERE request_id = ANY(ARRAY("
+    "SELECT request_id FROM statement_requests WHERE valid_until < $1 LIMIT $2))",
+    "DELETE FROM statement_rates WHERE (sender, client_id) IN"
+    " (SELECT sender, client_id FROM statement_rates WHERE idle_at < $1 LIMIT $2)",
+    "DELETE FROM statement_pushes WHERE push_key = ANY(ARRAY("
+    "SELECT push_key FROM statement_pushes WHERE keep_until < $1 LIMIT $2))",
+)
+
+
+def _rows(tag: str) -> int:
+    """How many rows a statement changed."""
+    return int(tag.rpartition(" ")[2])
+
+
+async def _use(tx: Transaction, request: Request | None) -> bool:
+    return request is None or _rows(await tx.db.execute(_USE, *request)) == 1
+
+
+async def subscribe(
+    tx: Transaction, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
+) -> TokenTaken | Refusal | None:
+    if not await _use(tx, request):
+        return Refusal.REPLAYED
+    await tx.db.execute(_LOCK, new.client_id)
+    device_token = encode_device_token(new.device_token)
+    if (taken := await _taken(tx, new, device_token)) is not None:
+        return taken
+    if await tx.db.fetchval(_COUNT, new.client_id) >= caps.subscriptions_per_client:
+        return Refusal.QUOTA
+    done = await tx.db.execute(
+        _SUBSCRIBE,
+        new.subscription_id,
+        new.client_id,
+        new.channel.value,
+        device_token,
+        new.is_call,
+        new.created_at,
+    )
+    return None if _rows(done) else await _taken(tx, new, device_token) or TokenTaken(None)
+
+
+async def _taken(tx: Transaction, new: NewGatewaySubscription, device_token: bytes) -> TokenTaken | None:
+    row = await tx.db.fetchrow(_TAKEN, device_token)
+    if row is None:
+        return None
+    return TokenTaken(row[0] if (row[1], row[2]) == (new.client_id, new.channel) else None)
+
+
+async def _owned(tx: Transaction, client_id: bytes, ids: Sequence[bytes]) -> list[GatewayKey] | None:
+    """None unless all of them are the client's."""
+    found = [GatewayKey(row[0]) for row in await tx.db.fetch(_OWNED, client_id, list(set(ids)))]
+    return found if len(found) == len(set(ids)) else None
+
+
+async def unsubscribe(
+    tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
+) -> Refusal | None:
+    if not await _use(tx, request):
+        return Refusal.REPLAYED
+    keys = await _owned(tx, client_id, ids)
+    if keys is None:
+        return Refusal.UNKNOWN
+    await tx.db.execute(_UNSUBSCRIBE, keys)
+    return None
+
+
+async def listed(
+    tx: Transaction, client_id: bytes, request: Request | None
+) -> list[GatewaySubscription] | Refusal:
+    if not await _use(tx, request):
+        return Refusal.REPLAYED
+    rows = await tx.db.fetch(_LISTED, client_id)
+    rules: dict[int, list[Any]] = {row[0]: [] for row in rows}
+    for key, *rule in await tx.db.fetch(_RULES, list(rules)):
+        rules[key].append(rule)
+    return [subscription_record(row, rules[row[0]]) for row in rows]
+
+
+async def edit_rules(
+    tx: Transaction,
+    client_id: bytes,
+    subscription_id: bytes,
+    edit: RuleEdit,
+    rules: Sequence[Rule],
+    request: Request | None,
+    *,
+    caps: GatewayCaps,
+    now: int,
+) -> RulesEdited | Refusal:
+    if not await _use(tx, request):
+        return Refusal.REPLAYED
+    keys = await _owned(tx, client_id, [subscription_id])
+    if keys is None:
+        return Refusal.UNKNOWN
+    savepoint = tx.db.transaction()
+    await savepoint.start()
+    edited = await _edit(tx, keys[0], edit, rules)
+    if edit is not RuleEdit.REMOVE and edited.total > caps.rules_per_subscription:
+        await savepoint.rollback()
+        return Refusal.QUOTA
+    await savepoint.commit()
+    await tx.db.execute(_TOUCH, now, keys[0])
+    return edited
+
+
+async def _edit(tx: Transaction, key: GatewayKey, edit: RuleEdit, rules: Sequence[Rule]) -> RulesEdited:
+    if edit is RuleEdit.REPLACE:
+        await tx.db.execute(_CLEAR_RULES, key)
+    sql = _REMOVE_RULES if edit is RuleEdit.REMOVE else _ADD_RULES
+    done = await tx.db.execute(sql, key, [rule.topic for rule in rules], [rule.sender for rule in rules])
+    return RulesEdited(_rows(done), await tx.db.fetchval(_RULE_COUNT, key))
+
+
+async def topics(db: asyncpg.Connection, limit: int) -> list[bytes]:
+    return [row[0] for row in await db.fetch(_TOPICS, limit)]
+
+
+async def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+    found = candidates(statements, await _matches(tx, statements))
+    if not found:
+        return Accepted([])
+    ids = [one.match.subscription_id for one in found]
+    hashes = [one.statement.statement_hash for one in found]
+    pushed = {(row[0], row[1]) for row in await tx.db.fetch(_PUSHED, ids, hashes)}
+    pairs = {(one.statement.sender, one.match.client_id) for one in found}
+    planned = plan(found, pushed, await _windows(tx, sorted(pairs)), now)
+    return Accepted(await _store(tx, planned, now), planned.limited, planned.repeated)
+
+
+async def _matches(tx: Transaction, statements: Sequence[ReceivedStatement]) -> list[Match]:
+    rules = {Rule(one.sender, topic): None for one in statements for topic in one.topics}
+    rows = await tx.db.fetch(_MATCH, [rule.topic for rule in rules], [rule.sender for rule in rules])
+    return [Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4]) for row in rows]
+
+
+async def _windows(tx: Transaction, pairs: Sequence[Pair]) -> dict[Pair, Window]:
+    rows = await tx.db.fetch(_WINDOWS, [sender for sender, _ in pairs], [client for _, client in pairs])
+    return {(row[0], row[1]): decode_window(row[2], row[3]) for row in rows}
+
+
+async def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
+    windows = sorted(planned.windows.items(), key=lambda item: item[0])
+    await tx.db.execute(
+        _SET_WINDOWS,
+        [pair[0] for pair, _ in windows],
+        [pair[1] for pair, _ in windows],
+        [encode_times(window) for _, window in windows],
+        [window.silent_until for _, window in windows],
+        [idle_at(now)] * len(windows),
+    )
+    chosen: Sequence[Candidate] = planned.pushes
+    rows = await tx.db.fetch(
+        _PUSH,
+        [one.match.subscription_id for one in chosen],
+        [one.statement.statement_hash for one in chosen],
+        [one.statement.sender for one in chosen],
+        [one.match.rule.topic for one in chosen],
+        [keep_until(one.statement, now) for one in chosen],
+        [one.match.key for one in chosen],
+        [one.statement.data[: MAX_DATA + 1] for one in chosen],
+        int(now),
+    )
+    return sorted(PushKey(row[0]) for row in rows)
+
+
+async def pushes(db: asyncpg.Connection, keys: Sequence[PushKey]) -> list[StatementPush]:
+    return [statement_push(row) for row in await db.fetch(_LOAD, keys)]
+
+
+async def claim(tx: Transaction, keys: Sequence[PushKey]) -> set[PushKey]:
+    return {PushKey(row[0]) for row in await tx.db.fetch(_CLAIM, keys)}
+
+
+async def abandon(tx: Transaction) -> int:
+    return _rows(await tx.db.execute(_ABANDON))
+
+
+async def ended(
+    tx: Transaction, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int
+) -> None:
+    await tx.db.execute(_SENT, sent, now)
+    await tx.db.execute(_DONE, [*sent, *given_up])
+    await tx.db.execute(_RELEASE, again)
+
+
+async def unsent(db: asyncpg.Connection, after: PushKey, limit: int) -> list[PushKey]:
+    return [PushKey(row[0]) for row in await db.fetch(_UNSENT, after, limit)]
+
+
+async def device_gone(tx: Transaction, push: StatementPush) -> bool:
+    done = await tx.db.execute(_GONE, push.subscription_key, encode_device_token(push.device_token))
+    return _rows(done) == 1
+
+
+async def records(db: asyncpg.Connection, subscription_id: bytes) -> list[PushRecord]:
+    return [PushRecord(*row) for row in await db.fetch(_RECORDS, subscription_id)]
+
+
+async def purge(tx: Transaction, now: int, limit: int) -> int:
+    return sum([_rows(await tx.db.execute(sql, now, limit)) for sql in _PURGES])

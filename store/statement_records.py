@@ -1,0 +1,148 @@
+"""Rows of the statement gateway as values. Tokens and data are never part of a repr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import NamedTuple, NewType
+
+from protocol.device_token import DeviceToken
+
+PushKey = NewType("PushKey", int)
+"The store's own short name of a push; never used again."
+GatewayKey = NewType("GatewayKey", int)
+"Likewise of a subscription."
+
+
+class Channel(StrEnum):
+    """A subscription's `notificationType`."""
+
+    APNS = "apns"
+    VOIP = "voip"
+    FCM = "fcm"
+
+
+class Rule(NamedTuple):
+    """Whose statements about what are pushed."""
+
+    sender: bytes
+    topic: bytes
+
+
+class Request(NamedTuple):
+    """A signed request, which counts once; after `valid_until` its time alone has it refused."""
+
+    request_id: bytes
+    valid_until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewGatewaySubscription:
+    subscription_id: bytes
+    "A UUID's 16 bytes."
+    client_id: bytes
+    channel: Channel
+    device_token: DeviceToken = field(repr=False)
+    is_call: bool = False
+    "Pushes of FCM are for calls."
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySubscription(NewGatewaySubscription):
+    key: GatewayKey
+    updated_at: int
+    rules: tuple[Rule, ...]
+
+
+class Refusal(Enum):
+    REPLAYED = "this request was made before"
+    UNKNOWN = "the client has no such subscription"
+    QUOTA = "the client has as many as it may"
+
+
+class TokenTaken(NamedTuple):
+    """The device token has a subscription; `subscription_id` if it is the same client's, of the same kind."""
+
+    subscription_id: bytes | None
+
+
+class RuleEdit(Enum):
+    REPLACE = "exactly these"
+    ADD = "these too"
+    REMOVE = "not these"
+
+
+class RulesEdited(NamedTuple):
+    changed: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayCaps:
+    """How many rows one client may have."""
+
+    subscriptions_per_client: int = 32
+    rules_per_subscription: int = 10_000
+
+
+DEFAULT_GATEWAY_CAPS = GatewayCaps()
+
+
+class ReceivedStatement(NamedTuple):
+    """A genuine statement that has not expired. Do not print."""
+
+    statement_hash: bytes
+    sender: bytes
+    topics: tuple[bytes, ...]
+    data: bytes
+    expires_at: int
+
+
+class Match(NamedTuple):
+    """A rule that a statement meets."""
+
+    rule: Rule
+    key: GatewayKey
+    subscription_id: bytes
+    client_id: bytes
+
+
+class Accepted(NamedTuple):
+    """What became of a batch of statements."""
+
+    pushes: Sequence[PushKey]
+    limited: int = 0
+    "Notifications of a sender to a client beyond the limit."
+    repeated: int = 0
+    "Pushes made before."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatementPush:
+    """One push to be made."""
+
+    key: PushKey
+    subscription_key: GatewayKey
+    subscription_id: bytes
+    statement_hash: bytes
+    channel: Channel
+    is_call: bool
+    device_token: DeviceToken = field(repr=False)
+    sender: bytes
+    topic: bytes
+    data: bytes = field(repr=False)
+    received_at: int
+
+
+class PushRecord(NamedTuple):
+    """What is remembered of a push: for audits, and so that it is made once."""
+
+    subscription_id: bytes
+    statement_hash: bytes
+    sender: bytes
+    topic: bytes
+    accepted_at: int
+    sent_at: int | None
+    "When its provider took it."
