@@ -151,7 +151,7 @@ CREATE TABLE statement_requests (
     valid_until bigint NOT NULL
 );
 
-CREATE INDEX statement_requests_old ON statement_requests (valid_until);
+CREATE INDEX statement_requests_expired ON statement_requests (valid_until);
 
 -- How often a sender woke a client lately.
 CREATE TABLE statement_rates (
@@ -178,7 +178,7 @@ CREATE TABLE statement_pushes (
     UNIQUE (subscription_id, statement_hash)
 );
 
-CREATE INDEX statement_pushes_old ON statement_pushes (keep_until);
+CREATE INDEX statement_pushes_expired ON statement_pushes (keep_until);
 
 -- Those of them still to be made.
 CREATE TABLE pending_statements (
