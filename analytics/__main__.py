@@ -19,7 +19,12 @@ from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
 if TYPE_CHECKING:
     from analytics.making import Progress as Tell
 
+EXIT_PROBLEMS = 3
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
+
+
+class ProblemsFound(Exception):
+    """`--check` was asked for, and not all is well."""
 
 
 class UsageError(Exception):
@@ -96,6 +101,13 @@ def add_report(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
     report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
+    report.add_argument(
+        "--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds"
+    )
+    report.add_argument("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
+    report.add_argument(
+        "--for-others", action="store_true", help="tables only, without pseudonyms and small numbers"
+    )
     report.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
     report.add_argument("--full", action="store_true", help="make all rollups anew")
     report.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
@@ -145,8 +157,13 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
     except ModuleNotFoundError as error:
         raise UsageError(f"reports need {error.name}: pip install 'ntf-server[analytics]'") from error
     from analytics.inputs import Limits
+    from analytics.settings import SettingsError, load_settings
 
     given = {f.name: getattr(args, f.name, None) for f in fields(Limits)}
+    try:
+        limits, thresholds = load_settings(args.config, given)
+    except SettingsError as error:
+        raise UsageError(str(error)) from error
     job = ReportJob(
         names=list(REPORT_NAMES) if args.name == "all" else [args.name],
         journal=args.journal,
@@ -157,7 +174,9 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         snapshots=args.snapshots,
         rollups=args.rollups,
         full=args.full,
-        limits=Limits(**{name: value for name, value in given.items() if value is not None}),
+        limits=limits,
+        thresholds=thresholds,
+        for_others=args.for_others,
     )
     if job.start is not None and job.end is not None and job.start >= job.end:
         raise UsageError("--from must be before --to")
@@ -173,6 +192,8 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
     for segment in result.checked.bad:
         console.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False)
     print(result.path)
+    if args.check and result.page.findings:
+        raise ProblemsFound
 
 
 def run_generate(args: argparse.Namespace, console: Console) -> None:
@@ -284,6 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         COMMANDS[args.command](args, console)
+    except ProblemsFound:
+        return EXIT_PROBLEMS
     except KeyboardInterrupt:
         return 130
     except Exception as error:

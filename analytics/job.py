@@ -30,6 +30,8 @@ REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
 }
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
+FEWEST = 5
+ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class ReportJob:
     snapshots: str | None = None
     rollups: str | None = None
     full: bool = False
+    for_others: bool = False
+    "What leaves the machine: no page, no pseudonyms, no small numbers."
     limits: Limits = field(default_factory=Limits)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
@@ -85,6 +89,9 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         sections=sections,
     )
     out = folder(spark, job.out)
+    if job.for_others:
+        write_tables(out, suppressed(tables))
+        return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, job.out)
     write_tables(out, tables)
     out.write_text(SUMMARY_NAME, json.dumps(summary(page, tables), indent=1))
     out.write_text(PAGE_NAME, render(page))
@@ -130,6 +137,21 @@ def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
         return open_warehouse(
             rollups, limits=job.limits, now_us=job.now, start=job.start, end=job.end, snapshots=snapshots
         )
+
+
+def suppressed(tables: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Tables for others: numbers from 1 to 4 could be about somebody, lists of pseudonyms are."""
+    kept = {name: rows for name, rows in tables.items() if name not in ABOUT_SOMEBODY}
+    return {
+        name: Rows(rows.columns, [{column: hidden(row[column]) for column in row} for row in rows])
+        for name, rows in kept.items()
+    }
+
+
+def hidden(value: Any) -> Any:
+    """A small number is none."""
+    is_small = isinstance(value, int) and not isinstance(value, bool) and 0 < value < FEWEST
+    return None if is_small else value
 
 
 def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:

@@ -39,6 +39,8 @@ from transport.certificates import KeyAlgorithm
 
 LOCALHOST = "127.0.0.1"
 PUSH_DEADLINE = 10.0
+JOURNAL_SECONDS = 5.0
+"So soon can the journal of a kept demo be read."
 LOOK_AGAIN = 0.002
 DEVICE_TOKEN_SIZE = 32
 QUEUES = 3
@@ -69,17 +71,18 @@ async def playground(
     router: RouterConfig | None = None,
     record_file: Path | None = None,
     postgres_url: str = "",
+    journal: bool = False,
 ) -> AsyncIterator[Playground]:
     """All three on free ports of this machine, with everything they write in `folder`."""
     async with AsyncExitStack() as stack:
         smp = await stack.enter_async_context(Router.start(router, host=LOCALHOST))
         push_config = FakePushConfig(folder=folder / "push", record_file=record_file)
         push = await stack.enter_async_context(FakePushServer(push_config))
-        server = await stack.enter_async_context(running(_server(folder, push, postgres_url)))
+        server = await stack.enter_async_context(running(_server(folder, push, postgres_url, journal)))
         yield Playground(smp, push, server)
 
 
-def _server(folder: Path, push: FakePushServer, postgres_url: str) -> App:
+def _server(folder: Path, push: FakePushServer, postgres_url: str, journal: bool) -> App:
     options = setup.InitOptions(
         config_dir=folder / "etc",
         data_dir=folder / "data",
@@ -90,6 +93,9 @@ def _server(folder: Path, push: FakePushServer, postgres_url: str) -> App:
     config = setup.init(options, as_datetime(SystemClock().now()))
     if postgres_url:
         config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
+    if journal:
+        quick = replace(config.JOURNAL, enabled=True, segment_seconds=JOURNAL_SECONDS)
+        config = replace(config, JOURNAL=quick)
     return App(options.config_dir, _with_test_provider(config, push))
 
 
@@ -196,7 +202,7 @@ async def _run(story: Story, *, keep: bool) -> None:
         folder = Path(name)
         pushes = folder / "pushes.jsonl"
         story.title("ntf-server demo: how a message finds a phone that sleeps")
-        async with playground(folder, record_file=pushes) as world:
+        async with playground(folder, record_file=pushes, journal=keep) as world:
             await _tell(story, world, folder)
             if keep:
                 await _keep(story, world, folder, pushes)
@@ -354,6 +360,9 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
         f"{bob} send 1 'Hello from another terminal'",
     ):
         story.plain(f"    {command}")
+    story.chapter(f"What it writes to its journal can be reported on, {JOURNAL_SECONDS:.0f} s later:")
+    journal, report = folder / "data" / setup.JOURNAL_FOLDER, folder / "report"
+    story.plain(f"    ntf-analytics report all --journal {journal} --out {report}")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -125,6 +125,49 @@ def test_summary_is_for_machines(local: Path) -> None:
     assert len(summary["routers"]) == 4
 
 
+def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
+    spark: LazySpark, journal: Path, tmp_path: Path
+) -> None:
+    job = ReportJob(names=list(REPORTS), journal=str(journal), out=str(tmp_path), now=NOW_US, for_others=True)
+    run_reports(spark, job, lambda text: None)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not {"report.html", "summary.json", "tokens_dead.csv", "stale_subscriptions.csv"} & names
+    for path in tmp_path.glob("*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            small = [v for v in row.values() if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 5]
+            assert not small, path.name
+
+
+def test_check_tells_by_its_exit_code(journal: Path, local: Path, tmp_path: Path) -> None:
+    command = ["report", "health", "--journal", str(journal), "--out", str(tmp_path), "--check"]
+    assert main(command) == 3
+    settings = tmp_path / "settings.ini"
+    calm = {"outage_seconds": 9e9, "lost_subscriptions": 1_000_000, "score": 0.5}
+    lines = "\n".join(f"{name} = {value}" for name, value in calm.items())
+    settings.write_text(f"[STORE]\nother = 1\n[ANALYTICS]\n{lines}\n")
+    assert main([*command, "--config", str(settings)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[ANALYTICS]\nspeed = 3\n", "has no speed"),
+        ("[ANALYTICS]\nscore = much\n", "score = much is no number above zero"),
+        ("[ANALYTICS]\ndead_token_days = 1.5\n", "is no whole number above zero"),
+        ("no section\n", "File contains no section headers"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_line(
+    tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.ini"
+    settings.write_text(text)
+    assert main(["report", "all", "--journal", "j", "--out", "o", "--config", str(settings)]) in (1, 2)
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert "Traceback" not in error
+
+
 def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
     job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1, now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no readable events"):
