@@ -101,9 +101,7 @@ def add_report(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
     report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
-    report.add_argument(
-        "--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds"
-    )
+    report.add_argument("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
     report.add_argument("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
     report.add_argument(
         "--for-others", action="store_true", help="tables only, without pseudonyms and small numbers"
