@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ntf_server import backup, checks, setup
-from ntf_server.app import run_until_signal
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
 from ntf_server.config_kinds import check_host
+from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
@@ -230,14 +230,18 @@ def _load(args: argparse.Namespace) -> Config:
 
 
 def _start(args: argparse.Namespace) -> int:
-    config = _load(args)
-    set_up_logging(replace(config.LOG, level=args.log_level or config.LOG.level))
+    def load() -> Config:
+        config = _load(args)
+        return replace(config, LOG=replace(config.LOG, level=args.log_level or config.LOG.level))
+
+    config = load()
+    set_up_logging(config.LOG)
     for line in unknown_variables(os.environ):
         logger.warning("%s", line)
     for problem in checks.file_problems(config):
         raise ConfigError(problem)
     try:
-        return asyncio.run(run_until_signal(args.config_dir, config, maintenance=args.maintenance))
+        return asyncio.run(run_until_signal(args.config_dir, load, maintenance=args.maintenance))
     except Exception as error:
         if isinstance(checks.first_cause(error), OSError):
             for problem in checks.port_problems(config):
@@ -260,7 +264,7 @@ def _cert(args: argparse.Namespace) -> int:
     config = _load(args)
     now = as_datetime(SystemClock().now())
     renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, now)
-    print(f"New online certificate: {args.config_dir / 'server.crt'}. Restart the server to use it.")
+    print(f"New online certificate: {args.config_dir / 'server.crt'}. SIGHUP makes the server use it.")
     print("The server's address is unchanged. Keep ca.key offline again.")
     return 0
 

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 
 from ntf_server import setup
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
-from ntf_server.config import Config
+from ntf_server.config import Config, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
-from ntf_server.descriptors import descriptor_budget, open_file_limit, raise_limit
+from ntf_server.descriptors import descriptor_budget, open_file_limit
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
-from ntf_server.logs import log_loop_error
 from ntf_server.metrics import gauge, histogram
 from ntf_server.own_routers import OwnRouters
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
-from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.store_watch import StoreWatch
 from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
@@ -41,6 +37,7 @@ from store.interface import StoreError, StoreVanished
 from store.journal_schema import load_or_create_key
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
+from transport.errors import TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,6 @@ TOKENS = gauge("tokens", "Tokens in the store")
 ACTIVE_TOKENS = gauge("tokens_active", "Verified tokens in the store")
 SUBSCRIPTIONS = gauge("subscriptions", "Subscriptions in the store")
 ACTIVE_SUBSCRIPTIONS = gauge("subscriptions_active", "Subscriptions that are subscribed at their router")
-BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
 UNSENT = gauge("notifications_unsent", "Last notifications that no accepted push has carried yet")
 
 
@@ -101,6 +97,7 @@ class App:
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
         )
+        self._verifications = VerificationLimits(config.LIMITS)
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         self._control = ControlPort(self.store, self.subscriber, config.AUTH)
@@ -135,6 +132,32 @@ class App:
             await self._serve(stop, ready)
         if self._vanished is not None:
             raise self._vanished
+
+    def reload(self, config: Config) -> list[str]:
+        """Take over what can be changed while it runs; returns the keys that count after a restart only.
+        TransportError, and nothing changed, if the certificate cannot be used."""
+        credentials = load_server_files(self._config_dir)
+        if credentials.identity != self._credentials.identity:
+            raise TransportError("ca.crt is another identity than the one that clients know")
+        self.listener.use_credentials(credentials)
+        self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
+        self.listener.use_limits(config.LIMITS, self.descriptors.clients)
+        self._verifications.use(config.LIMITS)
+        self._providers.read_keys_again()
+        waiting = unlike(self._config, config)
+        self._config = replace(self._config, LIMITS=config.LIMITS, LOG=config.LOG)
+        return waiting
+
+    def queues(self) -> dict[str, int]:
+        """What waits where, for the log."""
+        statuses = self.subscriber.status()
+        return {
+            "clients": self.listener.clients,
+            "pushes in memory": self.dispatcher.jobs_in_memory,
+            "routers": len(statuses),
+            "routers that are down": sum(not status.connected for status in statuses),
+            "queues to subscribe": sum(status.waiting for status in statuses),
+        }
 
     async def check(self) -> None:
         """Open and migrate the store, and close it: what `--maintenance` does."""
@@ -222,7 +245,7 @@ class App:
             random=self._random,
             rules=CommandRules(
                 providers=frozenset(self._providers.by_tag),
-                verifications=VerificationLimits(config.LIMITS),
+                verifications=self._verifications,
             ),
             journal=self._journal,
             deletions=self._deletions,
@@ -253,49 +276,3 @@ async def running(app: App) -> AsyncIterator[App]:
         finally:
             waiting.cancel()
             stop.set()
-
-
-async def run_until_signal(config_dir: Path, config: Config, *, maintenance: bool) -> int:
-    """What `ntf-server start` does. SIGTERM or SIGINT ends it in order, a second one at once."""
-    raise_limit()
-    asyncio.get_running_loop().set_exception_handler(log_loop_error)
-    app = App(config_dir, config)
-    logger.info("%s", app.descriptors)
-    for path in readable_by_others(secret_files(config_dir, config)):
-        logger.warning("others on this machine can read %s: chmod 600 it", path)
-    if maintenance:
-        await app.check()
-        print("Store and configuration are fine.")
-        return 0
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(1)
-        logger.info("stopping")
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-
-    def ready() -> None:
-        lines = [f"Server address: {app.address}", f"Listening on port {app.listener.port}"]
-        if app.metrics_port:
-            lines.append(f"Metrics on port {app.metrics_port}")
-        try:
-            print("\n".join(lines), flush=True)
-        except OSError as error:  # whoever started us does not listen
-            logger.warning("cannot print the address: %s", error.strerror)
-
-    BUILD.labels(metadata.version("ntf-server")).set(1)
-    _relax_garbage_collection()
-    await app.run(stop, ready)
-    return 0
-
-
-def _relax_garbage_collection() -> None:
-    """What the modules made stays for ever, and sessions and commands are freed by reference counts: looking
-    through all of it every 700 allocations is a waste."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

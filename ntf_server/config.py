@@ -277,6 +277,22 @@ SECTIONS: Mapping[str, Any] = {f.name: f.default_factory for f in dataclasses.fi
 _WELL_KNOWN_ENV = {("APNS", "key_file"): "APNS_KEY_FILE", ("APNS", "key_id"): "APNS_KEY_ID"}
 
 
+RELOADED = frozenset({"LIMITS", "LOG"})
+"Sections that count without a restart, but for the keys below."
+RESTART_ONLY = frozenset({("LIMITS", "handshake_timeout"), ("LOG", "format")})
+
+
+def unlike(old: Config, new: Config) -> list[str]:
+    """Keys whose new value counts after a restart only."""
+    return [
+        f"[{section}] {option.name}"
+        for section, kind in SECTIONS.items()
+        for option in dataclasses.fields(kind)
+        if section not in RELOADED or (section, option.name) in RESTART_ONLY
+        if getattr(getattr(old, section), option.name) != getattr(getattr(new, section), option.name)
+    ]
+
+
 def load_config(path: Path, env: Mapping[str, str]) -> Config:
     """The file's values, overridden by the environment; anything unknown or wrong is a ConfigError."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntf_server.config import LimitsConfig
-from transport.limits import Rate, RateLimiter
+from transport.limits import UNLIMITED, Rate, RateLimiter
 
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86_400
 
@@ -12,11 +12,15 @@ class AddressLimits:
     """What all connections of one source may do together."""
 
     def __init__(self, config: LimitsConfig) -> None:
-        self._commands = RateLimiter(
-            Rate(per_second=config.address_commands_per_second, burst=config.address_commands_burst)
-        )
-        self._tokens = RateLimiter(Rate.over(config.address_tokens_per_day, SECONDS_PER_DAY))
-        self._verifications = RateLimiter(Rate.over(config.address_verifications_per_hour, SECONDS_PER_HOUR))
+        self._commands, self._tokens, self._verifications = (RateLimiter(UNLIMITED) for _ in range(3))
+        self.use(config)
+
+    def use(self, config: LimitsConfig) -> None:
+        """What was used up stays used up."""
+        commands = Rate(per_second=config.address_commands_per_second, burst=config.address_commands_burst)
+        self._commands.rate = commands
+        self._tokens.rate = Rate.over(config.address_tokens_per_day, SECONDS_PER_DAY)
+        self._verifications.rate = Rate.over(config.address_verifications_per_hour, SECONDS_PER_HOUR)
 
     def allow_commands(self, source: str, now: float, amount: int) -> bool:
         return self._commands.allows(source, now, amount)

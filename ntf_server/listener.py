@@ -54,13 +54,27 @@ class Listener:
         self._commands = commands
         self._clock = clock
         self._random = random
-        self._context = server_context(credentials, [NTF_ALPN])
-        self._identity = ServerIdentity(key_hash=credentials.identity, signer=credentials.signing_key)
+        self.use_credentials(credentials)
         self._counter = ConnectionCounter(max_clients, limits.connections_per_address)
         self._addresses = AddressLimits(limits)
         self._turns = Turns(BYTES_PER_TURN)
         self._sessions: dict[TlsStream, ClientSession] = {}
         self._server: Server | None = None
+
+    def use_credentials(self, credentials: Credentials) -> None:
+        """For connections that come from now on."""
+        self._context = server_context(credentials, [NTF_ALPN])
+        self._identity = ServerIdentity(key_hash=credentials.identity, signer=credentials.signing_key)
+
+    def use_limits(self, limits: LimitsConfig, max_clients: int) -> None:
+        """Those per connection count for connections that come from now on."""
+        self._limits = limits
+        self._addresses.use(limits)
+        self._counter.limit, self._counter.per_source = max_clients, limits.connections_per_address
+
+    @property
+    def clients(self) -> int:
+        return len(self._sessions)
 
     async def open(self) -> None:
         config = ServerConfig(
@@ -73,7 +87,7 @@ class Listener:
             on_handshake_error=_count_tls_failure,
         )
         host, port = self._transport.listen or None, self._transport.port
-        self._server = await serve(self._handle, host, port, context=self._context, config=config)
+        self._server = await serve(self._handle, host, port, context=lambda: self._context, config=config)
 
     @property
     def port(self) -> int:

@@ -158,10 +158,15 @@ def set_up_logging(config: LogConfig) -> None:
     handler = QuietHandler(sys.stderr, SystemClock().monotonic)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if config.format == "json" else text)
-    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(config)
     # Libraries that log statements or requests would put ids into the log.
     for library in ("aiosqlite", "aioapns", "hpack", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def set_level(config: LogConfig) -> None:
+    logging.getLogger().setLevel(config.level.upper())
 
 
 def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

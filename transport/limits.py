@@ -53,21 +53,21 @@ class RateLimiter:
     """A bucket per source; the least recently seen sources are forgotten."""
 
     def __init__(self, rate: Rate, capacity: int = 100_000) -> None:
-        self._rate = rate
+        self.rate = rate
         self._capacity = capacity
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
     def allows(self, source: Hashable, now: float, amount: int = 1) -> bool:
-        if not self._rate.per_second:
+        if not self.rate.per_second:
             return True
         bucket = self._buckets.get(source)
         if bucket is None:
-            bucket = self._buckets[source] = Bucket(self._rate, now)
+            bucket = self._buckets[source] = Bucket(self.rate, now)
             if len(self._buckets) > self._capacity:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(source)
-        return bucket.take(self._rate, now, amount)
+        return bucket.take(self.rate, now, amount)
 
 
 def source_of(address: str) -> str:
@@ -124,16 +124,16 @@ class ConnectionCounter:
     """Connections in all and per source; 0 is no limit."""
 
     def __init__(self, limit: int, per_source: int) -> None:
-        self._limit = limit
-        self._per_source = per_source
+        self.limit = limit
+        self.per_source = per_source
         self._counts: Counter[str] = Counter()
         self.total = 0
 
     def admit(self, source: str) -> bool:
         """Count one more, unless that is too many."""
-        if self._limit and self.total >= self._limit:
+        if self.limit and self.total >= self.limit:
             return False
-        if self._per_source and self._counts[source] >= self._per_source:
+        if self.per_source and self._counts[source] >= self.per_source:
             return False
         self.total += 1
         self._counts[source] += 1

@@ -137,6 +137,10 @@ class ApnsProvider:
             self._signer.refused()
         raise error
 
+    def read_key_again(self) -> None:
+        """Its file may have changed."""
+        self._signer.read_again()
+
     async def close(self) -> None:
         """See PushProvider."""
         await self.client.close()

@@ -43,8 +43,8 @@ def load_p256_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 class Reloading(Generic[T]):
-    """What was made of a file. After a refusal the file is read again: a key that was put right counts from
-    the next request on, without a restart."""
+    """What was made of a file. After a refusal, or when asked to, the file is read again: a key that was put
+    right counts from the next request on, without a restart."""
 
     def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
         self._path = path
@@ -56,14 +56,15 @@ class Reloading(Generic[T]):
     def current(self) -> T:
         if self._doubted:
             self._doubted = False
-            self._read_again()
+            self.read_again()
         return self._value
 
     def refused(self) -> None:
         """Somebody did not like it."""
         self._doubted = True
 
-    def _read_again(self) -> None:
+    def read_again(self) -> None:
+        """Use what the file holds now, if it can be used."""
         try:
             text = self._path.read_bytes()
             if text == self._text:

@@ -186,6 +186,10 @@ class FcmProvider:
             self._access.refused()
             raise
 
+    def read_key_again(self) -> None:
+        """Its file may have changed."""
+        self._access.read_again()
+
     async def close(self) -> None:
         """See PushProvider; the HTTP client is closed by who made it."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ntf_server.config import Config, ConfigError
 from ntf_server.push.credentials import make_vapid_key
@@ -33,6 +33,11 @@ class NotConfigured:
         """Nothing to close."""
 
 
+@runtime_checkable
+class HasKey(Protocol):
+    def read_key_again(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Providers:
     """By provider of the device token; tokens of absent ones are refused when they are registered."""
@@ -49,10 +54,19 @@ class Providers:
             if not isinstance(pushes, (NotConfigured, NullProvider))
         )
 
+    def read_keys_again(self) -> None:
+        for provider in self._each():
+            if isinstance(provider, HasKey):
+                provider.read_key_again()
+
     async def close(self) -> None:
-        for provider in {id(provider): provider for provider in self.by_tag.values()}.values():
+        for provider in self._each():
             await provider.close()
         await self.shared.close()
+
+    def _each(self) -> list[PushProvider]:
+        """One may serve several kinds of tokens."""
+        return list({id(provider): provider for provider in self.by_tag.values()}.values())
 
 
 class SharedHttp:

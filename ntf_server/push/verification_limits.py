@@ -12,7 +12,7 @@ from ntf_server.config import LimitsConfig
 from ntf_server.limits import SECONDS_PER_HOUR
 from ntf_server.push.provider import destination_of
 from protocol.device_token import DeviceToken, WebPushToken, encode_device_token
-from transport.limits import Rate, RateLimiter
+from transport.limits import UNLIMITED, Rate, RateLimiter
 
 KEY_SIZE = 16
 
@@ -21,8 +21,13 @@ class VerificationLimits:
     """Counts per device and hour, and per Web Push host and hour; of this process alone."""
 
     def __init__(self, config: LimitsConfig) -> None:
-        self._devices = RateLimiter(Rate.over(config.device_verifications_per_hour, SECONDS_PER_HOUR))
-        self._hosts = RateLimiter(Rate.over(config.host_verifications_per_hour, SECONDS_PER_HOUR))
+        self._devices, self._hosts = RateLimiter(UNLIMITED), RateLimiter(UNLIMITED)
+        self.use(config)
+
+    def use(self, config: LimitsConfig) -> None:
+        """What was used up stays used up."""
+        self._devices.rate = Rate.over(config.device_verifications_per_hour, SECONDS_PER_HOUR)
+        self._hosts.rate = Rate.over(config.host_verifications_per_hour, SECONDS_PER_HOUR)
 
     def allows(self, device: DeviceToken, now: float) -> bool:
         """Whether a verification push to the device may be made now; if so, it counts."""

@@ -108,6 +108,10 @@ class WebPushProvider:
             self._signer.refused()
         raise error
 
+    def read_key_again(self) -> None:
+        """Its file may have changed."""
+        self._signer.read_again()
+
     async def close(self) -> None:
         """See PushProvider; the HTTP client is closed by who made it."""
         self.guard.close()

@@ -1,0 +1,123 @@
+"""What `ntf-server start` does: the server as a program, with its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from ntf_server.app import App
+from ntf_server.config import Config, ConfigError
+from ntf_server.descriptors import raise_limit
+from ntf_server.logs import log_loop_error, set_level
+from ntf_server.metrics import gauge
+from ntf_server.secret_files import readable_by_others, secret_files
+from ntf_server.service_manager import ServiceManager
+from transport.cancellation import TaskGroup
+from transport.errors import TransportError
+
+logger = logging.getLogger(__name__)
+
+BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
+
+
+async def run_until_signal(config_dir: Path, load: Callable[[], Config], *, maintenance: bool) -> int:
+    """SIGTERM or SIGINT ends it in order, a second one at once; `load` reads the configuration, now and at
+    each SIGHUP."""
+    raise_limit()
+    asyncio.get_running_loop().set_exception_handler(log_loop_error)
+    config = load()
+    app = App(config_dir, config)
+    logger.info("%s", app.descriptors)
+    for path in readable_by_others(secret_files(config_dir, config)):
+        logger.warning("others on this machine can read %s: chmod 600 it", path)
+    if maintenance:
+        await app.check()
+        print("Store and configuration are fine.")
+        return 0
+    BUILD.labels(metadata.version("ntf-server")).set(1)
+    _relax_garbage_collection()
+    await Daemon(app, load, ServiceManager(os.environ)).run()
+    logger.info("stopped")
+    return 0
+
+
+class Daemon:
+    """An App that listens to signals and tells the service manager how it is."""
+
+    def __init__(self, app: App, load: Callable[[], Config], manager: ServiceManager) -> None:
+        self._app = app
+        self._load = load
+        self._manager = manager
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end)
+        loop.add_signal_handler(signal.SIGINT, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._describe)
+        async with TaskGroup() as tasks:
+            watchdog = tasks.create_task(self._manager.keep_alive(), name="watchdog")
+            await self._app.run(self._stop, self._ready)
+            watchdog.cancel()
+
+    def _ready(self) -> None:
+        app = self._app
+        lines = [f"Server address: {app.address}", f"Listening on port {app.listener.port}"]
+        if app.metrics_port:
+            lines.append(f"Metrics on port {app.metrics_port}")
+        try:
+            print("\n".join(lines), flush=True)
+        except OSError as error:  # whoever started us does not listen
+            logger.warning("cannot print the address: %s", error.strerror)
+        self._manager.ready()
+
+    def _end(self) -> None:
+        if self._stop.is_set():
+            os._exit(1)
+        logger.info("stopping")
+        self._manager.stopping()
+        self._stop.set()
+
+    def _reload(self) -> None:
+        self._manager.reloading()
+        try:
+            config = self._load()
+            waiting = self._app.reload(config)
+        except (ConfigError, TransportError, OSError) as error:
+            logger.error("nothing was reloaded: %s", error)
+        else:
+            set_level(config.LOG)
+            logger.warning("reloaded: certificate, keys of push providers, log level, limits")
+            if waiting:
+                logger.warning("changed, but needs a restart: %s", ", ".join(waiting))
+        self._manager.ready()
+
+    def _describe(self) -> None:
+        """One line, so that it stays together."""
+        tasks = Counter(_kind(task) for task in asyncio.all_tasks())
+        parts = [f"{count} {name}" for name, count in tasks.most_common()]
+        queues = [f"{count} {name}" for name, count in self._app.queues().items()]
+        logger.warning("tasks: %s; queues: %s", ", ".join(parts), ", ".join(queues))
+
+
+def _kind(task: asyncio.Task[object]) -> str:
+    """The name of a task without what it is about: there may be thousands of them."""
+    name, coroutine = task.get_name(), task.get_coro()
+    if name.startswith("Task-"):
+        return getattr(coroutine, "__qualname__", "unnamed")
+    return "router" if name.startswith("router ") and name != "router subscriber" else name
+
+
+def _relax_garbage_collection() -> None:
+    """What the modules made stays for ever, and sessions and commands are freed by reference counts: looking
+    through all of it every 700 allocations is a waste."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

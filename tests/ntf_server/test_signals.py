@@ -1,0 +1,136 @@
+"""Signals to a real server: it reloads, tells about itself, stops; and the service manager hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from ntf_server.__main__ import main
+from ntf_server.service_manager import ServiceManager
+from protocol.ntf_commands import Ping, Pong
+from tests.drills.world import DEADLINE, Daemon, running_daemon
+from tests.ntf_server.ntf_client import NtfClient
+from tests.ntf_server.test_cli import init
+
+
+async def until_logged(daemon: Daemon, text: str) -> str:
+    async with asyncio.timeout(DEADLINE):
+        while text not in daemon.log.read_text():
+            assert daemon.is_alive()
+            await asyncio.sleep(0.02)
+    return daemon.log.read_text()
+
+
+async def check_serves(daemon: Daemon) -> None:
+    client = await NtfClient.open(daemon.address)
+    assert await client.ask(Ping()) == Pong()
+    client.close()
+
+
+async def serial(daemon: Daemon) -> int:
+    """Of the certificate that a client is shown."""
+    client = await NtfClient.open(daemon.address)
+    client.close()
+    return x509.load_der_x509_certificate(client.stream.peer_chain[0]).serial_number
+
+
+def set_key(folder: Path, section: str, line: str) -> None:
+    """Sections may be continued; the last value of a key would be refused as a second one."""
+    path = folder / "c" / "ntf-server.ini"
+    name = line.partition(" ")[0]
+    inside, lines = "", []
+    for each in path.read_text().splitlines():
+        inside = each.strip("[]") if each.startswith("[") else inside
+        same = inside == section and each.lstrip("# ").startswith(f"{name} =")
+        lines.append(line if same else each)
+    path.write_text("\n".join(lines) + "\n")
+
+
+async def test_sighup_reloads(tmp_path: Path) -> None:
+    assert init(tmp_path).returncode == 0
+    async with running_daemon(tmp_path) as daemon:
+        before = await serial(daemon)
+        assert main(["cert", "--config-dir", str(tmp_path / "c")]) == 0
+        set_key(tmp_path, "LOG", "level = debug")
+        set_key(tmp_path, "LIMITS", "connections_per_address = 1")
+        set_key(tmp_path, "PUSH", "concurrency = 7")
+        daemon.process.send_signal(signal.SIGHUP)
+        log = await until_logged(daemon, "reloaded: certificate")
+        log = await until_logged(daemon, "changed, but needs a restart: [PUSH] concurrency\n")
+        assert "nothing was reloaded" not in log
+        assert await serial(daemon) != before
+        first = await NtfClient.open(daemon.address)
+        with pytest.raises(Exception):  # noqa: B017 - whichever way it is refused
+            await NtfClient.open(daemon.address)
+        first.close()
+
+
+async def test_a_mistake_changes_nothing(tmp_path: Path) -> None:
+    assert init(tmp_path).returncode == 0
+    async with running_daemon(tmp_path) as daemon:
+        set_key(tmp_path, "LOG", "level = loud")
+        daemon.process.send_signal(signal.SIGHUP)
+        log = await until_logged(daemon, "nothing was reloaded: ")
+        assert "Traceback" not in log
+        set_key(tmp_path, "LOG", "level = info")
+        (tmp_path / "c" / "server.crt").write_text("nonsense")
+        daemon.process.send_signal(signal.SIGHUP)
+        await until_logged(daemon, "server.crt")
+        await check_serves(daemon)
+
+
+async def test_sigusr1_tells_of_tasks_and_queues(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path) as daemon:
+        client = await NtfClient.open(daemon.address)
+        daemon.process.send_signal(signal.SIGUSR1)
+        log = await until_logged(daemon, "tasks: ")
+        client.close()
+        await check_serves(daemon)
+    for words in ("1 push dispatcher", "1 router subscriber", "1 clients", "0 pushes in memory"):
+        assert words in log
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        yield manager
+
+
+async def test_the_service_manager_is_told(tmp_path: Path, manager: socket.socket) -> None:
+    env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    async with running_daemon(tmp_path, env) as daemon:
+        heard = await until_told(manager, "READY=1")
+        heard += await until_told(manager, "WATCHDOG=1")
+        daemon.process.send_signal(signal.SIGHUP)
+        assert "MONOTONIC_USEC=" in (await until_told(manager, "RELOADING=1"))[-1]
+        await until_told(manager, "READY=1")
+        daemon.process.send_signal(signal.SIGTERM)
+        await until_told(manager, "STOPPING=1")
+        async with asyncio.timeout(DEADLINE):
+            while daemon.is_alive():
+                await asyncio.sleep(0.02)
+        assert daemon.log.read_text().endswith(": stopped\n")
+
+
+async def until_told(manager: socket.socket, word: str) -> list[str]:
+    heard: list[str] = []
+    async with asyncio.timeout(DEADLINE):
+        while not (heard and word in heard[-1]):
+            heard.append((await asyncio.get_running_loop().sock_recv(manager, 4096)).decode())
+    return heard
+
+
+def test_nobody_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ServiceManager({}).ready()
+    assert not caplog.text
+    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
+    assert "cannot tell the service manager" in caplog.text
