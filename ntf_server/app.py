@@ -25,6 +25,7 @@ from ntf_server.journal import Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
 from ntf_server.metrics import gauge, histogram
 from ntf_server.own_routers import OwnRouters
+from ntf_server.ownership import OwnershipLoop
 from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
@@ -87,6 +88,7 @@ class App:
             config.SUBSCRIBER,
             self._journal,
             max_routers=self.descriptors.routers,
+            ownership=self.store.ownership,
         )
         self._store_watch = StoreWatch(self.store, self._clock)
         self._own_routers = OwnRouters(self.store, self.subscriber)
@@ -101,6 +103,7 @@ class App:
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         self._control = ControlPort(self.store, self.subscriber, config.AUTH)
+        self._sharing = self._make_ownership_loop()
 
     @property
     def address(self) -> NtfServer:
@@ -122,6 +125,8 @@ class App:
                     self.subscriber.status,
                 )
                 await stack.enter_async_context(life.recorded())
+            if self._sharing is not None:
+                await stack.enter_async_context(self._sharing.joined())
             endpoint = HttpEndpoint(self.health)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
@@ -166,7 +171,9 @@ class App:
         await self._providers.close()
 
     async def _serve(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        housekeeping = Housekeeping(self.store, self._deletions, self._clock, self._config.STORE)
+        housekeeping = Housekeeping(
+            self.store, self._deletions, self._clock, self._config.STORE, self.store.ownership
+        )
         async with TaskGroup() as tasks:
             pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")
             background = [
@@ -180,6 +187,8 @@ class App:
                 tasks.create_task(self._own_routers.run(), name="own routers"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
+            if self._sharing is not None:
+                background.append(tasks.create_task(self._sharing.run(), name="ownership"))
             if self._config.METRICS.file is not None:
                 writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
@@ -233,6 +242,18 @@ class App:
             clock=self._clock,
             random=self._random,
             journal=self._journal,
+            ownership=self.store.ownership,
+        )
+
+    def _make_ownership_loop(self) -> OwnershipLoop | None:
+        """None: this daemon shares its store with nobody."""
+        if self.store.leases is None:
+            return None
+        return OwnershipLoop(
+            self.store.leases,
+            self.subscriber,
+            self.dispatcher,
+            lease_seconds=self._config.STORE.lease_seconds,
         )
 
     def _make_listener(self) -> Listener:

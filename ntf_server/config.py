@@ -30,6 +30,7 @@ from ntf_server.config_kinds import (
     whole,
 )
 from smp_client.requests import SESSION_DEFAULTS
+from store.leases import LEASE_SECONDS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT
 from transport.server import HANDSHAKE_TIMEOUT
 
@@ -57,6 +58,11 @@ class StoreConfig:
     pool_size: int = key(POOL_SIZE, whole(2, 1000), "Connections to PostgreSQL, beside three of its own.")
     statement_timeout: float = key(
         STATEMENT_TIMEOUT, seconds(1, 3600), "A statement of PostgreSQL that takes longer is given up."
+    )
+    lease_seconds: float = key(
+        LEASE_SECONDS,
+        seconds(2, 300),
+        "With postgres: a daemon that is silent for so long loses its routers to the others.",
     )
     data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
     busy_timeout: float = key(

@@ -12,6 +12,7 @@ from ntf_server.interfaces import Subscriber
 from ntf_server.journal import EventSink
 from store.interface import HousekeepingStore, StoreError
 from store.journal_schema import DeletionReason, JournalEvent
+from store.leases import CHORES, SOLE_OWNER, Ownership
 from store.records import Deletion
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,15 @@ class Housekeeping:
     """Looks at every interval, and when a deletion has left rows behind, until cancelled."""
 
     def __init__(
-        self, store: HousekeepingStore, deletions: Deletions, clock: Clock, config: StoreConfig
+        self,
+        store: HousekeepingStore,
+        deletions: Deletions,
+        clock: Clock,
+        config: StoreConfig,
+        ownership: Ownership = SOLE_OWNER,
     ) -> None:
         self._store = store
+        self._ownership = ownership
         self._deletions = deletions
         self._clock = clock
         self._config = config
@@ -65,9 +72,10 @@ class Housekeeping:
             self._deletions.more.clear()
             try:
                 await self.finish_deletions()
-                await self.purge()
-                while await self._store.delete_unused_servers():
-                    pass
+                if self._ownership.owns(CHORES):
+                    await self.purge()
+                    while await self._store.delete_unused_servers():
+                        pass
             except StoreError as error:
                 log.error("housekeeping waits for the store: %s", error)
                 pause = STORE_PAUSE

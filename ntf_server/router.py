@@ -33,7 +33,7 @@ from smp_client.errors import ClientError, HandshakeFailed, PeerMisbehaves, Wron
 from smp_client.nonsense import Nonsense
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
-from store.interface import StoreError
+from store.interface import LeaseLost, StoreError
 from store.journal_schema import JournalEvent
 from store.records import QueueRow
 
@@ -201,6 +201,8 @@ class Router:
         try:
             async with session:
                 await work.run(session)
+        except LeaseLost:
+            raise
         except (EndSession, ClientError, StoreError) as reason:
             lasted = self._parts.clock.monotonic() - started
             return await self._disconnected(reason, lasted)

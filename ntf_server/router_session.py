@@ -41,7 +41,7 @@ from smp_client.subscriptions import (
     queue_event,
     sort_outcomes,
 )
-from store.interface import StoreError, SubscriberStore
+from store.interface import LeaseLost, StoreError, SubscriberStore
 from store.journal_schema import JournalEvent
 from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
 
@@ -463,6 +463,8 @@ async def patiently(write: Callable[[], Awaitable[R]], name: str) -> R:
     while True:
         try:
             return await write()
+        except LeaseLost:
+            raise  # another daemon has the router, and subscribes what this one cannot write
         except StoreError as error:
             STORE_RETRIES.inc()
             logger.error("what %s sent cannot be stored yet: %s", name, error)

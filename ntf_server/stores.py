@@ -48,6 +48,7 @@ def _postgres(
         name=name,
         pool_size=section.pool_size,
         statement_timeout=section.statement_timeout,
+        lease_seconds=section.lease_seconds,
         auto_migrate=auto_migrate,
         caps=caps,
         on_commit=on_commit,

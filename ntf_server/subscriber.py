@@ -20,7 +20,8 @@ from protocol.addresses import SmpServer, canonical_host
 from protocol.encoding import EntityId
 from protocol.errors import CMD_PROHIBITED, QUOTA, ErrorType
 from smp_client.dialer import Dialer, DialSlots, NetworkConfig
-from store.interface import SubscriberStore
+from store.interface import LeaseLost, SubscriberStore
+from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import DeletedSubscription, QueueRow, ServerKey, StoredRouter
 from transport.address_guard import AddressGuard
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -76,9 +77,11 @@ class RouterSubscriber:
         *,
         max_routers: int,
         dialer: Dialer | None = None,
+        ownership: Ownership = SOLE_OWNER,
     ) -> None:
         """`max_routers`: watched at a time."""
         self._store = store
+        self._ownership = ownership
         self._parts = Surroundings(store, push_sink, clock, journal)
         self._config = config
         self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
@@ -95,8 +98,9 @@ class RouterSubscriber:
         self._tasks: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Watch every router that has subscriptions, then those that are handed over, until cancelled."""
-        stored = await self._store.servers()
+        """Watch every router that has subscriptions, then those that are handed over, until cancelled. Where
+        several daemons share them, they come one by one (`watch`)."""
+        stored = [] if self._ownership.is_shared else await self._store.servers()
         try:
             async with TaskGroup() as tasks:
                 self._tasks = tasks
@@ -115,6 +119,10 @@ class RouterSubscriber:
             self._tasks = None
 
     # Which routers are watched
+
+    def watched(self) -> list[ServerKey]:
+        """Also those that wait for their turn."""
+        return [*self._routers, *self._parked]
 
     def watch(self, stored: StoredRouter) -> Router | None:
         """Start to keep the stored queues of a router subscribed; None if it has to wait for its turn."""
@@ -171,6 +179,8 @@ class RouterSubscriber:
         while True:
             try:
                 return await router.run()
+            except LeaseLost:
+                return False  # whoever took it watches it
             except Exception as error:
                 raise_if_cancelled()
                 # The error's text may hold what the router sent, so only its kind and place are logged.
@@ -207,7 +217,10 @@ class RouterSubscriber:
                 self._places.leave(place)
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
-        """Hand a stored queue to its router's task; before `run` it is found in the store."""
+        """Hand a stored queue to its router's task; before `run` it is found in the store. That of another
+        daemon gets it by way of the store."""
+        if not self._ownership.owns(of_router(server_key)):
+            return
         if (router := self.watch(StoredRouter(server_key, server, was_there=False))) is not None:
             router.subscribe(queue)
 
@@ -217,8 +230,12 @@ class RouterSubscriber:
         for queue in queues:
             by_server.setdefault(queue.server_key, []).append(queue.notifier_id)
         for key, notifier_ids in by_server.items():
-            if (router := self._routers.get(key)) is not None:
-                router.forget(notifier_ids)
+            self.forget_ids(key, notifier_ids)
+
+    def forget_ids(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
+        """Likewise, by the ids of one router."""
+        if (router := self._routers.get(key)) is not None:
+            router.forget(notifier_ids)
 
     # The operator
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenInput
+from store.leases import Leases, Ownership
 from store.records import (
     Counts,
     CreatedSubscription,
@@ -76,6 +77,10 @@ class StoreDamaged(StoreUnavailable):
 
 class StoreVanished(StoreUnavailable):
     """The database is missing or empty although there was one, or was taken away while in use."""
+
+
+class LeaseLost(StoreError):
+    """Another daemon owns it by now: nothing was written, and whoever acted as owner stops."""
 
 
 class SchemaError(StoreError):
@@ -319,6 +324,13 @@ class NtfStore(
     Protocol,
 ):
     """All roles, and the life of the store."""
+
+    @property
+    def leases(self) -> Leases | None:
+        """None: a store for one daemon alone."""
+
+    @property
+    def ownership(self) -> Ownership: ...
 
     async def open(self) -> None: ...
 

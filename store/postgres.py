@@ -17,6 +17,7 @@ from store import (
     postgres_tokens,
 )
 from store.interface import SchemaError, StoreUnavailable
+from store.leases import LEASE_SECONDS
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, RowCaps
 from store.postgres_engine import (
     GroupWriter,
@@ -27,6 +28,7 @@ from store.postgres_engine import (
     run_each,
 )
 from store.postgres_errors import CAUGHT, store_error
+from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.postgres_notifications import Arrived
 from store.records import (
@@ -37,15 +39,15 @@ from store.records import (
     ServerKey,
     SnewRefusal,
     Stored,
+    TokenKey,
+    TokenRecord,
 )
 from store.sql_store import SqlModules, SqlStore
-from store.work_queue import CommitObserver, Operation, WorkQueue, regrouped, runs
+from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, regrouped, runs
 
 R = TypeVar("R")
 
-_REGISTER = """
-INSERT INTO daemons (name, alive_until) VALUES ($1, clock_timestamp()) RETURNING daemon_id
-"""
+_NEW_ID = "SELECT nextval(pg_get_serial_sequence('daemons', 'daemon_id'))"
 
 
 class PostgresStore(SqlStore):
@@ -69,12 +71,16 @@ class PostgresStore(SqlStore):
         statement_timeout: float = STATEMENT_TIMEOUT,
         auto_migrate: bool = True,
         caps: RowCaps = DEFAULT_CAPS,
+        lease_seconds: float = LEASE_SECONDS,
         on_commit: CommitObserver | None = None,
     ) -> None:
-        self._name = name
         self._auto_migrate = auto_migrate
         self._pools = Pools(url, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
+        self.leases: PostgresLeases = PostgresLeases(
+            self._pools, lambda: self._daemon_id, name, seconds=lease_seconds
+        )
+        self._add = postgres_notifications.adder(lambda: self._daemon_id, self.leases)
         self._create_subscriptions = postgres_subscriptions.creator(caps)
         self._queues = {
             "durable": WorkQueue[Transaction]("store writer", self._writer(on_commit, durable=True)),
@@ -87,7 +93,7 @@ class PostgresStore(SqlStore):
         self._is_open = False
 
     def _writer(self, on_commit: CommitObserver | None, *, durable: bool) -> GroupWriter:
-        return GroupWriter(self._pools, lambda: self._daemon_id, on_commit, durable=durable)
+        return GroupWriter(self._pools, lambda: self._daemon_id, self.leases, on_commit, durable=durable)
 
     async def open(self) -> None:
         """Create or upgrade the tables. StoreUnavailable or SchemaError, and nothing changed, if the database
@@ -100,7 +106,7 @@ class PostgresStore(SqlStore):
         finally:
             await db.close()
         await self._pools.open()
-        self._daemon_id = await self._read(lambda db: db.fetchval(_REGISTER, self._name))
+        self._daemon_id = await self._read(lambda db: db.fetchval(_NEW_ID))
         for queue in self._queues.values():
             queue.start()
         self._is_open = True
@@ -116,11 +122,21 @@ class PostgresStore(SqlStore):
         self._is_open = False
         for queue in self._queues.values():
             await queue.stop()
+        await self.leases.disconnect()
         await self._pools.close()
 
     async def _write(self, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = True) -> R:
         result: R = await self._queue("durable" if durable else "relaxed").run(run_each, call)
         return result
+
+    async def _write_as_owner(
+        self, key: ServerKey, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = False
+    ) -> R:
+        async def checked(tx: Transaction) -> R:
+            await tx.check_owner(key)
+            return await call(tx)
+
+        return await self._write(checked, durable=durable)
 
     async def _read(self, call: Callable[[asyncpg.Connection], Awaitable[R]]) -> R:
         return await read(self._pools, call)
@@ -153,10 +169,23 @@ class PostgresStore(SqlStore):
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
         block = Arrived(key, notifications, received_at)
-        stored: list[Stored | None] = await self._queue("notifications").run(
-            postgres_notifications.add, block
-        )
+        stored = await self._queue("notifications").run(self._add, block)
+        assert not isinstance(stored, Failed)  # raised by the queue
         return stored
+
+    # Of pushes, those that this daemon sends
+
+    async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
+        parts = self.leases.push_parts()
+        return await self._read(lambda db: postgres_notifications.unsent_tokens(db, after, limit, parts))
+
+    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
+        parts = self.leases.push_parts()
+        return await self._read(lambda db: postgres_tokens.due_crons(db, now, limit, parts))
+
+    async def next_cron_due(self) -> int | None:
+        parts = self.leases.push_parts()
+        return await self._read(lambda db: postgres_tokens.next_cron_due(db, parts))
 
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
         await self._queue("notifications").run(postgres_notifications.set_sent, entries)

@@ -93,6 +93,8 @@ async def _page(tx: Transaction, keys: Sequence[TokenKey]) -> tuple[list[Deleted
 
 async def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[DeletedSubscription]:
     deleted = [deleted_subscription(row) for row in rows]
+    for row in deleted:
+        tx.deleted(row.server_key, row.notifier_id)
     associated: dict[ServerKey, list[EntityId]] = {}
     for row in deleted:
         if row.associated:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
 from protocol.encoding import EntityId
 from protocol.ids_hash import NO_IDS, ids_hash, xor
-from store.interface import StoreUnavailable
+from store.interface import LeaseLost, StoreUnavailable
+from store.leases import FORGET, Lease, of_router
 from store.postgres_errors import CAUGHT, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
@@ -49,17 +50,58 @@ ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
 """
 
 
+_CHECK_FENCE = "SELECT true FROM leases WHERE duty = $1 AND id = $2 AND owner = $3 AND fence = $4 FOR SHARE"
+CHANNEL = "ntf"
+"On which daemons talk."
+SAY = f"SELECT pg_notify('{CHANNEL}', words) FROM unnest($1::text[]) words"
+
+IDLE_IN_TRANSACTION = 5.0
+"Seconds after which a daemon that hangs in a transaction loses it: others wait for its locks."
+
+
+class Fences(Protocol):
+    """What a transaction asks of the leases of its daemon."""
+
+    has_joined: bool
+
+    def owns(self, lease: Lease) -> bool: ...
+
+    def fence(self, lease: Lease) -> int | None: ...
+
+    def refused(self, lease: Lease) -> LeaseLost: ...
+
+    def words_about(self, verb: str, words: Iterable[str], first: str) -> list[str]: ...
+
+
 class Transaction:
     """Sums are collected here and written by `flush`, once for each group of operations."""
 
-    def __init__(self, db: asyncpg.Connection, daemon_id: int) -> None:
+    def __init__(self, db: asyncpg.Connection, daemon_id: int, leases: Fences) -> None:
         self.db = db
-        self._daemon_id = daemon_id
+        self.daemon_id = daemon_id
+        self.leases = leases
+        self._checked: set[Lease] = set()
+        self._deleted: dict[ServerKey, list[EntityId]] = {}
         self.tokens = 0
         self.active_tokens = 0
         self.subscriptions = 0
         self.active_subscriptions = 0
         self._associated: dict[ServerKey, tuple[int, bytes]] = {}
+
+    async def check_owner(self, key: ServerKey) -> None:
+        """LeaseLost unless this daemon owns the router, and then until the end of the transaction."""
+        lease = of_router(key)
+        fence = self.leases.fence(lease)
+        if fence is None or lease in self._checked:
+            return
+        if not await self.db.fetchval(_CHECK_FENCE, lease.duty.value, lease.id, self.daemon_id, fence):
+            raise self.leases.refused(lease)
+        self._checked.add(lease)
+
+    def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
+        """If another daemon owns the router, it is told."""
+        if self.leases.has_joined and not self.leases.owns(of_router(key)):
+            self._deleted.setdefault(key, []).append(notifier_id)
 
     def add_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
         self._change_associated(key, len(notifier_ids), notifier_ids)
@@ -82,7 +124,14 @@ class Transaction:
             await self._flush_associated()
         changes = (self.tokens, self.active_tokens, self.subscriptions, self.active_subscriptions)
         if any(changes):
-            await self.db.execute(_WRITE_TOTALS, self._daemon_id, *changes)
+            await self.db.execute(_WRITE_TOTALS, self.daemon_id, *changes)
+        words = [
+            notice
+            for key, ids in self._deleted.items()
+            for notice in self.leases.words_about(FORGET, [id.hex() for id in ids], str(key))
+        ]
+        if words:
+            await self.db.execute(SAY, words)
 
     async def _flush_associated(self) -> None:
         rows = await self.db.fetch(_READ_ASSOCIATED, list(self._associated))
@@ -138,7 +187,7 @@ class Pools:
                 f"SET synchronous_commit = {synchronous_commit}",
                 f"SET statement_timeout = {milliseconds}",
                 f"SET lock_timeout = {milliseconds}",
-                f"SET idle_in_transaction_session_timeout = {milliseconds}",
+                f"SET idle_in_transaction_session_timeout = {int(IDLE_IN_TRANSACTION * 1000)}",
             )
         )
 
@@ -179,10 +228,17 @@ class GroupWriter:
     """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
 
     def __init__(
-        self, pools: Pools, daemon_id: Callable[[], int], on_commit: CommitObserver | None, *, durable: bool
+        self,
+        pools: Pools,
+        daemon_id: Callable[[], int],
+        leases: Fences,
+        on_commit: CommitObserver | None,
+        *,
+        durable: bool,
     ) -> None:
         self._pools = pools
         self._daemon_id = daemon_id
+        self._leases = leases
         self._on_commit = on_commit
         self._durable = durable
 
@@ -206,7 +262,7 @@ class GroupWriter:
         pool = self._pools.durable if self._durable else self._pools.relaxed
         results: list[Any] = []
         async with pool.acquire() as connection, connection.transaction():
-            transaction = Transaction(connection, self._daemon_id())
+            transaction = Transaction(connection, self._daemon_id(), self._leases)
             for batch, arguments in runs(group):
                 results += await batch(transaction, arguments)
             await transaction.flush()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import asyncpg
 
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store.interface import KEPT_NOTIFICATIONS
+from store.interface import KEPT_NOTIFICATIONS, LeaseLost
+from store.leases import Duty, Lease, of_router
+from store.postgres_engine import Fences
+from store.postgres_tokens import OWN_PUSHES
 from store.records import (
     Counts,
     LastNotification,
@@ -22,6 +25,7 @@ from store.records import (
     TokenPush,
 )
 from store.rows import TOKEN_COLUMNS, last_notification, token_record
+from store.work_queue import Failed
 
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
@@ -29,12 +33,15 @@ UNSENT_LOADED = 64
 # Of several notifications of one queue the last one stays. Rows are locked in the order of their keys, as by
 # everyone who locks more than one of them.
 _ADD = f"""
-WITH input AS (
+WITH held AS MATERIALIZED (
+    {{}}
+), input AS (
     SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[])
         WITH ORDINALITY i(server_key, notifier_id, received_at, nonce, meta, place)
 ), target AS (
     SELECT i.*, s.sub_key, s.token_key, s.subscription_id, t.token_id
-    FROM input i JOIN subscriptions s USING (server_key, notifier_id) JOIN tokens t USING (token_key)
+    FROM input i JOIN held USING (server_key)
+    JOIN subscriptions s USING (server_key, notifier_id) JOIN tokens t USING (token_key)
     WHERE t.status = '{TokenStatus.ACTIVE}'
 ), newest AS (
     SELECT DISTINCT ON (sub_key) * FROM target ORDER BY sub_key, place DESC
@@ -48,7 +55,17 @@ WITH input AS (
         received_at = excluded.received_at, nonce = excluded.nonce, meta = excluded.meta
 )
 SELECT place, token_key, sub_key, token_id, subscription_id FROM target
+UNION ALL SELECT 0, server_key, 0, '', '' FROM held
 """
+_ADD_ALONE = _ADD.format("SELECT DISTINCT server_key FROM unnest($1::bigint[]) i(server_key)")
+# Locked until the commit: no other daemon becomes owner in between.
+_ADD_AS_OWNER = _ADD.format(
+    f"""
+    SELECT l.id AS server_key FROM unnest($6::bigint[], $7::bigint[]) i(server_key, fence)
+    JOIN leases l ON l.duty = '{Duty.ROUTER}' AND l.id = i.server_key AND l.owner = $8 AND l.fence = i.fence
+    FOR SHARE OF l
+    """
+)
 _ENTRY = """
 n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta, s.spelling
 """
@@ -95,7 +112,8 @@ WITH RECURSIVE found(token_key) AS (
     SELECT (SELECT min(n.token_key) FROM unsent_notifications n WHERE n.token_key > found.token_key)
     FROM found WHERE found.token_key IS NOT NULL
 )
-SELECT token_key FROM found JOIN tokens USING (token_key) WHERE status = '{TokenStatus.ACTIVE}' LIMIT $2
+SELECT token_key FROM found JOIN tokens USING (token_key)
+WHERE status = '{TokenStatus.ACTIVE}' AND {OWN_PUSHES.format("$3")} LIMIT $2
 """
 _COUNTS = """
 SELECT coalesce(sum(tokens), 0)::bigint, coalesce(sum(active_tokens), 0)::bigint,
@@ -115,23 +133,64 @@ class Arrived(NamedTuple):
     received_at: int
 
 
-async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None]]:
+def adder(
+    daemon_id: Callable[[], int], leases: Fences
+) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failed]]]:
+    """The batch of `add_notifications`."""
+
+    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failed]:
+        keys = list({block.server_key for block in blocks})
+        if not leases.has_joined:
+            return _results(blocks, await _add(db, _ADD_ALONE, blocks), leases)
+        fences = [_shown(leases, of_router(key)) for key in keys]
+        rows = await _add(db, _ADD_AS_OWNER, blocks, keys, fences, daemon_id())
+        return _results(blocks, rows, leases)
+
+    return add
+
+
+def _shown(leases: Fences, lease: Lease) -> int | None:
+    try:
+        return leases.fence(lease)
+    except LeaseLost:
+        return None  # equals no fence
+
+
+async def _add(
+    db: asyncpg.Connection, statement: str, blocks: Sequence[Arrived], *owner: Any
+) -> list[asyncpg.Record]:
     all_of = [(block, notification) for block in blocks for notification in block.notifications]
-    rows = await db.fetch(
-        _ADD,
+    rows: list[asyncpg.Record] = await db.fetch(
+        statement,
         [block.server_key for block, _ in all_of],
         [notification.notifier_id for _, notification in all_of],
         [block.received_at for block, _ in all_of],
         [notification.nonce for _, notification in all_of],
         [notification.meta for _, notification in all_of],
+        *owner,
     )
-    stored: list[Stored | None] = [None] * len(all_of)
-    for place, token_key, sub_key, token_id, subscription_id in rows:
-        stored[place - 1] = Stored(
-            TokenKey(token_key), SubKey(sub_key), EntityId(token_id), EntityId(subscription_id)
-        )
+    return rows
+
+
+def _results(
+    blocks: Sequence[Arrived], rows: Sequence[asyncpg.Record], leases: Fences
+) -> list[list[Stored | None] | Failed]:
+    stored: list[Stored | None] = [None] * sum(len(block.notifications) for block in blocks)
+    held: set[ServerKey] = set()
+    for place, key, sub_key, token_id, subscription_id in rows:
+        if place:
+            stored[place - 1] = Stored(
+                TokenKey(key), SubKey(sub_key), EntityId(token_id), EntityId(subscription_id)
+            )
+        else:
+            held.add(ServerKey(key))
     left = iter(stored)
-    return [[next(left) for _ in block.notifications] for block in blocks]
+    results: list[list[Stored | None] | Failed] = []
+    for block in blocks:
+        entries = [next(left) for _ in block.notifications]
+        is_held = block.server_key in held or not entries
+        results.append(entries if is_held else Failed(leases.refused(of_router(block.server_key))))
+    return results
 
 
 async def pushes(db: asyncpg.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:
@@ -165,8 +224,10 @@ async def set_sent(db: asyncpg.Connection, calls: Sequence[Sequence[SentEntry]])
     return [None] * len(calls)
 
 
-async def unsent_tokens(db: asyncpg.Connection, after: TokenKey, limit: int) -> list[TokenKey]:
-    return [TokenKey(row[0]) for row in await db.fetch(_UNSENT_TOKENS, after, limit)]
+async def unsent_tokens(
+    db: asyncpg.Connection, after: TokenKey, limit: int, parts: Sequence[int] | None
+) -> list[TokenKey]:
+    return [TokenKey(row[0]) for row in await db.fetch(_UNSENT_TOKENS, after, limit, parts)]
 
 
 async def counts(db: asyncpg.Connection) -> Counts:

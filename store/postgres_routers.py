@@ -47,19 +47,23 @@ def _listed(states: frozenset[SubState]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
 
 
-_SERVERS = f"""
+_OF_ROUTERS = f"""
 SELECT server_key, hosts, port, key_hash, EXISTS (
         SELECT 1 FROM subscriptions s
         WHERE s.server_key = v.server_key AND s.state IN ({_listed(EVER_SUBSCRIBED)})
     ) AS was_there
 FROM smp_servers v
-WHERE EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL)
+WHERE {{}} (
+    EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL)
     OR EXISTS (
         SELECT 1 FROM subscriptions s
         WHERE s.server_key = v.server_key AND s.state IN ({_listed(SUBSCRIBABLE)})
     )
+)
 ORDER BY was_there DESC, server_key
 """
+_SERVERS = _OF_ROUTERS.format("")
+SERVERS_AMONG = _OF_ROUTERS.format("server_key = ANY($1::bigint[]) AND")
 _SERVER = f"SELECT {SERVER_COLUMNS} FROM smp_servers WHERE server_key = $1"
 _UNUSED_SERVER = """
 NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)

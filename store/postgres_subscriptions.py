@@ -11,8 +11,9 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.statuses import SubState, TokenStatus
 from store import postgres_deletion
+from store.leases import HANDED_OVER, Duty
 from store.policy import RowCaps
-from store.postgres_engine import Transaction
+from store.postgres_engine import CHANNEL, Transaction
 from store.records import (
     CreatedSubscription,
     DeletedSubscription,
@@ -80,6 +81,22 @@ UPDATE subscriptions SET state = $2, detail = '', retry_count = 0, retry_at = NU
 WHERE sub_key = ANY($1::bigint[])
 """
 
+# Locked until the rows are committed: whoever becomes owner of a router finds them there, or handed over.
+_HAND_OVER = f"""
+WITH locked AS MATERIALIZED (
+    SELECT id, owner FROM leases WHERE duty = '{Duty.ROUTER}' AND id = ANY($1::bigint[]) ORDER BY id FOR SHARE
+), foreigners AS (
+    SELECT i.server_key, i.sub_key, coalesce(l.owner, 0) AS owner
+    FROM unnest($1::bigint[], $2::bigint[]) i(server_key, sub_key) JOIN locked l ON l.id = i.server_key
+    WHERE l.owner IS DISTINCT FROM $3
+), added AS (
+    INSERT INTO handovers (server_key, sub_key) SELECT server_key, sub_key FROM foreigners
+    ON CONFLICT DO NOTHING
+)
+SELECT pg_notify('{CHANNEL}', concat_ws(' ', '{HANDED_OVER}', '0', owner))
+FROM (SELECT DISTINCT owner FROM foreigners) o
+"""
+
 Created = CreatedSubscription | SnewRefusal
 
 
@@ -115,7 +132,17 @@ async def _create(tx: Transaction, news: Sequence[NewSubscription], caps: RowCap
     await _insert(tx, inserts, servers)
     if again := revived(steps):
         await tx.db.execute(_REVIVE, again, BORN.value)
-    return results(steps, news, servers)
+    created = results(steps, news, servers)
+    await _hand_over(tx, created)
+    return created
+
+
+async def _hand_over(tx: Transaction, created: Sequence[Created]) -> None:
+    """Queues of routers that other daemons own, or nobody yet."""
+    new = [one for one in created if isinstance(one, CreatedSubscription) and one.handed_over]
+    if new and tx.leases.has_joined:
+        keys, queues = [one.server_key for one in new], [one.queue.key for one in new]
+        await tx.db.execute(_HAND_OVER, keys, queues, tx.daemon_id)
 
 
 async def _owners(tx: Transaction, keys: Sequence[TokenKey]) -> dict[TokenKey, Owner]:

@@ -10,6 +10,7 @@ from protocol.device_token import DeviceToken, encode_device_token
 from protocol.encoding import EntityId
 from protocol.statuses import TOKEN_MOVES, TokenInput, TokenStatus, move_token
 from store import postgres_deletion
+from store.leases import PUSH_PARTS
 from store.postgres_engine import Transaction
 from store.records import Deletion, NewToken, TokenKey, TokenMove, TokenRecord
 from store.rows import DELETED, TOKEN_COLUMNS, token_or_none, token_record
@@ -37,12 +38,16 @@ WHERE token_key = $1 AND NOT EXISTS (
     WHERE other.device_token = $2 AND other.verify_key = tokens.verify_key AND other.token_key <> $1
 )
 """
+OWN_PUSHES = f"({{0}}::bigint[] IS NULL OR token_key % {PUSH_PARTS} = ANY({{0}}::bigint[]))"
 _DUE = f"""
 SELECT {TOKEN_COLUMNS} FROM tokens
-WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND cron_due <= $1 ORDER BY cron_due LIMIT $2
+WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND cron_due <= $1
+    AND {OWN_PUSHES.format("$3")}
+ORDER BY cron_due LIMIT $2
 """
 _NEXT_DUE = f"""
-SELECT min(cron_due) FROM tokens WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL
+SELECT min(cron_due) FROM tokens
+WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND {OWN_PUSHES.format("$1")}
 """
 _PURGED = f"""
 SELECT token_key FROM tokens
@@ -78,12 +83,14 @@ async def by_device(
     return None if row is None else token_record(row)
 
 
-async def due_crons(db: asyncpg.Connection, now: int, limit: int) -> list[TokenRecord]:
-    return [token_record(row) for row in await db.fetch(_DUE, now, limit)]
+async def due_crons(
+    db: asyncpg.Connection, now: int, limit: int, parts: Sequence[int] | None
+) -> list[TokenRecord]:
+    return [token_record(row) for row in await db.fetch(_DUE, now, limit, parts)]
 
 
-async def next_cron_due(db: asyncpg.Connection) -> int | None:
-    due: int | None = await db.fetchval(_NEXT_DUE)
+async def next_cron_due(db: asyncpg.Connection, parts: Sequence[int] | None) -> int | None:
+    due: int | None = await db.fetchval(_NEXT_DUE, parts)
     return due
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenInput
+from store.leases import SOLE_OWNER, Leases, Ownership
 from store.records import (
     Counts,
     CreatedSubscription,
@@ -65,10 +66,21 @@ class SqlStore(ABC):
     """NtfStore, but for its life and the notifications on their way."""
 
     _sql: SqlModules
+    leases: Leases | None = None
+
+    @property
+    def ownership(self) -> Ownership:
+        return SOLE_OWNER if self.leases is None else self.leases
 
     @abstractmethod
     async def _write(self, call: Callable[[Any], Any], *, durable: bool = True) -> Any:
         """Run a call on a transaction; those that wait share one."""
+
+    async def _write_as_owner(
+        self, key: ServerKey, call: Callable[[Any], Any], *, durable: bool = False
+    ) -> Any:
+        """Like `_write`; LeaseLost if another daemon owns the router."""
+        return await self._write(call, durable=durable)
 
     @abstractmethod
     async def _read(self, call: Callable[[Any], Any]) -> Any:
@@ -172,7 +184,7 @@ class SqlStore(ABC):
         return await self._read(lambda db: self._sql.routers.queues_by_id(db, key, notifier_ids))
 
     async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-        return await self._write(lambda tx: self._sql.routers.due_retries(tx, key, now, limit), durable=False)
+        return await self._write_as_owner(key, lambda tx: self._sql.routers.due_retries(tx, key, now, limit))
 
     async def next_retry(self, key: ServerKey) -> int | None:
         return await self._read(lambda db: self._sql.routers.next_retry(db, key))
@@ -180,14 +192,12 @@ class SqlStore(ABC):
     async def set_subscribed(
         self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
     ) -> list[Moved]:
-        return await self._write(
-            lambda tx: self._sql.routers.set_subscribed(tx, key, notifier_ids, service_id), durable=False
+        return await self._write_as_owner(
+            key, lambda tx: self._sql.routers.set_subscribed(tx, key, notifier_ids, service_id)
         )
 
     async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
-        return await self._write(
-            lambda tx: self._sql.routers.move_queues(tx, key, events, now), durable=False
-        )
+        return await self._write_as_owner(key, lambda tx: self._sql.routers.move_queues(tx, key, events, now))
 
     async def set_disconnected(self, key: ServerKey) -> int:
         change = self._sql.routers.set_disconnected
@@ -206,20 +216,26 @@ class SqlStore(ABC):
         changed, last = 0, SubKey(0)
         while True:
             after = last
-            page = await self._write(lambda tx: change(tx, key, associated, after), durable=False)  # noqa: B023
+            page = await self._write_as_owner(key, lambda tx: change(tx, key, associated, after))  # noqa: B023
             changed += page.changed
             if page.last is None:
                 return changed
             last = page.last
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
-        await self._write(lambda tx: self._sql.routers.set_credentials(tx, key, credentials))
+        await self._write_as_owner(
+            key, lambda tx: self._sql.routers.set_credentials(tx, key, credentials), durable=True
+        )
 
     async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
-        return await self._write(lambda tx: self._sql.routers.set_service_id(tx, key, service_id))
+        return await self._write_as_owner(
+            key, lambda tx: self._sql.routers.set_service_id(tx, key, service_id), durable=True
+        )
 
     async def clear_service(self, key: ServerKey) -> int:
-        return await self._write(lambda tx: self._sql.routers.clear_service(tx, key))
+        return await self._write_as_owner(
+            key, lambda tx: self._sql.routers.clear_service(tx, key), durable=True
+        )
 
     # Notifications
 

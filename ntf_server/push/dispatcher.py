@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -39,6 +40,7 @@ from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
 from store.interface import PushStore
+from store.leases import SOLE_OWNER, Duty, Lease, Ownership, of_pushes
 from store.records import TokenKey, TokenPush, TokenRecord
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
@@ -71,8 +73,11 @@ class Dispatcher:
         random: Callable[[int], bytes],
         journal: EventSink,
         call_later: CallLater | None = None,
+        ownership: Ownership = SOLE_OWNER,
     ) -> None:
         self._store = store
+        self._ownership = ownership
+        self._under_way: Counter[Lease] = Counter()
         self._providers = providers
         self._config = config
         self._clock = clock
@@ -116,8 +121,39 @@ class Dispatcher:
 
     async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
         """See PushSink. A key that comes twice stands for two notifications."""
+        if self._ownership.is_shared:
+            token_keys = self._own(token_keys)
         for token_key in token_keys:
             await self._add_when_there_is_room(Job(Kind.MESSAGE, token_key), received_at)
+
+    async def notify_stored(self, token_keys: Sequence[TokenKey]) -> None:
+        """Tokens with notifications that another daemon stored; those of a third one are not for us."""
+        now = self._clock.monotonic()
+        for token_key in token_keys:
+            if self._owns(token_key):
+                await self._add_when_there_is_room(Job(Kind.MESSAGE, token_key), now)
+
+    def _own(self, token_keys: Sequence[TokenKey]) -> Sequence[TokenKey]:
+        """Those whose pushes this daemon sends; the daemons of the others are told."""
+        own = [key for key in token_keys if self._owns(key)]
+        if len(own) < len(token_keys):
+            self._ownership.push_elsewhere({key for key in token_keys if not self._owns(key)})
+        return own
+
+    def _owns(self, token_key: TokenKey) -> bool:
+        return self._ownership.owns(of_pushes(token_key))
+
+    def sweep(self) -> None:
+        """Look into the store for tokens of which nobody told."""
+        self._scheduler.want_sweep(self._clock.monotonic())
+        self._wake.set()
+
+    async def drained(self, parts: Collection[int]) -> None:
+        """Return when no push of these parts of the tokens is under way."""
+        leases = [Lease(Duty.PUSHES, part) for part in parts]
+        while any(self._under_way[lease] for lease in leases):
+            self._room.clear()
+            await self._room.wait()
 
     def check_messages(self, token_key: TokenKey) -> None:
         """See PushSink."""
@@ -229,7 +265,9 @@ class Dispatcher:
 
     async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
         urgent = [item.job.token_key for item in taken if item.job.urgent]
-        messages = [item.job.token_key for item in taken if not item.job.urgent]
+        messages = [
+            item.job.token_key for item in taken if not item.job.urgent and self._owns(item.job.token_key)
+        ]
         tokens: list[TokenRecord] = []
         pushes: list[TokenPush] = []
         if urgent:
@@ -238,6 +276,7 @@ class Dispatcher:
             pushes = await self._patience.ask(partial(self._store.pushes, messages)) or []
         # All are encrypted before the first is sent: from then on other threads compete for the interpreter.
         for push in self._compose_all(taken, tokens, pushes):
+            self._under_way[of_pushes(push.token.key)] += 1
             tasks.create_task(self._deliver(push))
         self._room.set()
 
@@ -291,6 +330,7 @@ class Dispatcher:
 
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
+        self._under_way[of_pushes(push.token.key)] -= 1
         provider = push.token.device_token.provider
         self._used.add(provider)
         opened = self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())

@@ -98,19 +98,53 @@ CREATE TABLE sent_notifications (
     FOREIGN KEY (token_key, sub_key) REFERENCES subscriptions (token_key, sub_key) ON DELETE CASCADE
 );
 
--- The daemons that use this database.
+-- The daemons that share this database.
 CREATE TABLE daemons (
     daemon_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text        NOT NULL,
-    alive_until timestamptz NOT NULL -- by the clock of the database, the only one that counts
+    alive_until timestamptz NOT NULL -- by the clock of the database, the only one that counts; -infinity: given up
 );
 
--- Who does what: a router's subscriptions, a part of the pushes. A writer shows its fence; an older one is refused.
+-- Who does what: each router, each part of the pushes, the chores. A writer shows its fence; an older one is refused.
 CREATE TABLE leases (
-    resource text   PRIMARY KEY,
-    owner    bigint REFERENCES daemons ON DELETE SET NULL,
-    fence    bigint NOT NULL DEFAULT 0
+    duty  text   NOT NULL,
+    id    bigint NOT NULL, -- the router's server_key; the part of the pushes, token_key % 64
+    owner bigint REFERENCES daemons,
+    fence bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (duty, id)
 );
+
+CREATE INDEX leases_of_owner ON leases (owner, duty);
+
+INSERT INTO leases (duty, id) SELECT 'pushes', part FROM generate_series(0, 63) part UNION ALL SELECT 'chores', 0;
+
+-- Whoever adds a router, or deletes it: its lease goes with it.
+CREATE FUNCTION add_router_leases() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO leases (duty, id) SELECT 'router', server_key FROM changed;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION delete_router_leases() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM leases WHERE duty = 'router' AND id IN (SELECT server_key FROM changed);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER routers_added AFTER INSERT ON smp_servers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION add_router_leases();
+
+CREATE TRIGGER routers_deleted AFTER DELETE ON smp_servers
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION delete_router_leases();
+
+-- Queues that a daemon stored for a router of another one, until that takes them.
+CREATE TABLE handovers (
+    server_key bigint NOT NULL,
+    sub_key    bigint NOT NULL REFERENCES subscriptions ON DELETE CASCADE,
+    PRIMARY KEY (server_key, sub_key)
+);
+
+CREATE INDEX handovers_of_queue ON handovers (sub_key);
 
 -- Kept in the transactions that change what they count: counting a million rows takes too long. One row for each
 -- daemon that ever wrote, so that no two of them wait for each other; the sum is what counts.

@@ -1,0 +1,197 @@
+"""Several daemons on one database: this one's part of the routers, the pushes and the chores.
+
+Three things go on at once, so that none waits for another: signs of life, the end of all that could not be
+renewed in time, and the look at what is free, too much, or was handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from ntf_server.metrics import counter, gauge
+from ntf_server.push.dispatcher import Dispatcher
+from ntf_server.subscriber import RouterSubscriber
+from protocol.encoding import EntityId
+from store.interface import LeaseLost, StoreError
+from store.leases import (
+    FORGET,
+    FREED,
+    HANDED_OVER,
+    PUSH,
+    RENEWALS,
+    RESUBSCRIBE,
+    Duty,
+    Lease,
+    Leases,
+    Notice,
+    of_router,
+)
+from store.records import ServerKey, TokenKey
+from transport.cancellation import TaskGroup
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL = 1.0
+"Seconds between looks for what was handed over, if nobody says anything."
+BALANCE_INTERVAL = 2.0
+"Between looks for what dead daemons left."
+SWEEP_INTERVAL = 10.0
+"Between looks for tokens whose pushes are ours and of which nobody told us."
+DRAIN_TIMEOUT = 30.0
+"For pushes under way, before their part goes to another daemon."
+
+OWNED = gauge("leases_owned", "What this daemon owns", ["duty"])
+GAINED = counter("leases_gained", "Leases that this daemon took", ["duty"])
+GIVEN_BACK = counter("leases_given_back", "Leases given back to be shared with other daemons", ["duty"])
+LAPSED = counter(
+    "leases_lapsed", "Times this daemon had to give everything up because it was cut off or hung"
+)
+HANDED = counter("queues_handed_over", "Queues that other daemons stored for routers of this one")
+
+
+class OwnershipLoop:
+    """Takes leases and gives them back; starts and stops what depends on them."""
+
+    def __init__(
+        self, leases: Leases, subscriber: RouterSubscriber, dispatcher: Dispatcher, *, lease_seconds: float
+    ) -> None:
+        self._leases = leases
+        self._subscriber = subscriber
+        self._dispatcher = dispatcher
+        self._renew_interval = lease_seconds / RENEWALS
+        self._balance_at = self._sweep_at = 0.0
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[None]:
+        """One of the daemons from now on. At the end everything is given back, when nothing uses it any
+        more."""
+        await self._leases.join()
+        async with TaskGroup() as tasks:
+            renewing = tasks.create_task(self._renew(), name="lease renewal")
+            try:
+                yield
+            finally:
+                renewing.cancel()
+                await self._leases.leave()
+
+    async def run(self) -> None:
+        async with TaskGroup() as tasks:
+            tasks.create_task(self._watch_time(), name="lease watch")
+            tasks.create_task(self._tell(), name="words for other daemons")
+            while True:
+                try:
+                    await self._look()
+                except StoreError as error:
+                    log.error("leases wait for the store: %s", error)
+                self._show()
+                for notice in await self._leases.notices(LOOK_INTERVAL):
+                    await self._hear(notice)
+
+    # Life
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                await self._leases.renew()
+            except LeaseLost as error:
+                log.warning("all routers and pushes begin anew: %s", error)
+                LAPSED.inc()
+            except StoreError as error:
+                log.error("leases are not renewed: %s", error)
+                await asyncio.sleep(min(1.0, self._renew_interval))
+                continue
+            await asyncio.sleep(self._renew_interval)
+
+    async def _watch_time(self) -> None:
+        """Stop before another daemon begins, whatever the reason why nothing could be renewed."""
+        while True:
+            left = self._leases.seconds_left()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            if self._leases.owned():
+                log.error("cut off from the database for too long: all routers and pushes are given up")
+                LAPSED.inc()
+                self._leases.lapse()
+            await self._let_go()
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    async def _let_go(self) -> None:
+        """End what goes on for routers that are not ours."""
+        lost = [key for key in self._subscriber.watched() if not self._leases.owns(of_router(key))]
+        await self._stop(lost)
+
+    async def _stop(self, keys: Sequence[ServerKey]) -> None:
+        await asyncio.gather(*(self._subscriber.unwatch(key) for key in keys))
+
+    # Shares
+
+    async def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        await self._let_go()
+        if now >= self._balance_at:
+            self._balance_at = now + BALANCE_INTERVAL
+            changes = await self._leases.balance()
+            if changes.gained:
+                self._balance_at = 0.0  # there may be more
+                await self._begin(changes.gained)
+            if changes.surplus:
+                await self._give_back(changes.surplus)
+        for handed in await self._leases.handed_over():
+            HANDED.inc()
+            self._subscriber.subscribe(handed.router.key, handed.router.server, handed.queue)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_INTERVAL
+            self._dispatcher.sweep()
+
+    async def _begin(self, gained: Sequence[Lease]) -> None:
+        for lease in gained:
+            GAINED.labels(lease.duty).inc()
+        keys = [ServerKey(lease.id) for lease in gained if lease.duty is Duty.ROUTER]
+        if keys:
+            for router in await self._leases.routers(keys):
+                self._subscriber.watch(router)
+        if any(lease.duty is Duty.PUSHES for lease in gained):
+            self._sweep_at = 0.0
+
+    async def _give_back(self, surplus: Sequence[Lease]) -> None:
+        """Connections are closed and pushes under way have ended before another daemon begins."""
+        self._leases.suspend(surplus)
+        await self._let_go()
+        parts = {lease.id for lease in surplus if lease.duty is Duty.PUSHES}
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT):
+                await self._dispatcher.drained(parts)
+        except TimeoutError:
+            log.warning("pushes take long: another daemon may repeat some")
+        for lease in surplus:
+            GIVEN_BACK.labels(lease.duty).inc()
+        await self._leases.give_back(surplus)
+
+    # Words of other daemons, and for them
+
+    async def _tell(self) -> None:
+        while True:
+            try:
+                await self._leases.tell()
+            except StoreError as error:
+                log.warning("other daemons find by themselves what is to be pushed: %s", error)
+
+    async def _hear(self, notice: Notice) -> None:
+        if notice.verb == FREED or notice == Notice(HANDED_OVER, ("0",)):
+            self._balance_at = 0.0
+        elif notice.verb == PUSH:
+            await self._dispatcher.notify_stored([TokenKey(int(word)) for word in notice.words])
+        elif notice.verb == FORGET:
+            key, *ids = notice.words
+            self._subscriber.forget_ids(ServerKey(int(key)), [EntityId(bytes.fromhex(word)) for word in ids])
+        elif notice.verb == RESUBSCRIBE:
+            self._subscriber.resubscribe(" ".join(notice.words))
+
+    def _show(self) -> None:
+        owned = self._leases.owned()
+        for duty in Duty:
+            OWNED.labels(duty).set(sum(lease.duty is duty for lease in owned))

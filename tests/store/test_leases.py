@@ -1,0 +1,281 @@
+"""Several daemons on one database: who owns what, and that nobody else writes as owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from protocol.encoding import EntityId
+from protocol.statuses import SubEvent, SubInput
+from store.interface import LeaseLost, NtfStore
+from store.leases import (
+    CHORES,
+    FORGET,
+    HANDED_OVER,
+    PUSH,
+    PUSH_PARTS,
+    SOLE_OWNER,
+    Duty,
+    Lease,
+    Notice,
+    Step,
+    next_step,
+    of_pushes,
+    of_router,
+)
+from store.postgres import PostgresStore
+from store.records import CreatedSubscription, QueueEvent, ServerKey, ServiceCredentials, TokenRecord
+from tests.postgres import PostgresCluster
+from tests.store.builders import active_token, new_subscription, nmsg, subscribe
+
+SECONDS = 60.0
+"Of a lease: nothing lapses by itself here."
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """Daemons of one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.clocks: dict[str, Clock] = {}
+        self._stores: list[PostgresStore] = []
+
+    async def daemon(self, name: str, *, seconds: float = SECONDS) -> PostgresStore:
+        store = PostgresStore(self._url, name=name, lease_seconds=seconds)
+        self.clocks[name] = store.leases._clock = Clock()
+        self._stores.append(store)
+        await store.open()
+        await store.leases.join()
+        return store
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+@pytest.fixture
+async def world(postgres: PostgresCluster) -> AsyncIterator[World]:
+    made = World(postgres.new_database())
+    yield made
+    await made.close()
+
+
+async def balanced(*stores: PostgresStore) -> None:
+    """As the daemons do every few seconds, until nobody has anything to do."""
+    busy = True
+    while busy:
+        busy = False
+        for store in stores:
+            changes = await store.leases.balance()
+            if changes.surplus:
+                await store.leases.give_back(changes.surplus)
+            busy |= bool(changes.gained or changes.surplus)
+
+
+def owned(store: PostgresStore, duty: Duty) -> set[int]:
+    return {lease.id for lease in store.leases.owned() if lease.duty is duty}
+
+
+async def queue_of(store: NtfStore) -> tuple[TokenRecord, CreatedSubscription]:
+    token = await active_token(store)
+    return token, await subscribe(store, new_subscription(token.key))
+
+
+def owner_writes(
+    store: NtfStore, key: ServerKey, notifier_id: EntityId
+) -> dict[str, Callable[[], Awaitable[object]]]:
+    credentials = ServiceCredentials(chain=(b"leaf",), private_key=b"key")
+    ended = QueueEvent(notifier_id, SubEvent(SubInput.ENDED))
+    return {
+        "due_retries": lambda: store.due_retries(key, 0, 1),
+        "set_subscribed": lambda: store.set_subscribed(key, [notifier_id], service_id=None),
+        "move_queues": lambda: store.move_queues(key, [ended], now=0),
+        "set_disconnected": lambda: store.set_disconnected(key),
+        "set_service_subscribed": lambda: store.set_service_subscribed(key),
+        "set_credentials": lambda: store.set_credentials(key, credentials),
+        "set_service_id": lambda: store.set_service_id(key, EntityId(b"service")),
+        "clear_service": lambda: store.clear_service(key),
+        "add_notifications": lambda: store.add_notifications(key, [nmsg(notifier_id)], received_at=1),
+    }
+
+
+def test_one_daemon_alone_owns_everything() -> None:
+    assert not SOLE_OWNER.is_shared
+    assert SOLE_OWNER.owns(CHORES)
+
+
+@pytest.mark.parametrize(
+    ("total", "mine", "daemons", "step"),
+    [
+        (64, 0, 1, Step(claim=64)),
+        (64, 64, 2, Step(give_back=7)),
+        (64, 33, 2, Step(give_back=1)),
+        (64, 32, 2, Step()),
+        (1, 0, 3, Step(claim=1)),
+        (3, 2, 2, Step()),
+        (0, 0, 1, Step()),
+        (100_000, 0, 1, Step(claim=1000)),
+    ],
+)
+def test_shares(total: int, mine: int, daemons: int, step: Step) -> None:
+    assert next_step(total=total, mine=mine, daemons=daemons) == step
+
+
+async def test_the_first_takes_all_and_the_second_gets_half_of_it_in_small_parts(world: World) -> None:
+    first = await world.daemon("first")
+    for _ in range(4):
+        await queue_of(first)
+    await balanced(first)
+    assert owned(first, Duty.PUSHES) == set(range(PUSH_PARTS))
+    assert owned(first, Duty.CHORES) == {0}
+    second = await world.daemon("second")
+    (changes) = await first.leases.balance()
+    assert 0 < len(changes.surplus) <= 8
+    await balanced(first, second)
+    assert len(owned(first, Duty.PUSHES)) == len(owned(second, Duty.PUSHES)) == PUSH_PARTS // 2
+    assert not owned(first, Duty.PUSHES) & owned(second, Duty.PUSHES)
+    assert [tuple(one) for one in await second.leases.daemons()] == [
+        ("first", False, 1, 32, True),
+        ("second", True, 0, 32, False),
+    ]
+
+
+async def test_what_one_leaves_the_other_takes_at_once(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    await balanced(first, second)
+    await second.leases.notices(0)
+    await first.leases.leave()
+    assert Notice("freed", ()) in await second.leases.notices(5)
+    await second.leases.balance()
+    assert len(owned(second, Duty.PUSHES)) == PUSH_PARTS
+    assert [one.name for one in await second.leases.daemons()] == ["second"]
+
+
+@pytest.mark.parametrize("write", owner_writes(None, None, None))  # type: ignore[arg-type]
+async def test_nobody_else_writes_as_owner(world: World, write: str) -> None:
+    """It believes to be the owner, as one that was stopped for a while does."""
+    first = await world.daemon("first", seconds=0.3)
+    _, created = await queue_of(first)
+    key, queue = created.server_key, created.queue
+    await balanced(first)
+    await owner_writes(first, key, queue.notifier_id)[write]()
+    second = await world.daemon("second")
+    async with asyncio.timeout(30):
+        while not second.leases.owns(of_router(key)):
+            await second.leases.balance()
+    assert first.leases.owns(of_router(key))
+    before = await second.counts()
+    with pytest.raises(LeaseLost):
+        await owner_writes(first, key, queue.notifier_id)[write]()
+    assert await second.counts() == before
+    assert not first.leases.owns(of_router(key))
+    await owner_writes(second, key, queue.notifier_id)[write]()
+
+
+async def test_one_that_was_taken_for_dead_begins_anew(world: World) -> None:
+    first = await world.daemon("first", seconds=0.3)
+    await balanced(first)
+    second = await world.daemon("second")
+    async with asyncio.timeout(30):
+        while len(owned(second, Duty.PUSHES)) < PUSH_PARTS:
+            await second.leases.balance()
+    with pytest.raises(LeaseLost):
+        await first.leases.renew()
+    assert not first.leases.owned()
+    await first.leases.renew()
+
+
+async def test_it_does_not_trust_its_leases_after_a_silence(world: World) -> None:
+    first = await world.daemon("first")
+    _, created = await queue_of(first)
+    await balanced(first)
+    world.clocks["first"].now += SECONDS * 0.74
+    assert first.leases.owns(CHORES)
+    world.clocks["first"].now += SECONDS * 0.02
+    assert not first.leases.owns(CHORES)
+    assert first.leases.push_parts() == []
+    with pytest.raises(LeaseLost):
+        await first.set_disconnected(created.server_key)
+    await first.leases.renew()
+    assert first.leases.owns(CHORES)
+    first.leases.lapse()
+    await balanced(first)
+    assert first.leases.owns(CHORES)
+
+
+async def test_queue_for_a_router_of_another_daemon_is_handed_over(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    token, _ = await queue_of(first)
+    await balanced(second)
+    await second.leases.handed_over()
+    await second.leases.notices(0)
+    created = await subscribe(first, new_subscription(token.key))
+    assert second.leases.owns(of_router(created.server_key))
+    notices = await second.leases.notices(5)
+    assert {notice.verb for notice in notices} == {HANDED_OVER}
+    (handed,) = await second.leases.handed_over()
+    assert (handed.router.key, handed.queue) == (created.server_key, created.queue)
+    assert await second.leases.handed_over() == []
+    assert [router.key for router in await second.leases.routers([created.server_key])] == [
+        created.server_key
+    ]
+    own = await subscribe(second, new_subscription(token.key))
+    assert await second.leases.handed_over() == []
+    await first.delete_subscription(own.queue.key)
+    assert await second.leases.notices(5) == [
+        Notice(FORGET, (str(created.server_key), own.queue.notifier_id.hex()))
+    ]
+
+
+async def test_pushes_are_dealt_out(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    await balanced(first, second)
+    by_key = {}
+    for _ in range(40):  # beyond the parts of the first daemon
+        token, created = await queue_of(first)
+        by_key[token.key] = created
+    await balanced(first, second)
+    for created in by_key.values():
+        owner = first if first.leases.owns(of_router(created.server_key)) else second
+        await owner.add_notifications(created.server_key, [nmsg(created.queue.notifier_id)], received_at=1)
+    of_each = [await store.unsent_tokens(after=0, limit=100) for store in (first, second)]  # type: ignore[arg-type]
+    assert sorted(of_each[0] + of_each[1]) == sorted(by_key)
+    assert all(second.leases.owns(of_pushes(key)) for key in of_each[1])
+    assert of_each[0]
+    assert of_each[1]
+    await second.leases.notices(0)
+    first.leases.push_elsewhere(of_each[1])
+    await first.leases.tell()
+    notices = await second.leases.notices(5)
+    assert {int(word) for notice in notices for word in notice.words} == set(of_each[1])
+    assert {notice.verb for notice in notices} == {PUSH}
+
+
+async def test_a_lease_about_to_be_given_back_is_no_longer_used(world: World) -> None:
+    first = await world.daemon("first")
+    await balanced(first)
+    part = Lease(Duty.PUSHES, 3)
+    first.leases.suspend([part])
+    assert not first.leases.owns(part)
+    await first.leases.give_back([part])
+    await balanced(first)
+    assert first.leases.owns(part)
+
+
+async def test_a_claim_whose_answer_was_lost_is_undone(world: World) -> None:
+    first = await world.daemon("first")
+    await balanced(first)
+    first.leases._fences.pop(CHORES)
+    await first.leases.disconnect()
+    await balanced(first)
+    assert first.leases.owns(CHORES)
