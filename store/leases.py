@@ -22,8 +22,8 @@ VALID_PART = 0.75
 "Of that time it trusts its own leases, counted from when it last asked: it stops before others begin."
 RENEWALS = 4
 "Times that it asks in that time."
-PATIENCE = 0.25
-"Of that time, for one answer of the database."
+PATIENCE, LEAST_PATIENCE = 0.25, 1.0
+"Part of that time for one answer of the database; and seconds."
 
 GIVEN_BACK_PART = 0.1
 "Of what a daemon owns, given back at a time to one that came."

@@ -17,6 +17,7 @@ import asyncpg
 from store.interface import LeaseLost, StoreUnavailable
 from store.leases import (
     FREED,
+    LEAST_PATIENCE,
     PATIENCE,
     PUSH,
     PUSH_PARTS,
@@ -130,6 +131,7 @@ class PostgresLeases:
         self._daemon_id = daemon_id
         self._name = name
         self._seconds = seconds
+        self._patience = max(seconds * PATIENCE, LEAST_PATIENCE)
         self._clock = clock
         self._fences: dict[Lease, int] = {}
         self._suspended: set[Lease] = set()
@@ -316,7 +318,7 @@ class PostgresLeases:
     async def _run(self, call: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         async with self._lock:
             try:
-                async with asyncio.timeout(self._seconds * PATIENCE):
+                async with asyncio.timeout(self._patience):
                     return await call(await self._connected())
             except CAUGHT as error:
                 await self.disconnect()
@@ -326,7 +328,7 @@ class PostgresLeases:
         if self._db is None or self._db.is_closed():
             db = await self._pools.connect()
             try:
-                milliseconds = int(self._seconds * PATIENCE * 1000)
+                milliseconds = int(self._patience * 1000)
                 await db.execute(f"SET search_path = {SCHEMA}; SET statement_timeout = {milliseconds}")
                 await db.add_listener(CHANNEL, self._hear)
             except BaseException:
