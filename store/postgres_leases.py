@@ -57,7 +57,12 @@ UPDATE daemons SET alive_until = clock_timestamp() + $2 * interval '1 second'
 WHERE daemon_id = $1 AND alive_until > '-infinity' RETURNING true
 """
 # A daemon that is given up is marked first: it cannot renew what is being taken from it.
-_GIVE_UP = "UPDATE daemons SET alive_until = '-infinity' WHERE alive_until < clock_timestamp() RETURNING name"
+_GIVE_UP = """
+UPDATE daemons SET alive_until = '-infinity' WHERE alive_until < clock_timestamp() AND daemon_id <> $1
+RETURNING name
+"""
+# Locked: nobody gives this daemon up while it claims.
+_ALIVE = "SELECT true FROM daemons WHERE daemon_id = $1 AND alive_until > clock_timestamp() FOR SHARE"
 _FREE = """
 UPDATE leases SET owner = NULL WHERE (duty, id) IN (
     SELECT l.duty, l.id FROM leases l JOIN daemons d ON d.daemon_id = l.owner
@@ -223,29 +228,29 @@ class PostgresLeases:
             await db.execute(_GIVE_BACK_UNKNOWN, self._daemon_id(), *_arrays(self._fences))
             self._has_unknown = False
         async with db.transaction():
-            if await db.fetch(_GIVE_UP):
+            if await db.fetch(_GIVE_UP, self._daemon_id()):
                 await db.execute(_FREE)
                 await db.execute(_FORGET)
-        daemons = await db.fetchval(_LIVING)
-        gained: list[Lease] = []
-        surplus: list[Lease] = []
-        for duty, total, mine, free in await db.fetch(_COUNTS, self._daemon_id()):
-            step = next_step(total=total, mine=mine, daemons=daemons)
-            if step.claim and free:
-                gained += await self._claim(db, Duty(duty), step.claim)
-            if step.give_back:
-                of_duty = [lease for lease in self._fences if lease.duty == duty]
-                surplus += of_duty[-step.give_back :]
-        return Changes(gained, surplus)
-
-    async def _claim(self, db: asyncpg.Connection, duty: Duty, count: int) -> list[Lease]:
-        claimed = {
-            Lease(duty, id): fence
-            for id, fence in await db.fetch(_CLAIM, self._daemon_id(), duty.value, count)
-        }
+        async with db.transaction():
+            if not await db.fetchval(_ALIVE, self._daemon_id()):
+                return Changes()  # it has to show signs of life first
+            changes, claimed = await self._step(db)
         self._fences |= claimed
         self._suspended -= claimed.keys()
-        return list(claimed)
+        return changes
+
+    async def _step(self, db: asyncpg.Connection) -> tuple[Changes, dict[Lease, int]]:
+        daemons = await db.fetchval(_LIVING)
+        claimed: dict[Lease, int] = {}
+        surplus: list[Lease] = []
+        for name, total, mine, free in await db.fetch(_COUNTS, self._daemon_id()):
+            duty, step = Duty(name), next_step(total=total, mine=mine, daemons=daemons)
+            if step.claim and free:
+                rows = await db.fetch(_CLAIM, self._daemon_id(), name, step.claim)
+                claimed |= {Lease(duty, id): fence for id, fence in rows}
+            if step.give_back:
+                surplus += [lease for lease in self._fences if lease.duty is duty][-step.give_back :]
+        return Changes(list(claimed), surplus), claimed
 
     async def give_back(self, leases: Collection[Lease]) -> None:
         for lease in leases:
