@@ -21,7 +21,7 @@ from ntf_server.descriptors import descriptor_budget, open_file_limit
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
-from ntf_server.journal import Journal, JournalSettings, NullJournal
+from ntf_server.journal import MEGABYTE, Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
 from ntf_server.metrics import gauge, histogram
 from ntf_server.own_routers import OwnRouters
@@ -229,7 +229,7 @@ class App:
             folder=self._data_dir / setup.JOURNAL_FOLDER,
             key=load_or_create_key(self._data_dir / setup.JOURNAL_KEY),
             format="jsonl" if section.format == "jsonl" else "parquet",
-            segment_bytes=section.segment_mb * 1024 * 1024,
+            segment_bytes=section.segment_mb * MEGABYTE,
             segment_seconds=section.segment_seconds,
         )
         return Journal(settings, lambda: int(self._clock.now() * MICROSECONDS))

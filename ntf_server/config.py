@@ -245,7 +245,7 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JournalSection:
+class JournalConfig:
     """Events for ntf-analytics, without ids that lead back to anyone."""
 
     enabled: bool = key(False, SWITCH, "")
@@ -275,7 +275,7 @@ class Config:
     INACTIVE_CLIENTS: InactiveClientsConfig = field(default_factory=InactiveClientsConfig)
     LIMITS: LimitsConfig = field(default_factory=LimitsConfig)
     METRICS: MetricsConfig = field(default_factory=MetricsConfig)
-    JOURNAL: JournalSection = field(default_factory=JournalSection)
+    JOURNAL: JournalConfig = field(default_factory=JournalConfig)
     LOG: LogConfig = field(default_factory=LogConfig)
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from ntf_server.config import JournalConfig
 from ntf_server.journal_items import JournalItem, ReceivedBlock, Row, events_in, must_keep_contract
 from store.journal_schema import WRITER_ID_SIZE, JournalEvent
 
 log = logging.getLogger(__name__)
 
+MEGABYTE = 1 << 20
 FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
 
 Clock = Callable[[], int]
@@ -33,9 +35,9 @@ class JournalSettings:
     folder: Path
     key: bytes = field(repr=False)
     format: Literal["parquet", "jsonl"] = "parquet"
-    segment_bytes: int = 64 * 1024 * 1024
+    segment_bytes: int = JournalConfig.segment_mb * MEGABYTE
     "An open segment is sealed when it has grown to this size (before compression)."
-    segment_seconds: float = 900.0
+    segment_seconds: float = JournalConfig.segment_seconds
     "An open segment is sealed when it is this old."
     flush_seconds: float = 1.0
     "Events wait at most about this long in memory: what a kill -9 can cost."

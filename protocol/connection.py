@@ -20,7 +20,7 @@ from protocol.errors import (
     HandshakeErrorType,
     TooLarge,
 )
-from protocol.handshake import Handshake, Refused
+from protocol.handshake import Handshake, HandshakeRefused
 from protocol.session_params import SessionParams
 from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
 
@@ -163,7 +163,7 @@ class Connection(Generic[In, Out]):
     def _shake(self, content: bytes) -> HandshakeDone | None:
         try:
             step = self._handshake.receive(content)
-        except Refused as refused:
+        except HandshakeRefused as refused:
             self._outbox.append(pad(refused.reply, self._block_size))
             raise
         if step.reply is not None:

@@ -32,7 +32,7 @@ class Step:
     agreed: Agreed | None = None
 
 
-class Refused(HandshakeError):
+class HandshakeRefused(HandshakeError):
     """A failure that the peer is told of before the connection closes."""
 
     def __init__(self, error: HandshakeError, reply: bytes) -> None:

@@ -33,7 +33,7 @@ from protocol.errors import (
 )
 from protocol.handshake import (
     Agreed,
-    Refused,
+    HandshakeRefused,
     Step,
     VersionRangeFormat,
     agree_version,
@@ -157,7 +157,7 @@ class SmpServerHandshake:
         except HandshakeError as error:
             if hello.service is None:
                 raise
-            raise Refused(error, b"E" + error.error.text) from None
+            raise HandshakeRefused(error, b"E" + error.error.text) from None
 
     def _agree(self, hello: Any) -> Step:
         if hello.key_hash not in identity_hashes(self._chain):
