@@ -16,6 +16,7 @@ from agent.duplex.cli import act, add_commands
 from agent.errors import AgentError, BadPush, Misused, Temporary
 from agent.push_file import PushFile
 from agent.records import MIN_PERIOD, Message, Mode
+from agent.store import STATE_FILE
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from protocol.encoding import unb64
@@ -55,6 +56,8 @@ def _config(args: argparse.Namespace) -> AgentConfig:
 
 async def _act(config: AgentConfig, args: argparse.Namespace) -> None:
     action: Action = args.action
+    if action not in FIRST and not (config.folder / STATE_FILE).exists():
+        raise Misused(f"there is no device in {config.folder}: register, create or join makes one")
     async with open_agent(config) as agent:
         await action(agent, args)
 
@@ -302,6 +305,10 @@ def _show(messages: Sequence[Message]) -> None:
         # Whoever sent it must not be able to steer this terminal.
         safe = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
         print(f"Connection {message.connection_id}: {safe}", flush=True)
+
+
+FIRST: frozenset[Action] = frozenset({_register, _create, _join})
+"What makes a device; everything else asks one that is there, and leaves nothing behind if it is not."
 
 
 if __name__ == "__main__":

@@ -125,7 +125,10 @@ async def test_by_hand(world: Playground, tmp_path: Path) -> None:
 def test_errors_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    assert main(["--folder", str(tmp_path / "agent"), *arguments]) == 1
+    folder = ["--folder", str(tmp_path / "agent")]
+    main([*folder, "join", "nonsense"])  # makes the device
+    capsys.readouterr()
+    assert main([*folder, *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("ntf-agent: ")
     assert captured.err.count("\n") == 1
@@ -146,3 +149,12 @@ def test_folder_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "file").touch()
     assert main(["--folder", str(tmp_path / "file" / "agent"), "status"]) == 1
     assert capsys.readouterr().err.startswith("ntf-agent: ")
+
+
+@pytest.mark.parametrize("command", [["status"], ["check"], ["fetch"], ["subscribe"], ["send", "1", "text"]])
+def test_asking_a_device_that_is_not_there_makes_none(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--folder", str(tmp_path / "nobody"), *command]) == 1
+    assert "there is no device in" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
