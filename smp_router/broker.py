@@ -36,11 +36,36 @@ class Broker:
         "Sessions with other routers, while the router runs."
         self.counts: Counter[str] = Counter()
         "What happened since the start, for the metrics."
+        self._connected: Counter[Service] = Counter()
+        "Connections of each service."
         self._now = now
         self._fresh: dict[EntityId, None] = {}
 
     def timestamp(self) -> int:
         return int(self._now().timestamp())
+
+    # Services
+
+    def service_came(self, service: Service) -> Service | None:
+        """The service as it is known, connected once more; None if there is no room for another one.
+
+        Whoever has a certificate is a service, so they are limited: those without queues make room.
+        """
+        state, limit = self.state, self.config.max_services
+        if state.services.find(service.fingerprint, service.role) is None and len(state.services) >= limit:
+            unused = (s for s in state.services if not s.queue_ids and s not in self._connected)
+            idle = next(unused, None)
+            if idle is None:
+                return None
+            state.delete_service(idle)
+        known = state.find_or_create_service(service)
+        self._connected[known] += 1
+        return known
+
+    def service_left(self, service: Service) -> None:
+        self._connected[service] -= 1
+        if not self._connected[service]:
+            del self._connected[service]
 
     # Subscribing
 

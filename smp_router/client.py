@@ -67,6 +67,10 @@ class Client:
         "More waits than `max_unsent` allows: the client must be disconnected."
         self.forwarding = 0
         "Commands that are under way to other routers."
+        self.connecting = 0
+        "PRXY commands among them."
+        self.verified = 0
+        "Keys that were tried for its commands since others had their turn."
         self.wake = asyncio.Event()
         self._max_unsent = max_unsent
         self._gone = False

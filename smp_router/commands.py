@@ -162,6 +162,7 @@ def _new_link(broker: Broker, corr_id: CorrId, link: NewLink) -> Link:
     _refuse_unless(link.sender_id == sender_id_of(corr_id), CMD_PROHIBITED)
     _refuse_unless(queues.by_sender(link.sender_id) is None, AUTH)
     _refuse_unless(link.link_id is None or queues.by_link(link.link_id) is None, AUTH)
+    _refuse_unless(queues.links < broker.config.max_links, QUOTA)
     return Link(new_id() if link.link_id is None else link.link_id, link.data)
 
 
@@ -212,6 +213,7 @@ def _lset(broker: Broker, client: Client, request: Received[Lset], queue: Queue)
     _refuse_unless(queue.mode is QueueMode.CONTACT or queue.sender_key is None, AUTH)
     if queue.link is None:
         _refuse_unless(broker.state.queues.by_link(link.link_id) is None, AUTH)
+        _refuse_unless(broker.state.queues.links < broker.config.max_links, QUOTA)
     else:
         same = (queue.link.link_id, queue.link.data.fixed) == (link.link_id, link.data.fixed)
         _refuse_unless(same, AUTH)

@@ -69,8 +69,12 @@ class RouterConfig:
     "Seconds between looks for what has expired."
     max_queues: int = 1_000_000
     "In all; NEW is answered QUOTA beyond it."
-    max_messages: int = 1_000_000
-    "Stored in all queues together; SEND is answered QUOTA beyond it."
+    max_messages: int = 200_000
+    "Stored in all queues together, up to 16 kB each; SEND is answered QUOTA beyond it."
+    max_links: int = 100_000
+    "Queues with link data, up to 16 kB each; NEW and LSET are answered QUOTA beyond it."
+    max_services: int = 10_000
+    "Certificates in roles that are remembered; those without queues make room for new ones."
 
 
 _LIMITS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "int")

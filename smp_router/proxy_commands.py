@@ -29,6 +29,7 @@ from smp_router.client import ROUTER_MESSAGES, Client
 from smp_router.relays import TIMEOUT, Relays
 
 NO_RELAY_KEY = proxy_broker_error(b"TRANSPORT " + TE_NO_AUTH.text)
+MAX_CONNECTING_PER_CLIENT = 8
 Respond = Callable[[Broker, Client, Received[SmpCommand]], SmpMessage]
 
 
@@ -37,7 +38,13 @@ async def proxy_session(
 ) -> SmpMessage:
     if not password_fits:
         raise ProtocolError(PROXY_BASIC_AUTH)
-    return await _while_counted(broker, client, _relays(broker).connect(request.message.server))
+    if client.connecting >= MAX_CONNECTING_PER_CLIENT:
+        raise ProtocolError(TIMEOUT)
+    client.connecting += 1
+    try:
+        return await _while_counted(broker, client, _relays(broker).connect(request.message.server))
+    finally:
+        client.connecting -= 1
 
 
 async def proxy_forward(broker: Broker, client: Client, request: Received[Pfwd]) -> SmpMessage:

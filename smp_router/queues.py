@@ -114,6 +114,11 @@ class Queues:
     def by_link(self, link_id: EntityId) -> Queue | None:
         return self._by_link.get(link_id)
 
+    @property
+    def links(self) -> int:
+        """How many queues have a link."""
+        return len(self._by_link)
+
     def by_any(self, entity_id: EntityId) -> Queue | None:
         found = self.by_recipient(entity_id) or self.by_sender(entity_id) or self.by_notifier(entity_id)
         return found or self.by_link(entity_id)

@@ -41,6 +41,9 @@ NETWORK = proxy_broker_error(b"NETWORK")
 TIMEOUT = proxy_broker_error(b"TIMEOUT")
 RELAY_VERSIONS = VersionRange(SMP_PROXY, SMP_VERSIONS.max)
 
+MAX_CONNECTING = 200
+"Attempts under way at a time, of all clients: addresses that never answer must not use up everything."
+
 RelayKey = tuple[bytes, tuple[str, ...], int]
 
 
@@ -95,8 +98,9 @@ class Relays:
         if relay is None:
             task = self._connecting.get(key)
             if task is None:
-                work = self._connect(key, server, self._make_room())
-                task = asyncio.get_running_loop().create_task(work, name="relay")
+                if len(self._connecting) >= MAX_CONNECTING:
+                    raise ProtocolError(TIMEOUT)
+                task = asyncio.get_running_loop().create_task(self._connect(key, server), name="relay")
                 task.add_done_callback(_retrieve)
                 self._connecting[key] = task
             relay = await asyncio.shield(task)
@@ -157,29 +161,32 @@ class Relays:
         relay.used_at = self._clock()
         return relay
 
-    def _make_room(self) -> _Relay | None:
-        """Sessions and attempts together have a limit; the one that was not used longest has to go."""
-        if len(self._relays) + len(self._connecting) < self._config.max_relays:
-            return None
-        idle = [(relay.used_at, key) for key, relay in self._relays.items() if not relay.waiting]
+    def _in_the_way(self, key: RelayKey) -> _Relay | None:
+        """The session that a new one replaces; at the limit, the one that was not used longest."""
+        if key in self._relays or len(self._relays) < self._config.max_relays:
+            return self._relays.pop(key, None)
+        idle = [(relay.used_at, other) for other, relay in self._relays.items() if not relay.waiting]
         if not idle:
             raise ProtocolError(TIMEOUT)
         return self._relays.pop(min(idle)[1])
 
-    async def _connect(self, key: RelayKey, server: SmpServer, outgoing: _Relay | None) -> _Relay:
+    async def _connect(self, key: RelayKey, server: SmpServer) -> _Relay:
+        """Attempts that fail cost nobody a session."""
         try:
-            if outgoing is not None:
-                await self._close(outgoing)
             relay = await self._new_relay(server)
         except ClientError as error:
             raise ProtocolError(_broker_error(error)) from None
         finally:
             del self._connecting[key]
-        old = self._relays.pop(key, None)
-        if old is not None:
-            await self._close(old)
+        try:
+            old = self._in_the_way(key)
+        except ProtocolError:
+            await relay.session.close()
+            raise
         self._relays[key] = relay
         self._by_session[relay.session_id] = relay
+        if old is not None:
+            await self._close(old)
         return relay
 
     async def _new_relay(self, server: SmpServer) -> _Relay:

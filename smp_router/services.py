@@ -75,11 +75,11 @@ class Services:
             service.ids_hash = xor(service.ids_hash, ids_hash((queue_id,)))
         return service
 
-    def forget(self) -> None:
-        """Lose all services and associations."""
-        self._by_identity.clear()
-        self._by_id.clear()
-        self._owners.clear()
+    def remove(self, service: Service) -> None:
+        """Forget a service that has no queues any more."""
+        assert not service.queue_ids
+        del self._by_identity[service.fingerprint, service.role]
+        del self._by_id[service.service_id]
 
     def change_ids(self) -> None:
         """Give every service another id; its queues stay its own."""

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.errors import INTERNAL, ProtocolError, TooLarge
+from protocol.errors import INTERNAL, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
@@ -31,6 +31,9 @@ from transport.errors import ConnectionClosed
 from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)
+
+VERIFIED_AT_ONCE = 16
+"Keys tried before others have their turn, about a millisecond; a queue may have 255."
 
 
 def signing_key(credentials: Credentials) -> SigningKey:
@@ -78,15 +81,27 @@ class Session:
             handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True
         )
         self.client: Client | None = None
+        self._service: Service | None = None
         self._tasks: TaskGroup | None = None
         self._waiting: set[asyncio.Task[None]] = set()
         "For other routers; as many as a client may have under way."
 
     def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
-        return self._broker.state.find_or_create_service(Service(new_id(), fingerprint, role)).service_id
+        service = self._broker.service_came(Service(new_id(), fingerprint, role))
+        if service is None:
+            raise HandshakeError(TE_BAD_SERVICE)
+        self._service = service
+        return service.service_id
 
     async def run(self) -> None:
         """Serve the client until it goes, breaks the protocol or is too slow."""
+        try:
+            await self._run()
+        finally:
+            if self._service is not None:
+                self._broker.service_left(self._service)
+
+    async def _run(self) -> None:
         await self._weather.hold()
         try:
             async with asyncio.timeout(self._config.handshake_timeout):
@@ -139,7 +154,7 @@ class Session:
                 if not isinstance(event, Block):
                     return
                 await self._allowance.wait_for(len(event.items))
-                self._process(client, event)
+                await self._process(client, event)
                 # Answers that are not taken stop the intake, and each block gives others their turn.
                 await client.room()
                 await asyncio.sleep(0)
@@ -152,7 +167,7 @@ class Session:
                 return
             events = self._connection.receive_data(data)
 
-    def _process(self, client: Client, block: Block[SmpCommand]) -> None:
+    async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
         if self._weather.black_hole:
             return
         answers: list[Outgoing[RouterMessage]] = []
@@ -163,6 +178,9 @@ class Session:
                 self._answer_later(client, item, response)
             else:
                 answers.append(Outgoing(item.corr_id, item.entity_id, response))
+            if client.verified >= VERIFIED_AT_ONCE:
+                client.verified = 0
+                await asyncio.sleep(0)
         if self._broker.state.records.made != made:
             client.depend()
         self._push_answers(client, answers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -154,13 +153,13 @@ class RouterState:
     def forget_services(self) -> None:
         """Lose all services and associations."""
         for service in self.services:
-            self.records.delete(Kind.SERVICE, (service.fingerprint, service.role))
-            self._forget(service.queue_ids)
-        self.services.forget()
+            self.delete_service(service)
 
-    def _forget(self, queue_ids: Iterable[EntityId]) -> None:
-        for queue_id in queue_ids:
-            self.records.delete(Kind.ASSOCIATION, queue_id)
+    def delete_service(self, service: Service) -> None:
+        for queue_id in list(service.queue_ids):
+            self.dissociate(queue_id)
+        self.services.remove(service)
+        self.records.delete(Kind.SERVICE, (service.fingerprint, service.role))
 
     def change_service_ids(self) -> None:
         self.services.change_ids()

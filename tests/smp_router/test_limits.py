@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 
 import pytest
 
+from protocol.addresses import SmpServer
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId
-from protocol.errors import QUOTA
-from protocol.smp_messages import Err, Ids, New, Ok, Ping, Pong, QueueMode, Send
+from protocol.errors import AUTH, QUOTA, HandshakeError, proxy_broker_error
+from protocol.smp_handshake import ServiceRole
+from protocol.smp_messages import Err, Ids, Lset, New, Ok, Ping, Pong, Prxy, QueueMode, Rkey, Send, Sub
+from smp_router import relays
 from smp_router.config import RouterConfig
 from smp_router.information import COUNTERS, RouterPages
 from smp_router.router import Router
-from tests.smp_router.wire import connected, create_queue, eventually, new_dh, new_key, tls
+from tests.smp_router.test_links import DATA, ask_new, new_link_id, with_link
+from tests.smp_router.wire import WireClient, connected, create_queue, eventually, new_dh, new_key, tls
+from transport.certificates import make_service
 from transport.errors import TransportError
 
 
@@ -79,6 +86,69 @@ async def test_queues_of_one_address() -> None:
             answers.append(await client.ask(command, key=key))
         assert [isinstance(answer, Ids) for answer in answers] == [True, True, True, False]
         assert answers[-1] == Err(QUOTA)
+
+
+async def test_services_are_limited() -> None:
+    """Those without queues make room; those with queues, or connected, do not."""
+    async with Router.start(RouterConfig(max_services=2)) as router:
+        used, idle, later = (make_service(datetime.now(UTC)) for _ in range(3))
+        role = ServiceRole.MESSAGING
+        async with connected(router.address, service=used, role=role) as client:
+            await create_queue(client, with_service=True)
+            used_id = client.service_id
+        async with connected(router.address, service=idle, role=role):
+            with pytest.raises(HandshakeError, match="BAD_SERVICE"):
+                async with connected(router.address, service=later, role=role):
+                    pass
+        await eventually(lambda: router.connections == 0)
+        async with connected(router.address, service=later, role=role) as client:
+            assert {service.service_id for service in router.services} == {used_id, client.service_id}
+
+
+async def test_links_are_limited() -> None:
+    async with Router.start(RouterConfig(max_links=1)) as router, connected(router.address) as client:
+        queue, link_id = await with_link(client, QueueMode.CONTACT)
+        other = await create_queue(client)
+        assert await client.ask(Lset(new_link_id(), DATA), other.recipient_id, other.key) == Err(QUOTA)
+        assert (await ask_new(client, QueueMode.MESSAGING))[1] == Err(QUOTA)
+        assert await client.ask(Lset(link_id, DATA), queue.recipient_id, queue.key) == Ok()
+
+
+async def test_addresses_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client waits for a few of them only; the rest of its commands, and others, go on."""
+    config = RouterConfig(private_relays=True, relay_timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with Router.start(config) as router, connected(router.address) as client:
+            await ask_for_silent_routers(router, client, str(silent.getsockname()[1]), monkeypatch)
+
+
+async def ask_for_silent_routers(
+    router: Router, client: WireClient, port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        server = SmpServer(("127.0.0.1",), port, bytes((number,)) * 32)
+        client.write(Outgoing(CorrId(secrets.token_bytes(24)), NO_ENTITY, Prxy(server)))
+    another = SmpServer(("127.0.0.1",), port, bytes(31) + b"x")
+    busy = Err(proxy_broker_error(b"TIMEOUT"))
+    assert await client.ask(Prxy(another)) == busy
+    assert await client.ask(Ping()) == Pong()
+    monkeypatch.setattr(relays, "MAX_CONNECTING", 8)
+    async with connected(router.address) as other:
+        assert await other.ask(Prxy(another)) == busy
+
+
+async def test_many_keys_do_not_hold_up_others(router: Router) -> None:
+    async with connected(router.address) as hostile, connected(router.address) as other:
+        queue = await create_queue(hostile, mode=QueueMode.CONTACT)
+        keys = tuple(new_key().public for _ in range(255))
+        assert await hostile.ask(Rkey(keys), queue.recipient_id, queue.key) == Ok()
+        corr_ids = [CorrId(secrets.token_bytes(24)) for _ in range(40)]
+        wrong = new_key()
+        hostile.write(*(Outgoing(corr_id, queue.recipient_id, Sub(), wrong) for corr_id in corr_ids))
+        answered = asyncio.ensure_future(hostile.answer(corr_ids[-1]))
+        assert await other.ask(Ping()) == Pong()
+        assert not answered.done()
+        assert await answered == Err(AUTH)
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[str, str]:

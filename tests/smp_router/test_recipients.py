@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, X25519PublicKey
+from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, X25519PublicKey, decode_public_key
 from protocol.encoding import EntityId
 from protocol.errors import (
     AUTH,
@@ -21,6 +21,7 @@ from protocol.errors import (
 )
 from protocol.messages_crypto import QuotaExceeded, RcvMessage, max_message_length, open_message
 from protocol.push_messages import open_nmsg_meta
+from protocol.queue_uri import QueueUri, parse_queue_uri
 from protocol.smp_messages import (
     Ack,
     Del,
@@ -310,6 +311,25 @@ async def test_contact_queues_are_not_secured_by_senders(router: Router) -> None
         queue, key = await create_queue(client, mode=QueueMode.CONTACT), new_key()
         assert queue.ids.mode is QueueMode.CONTACT
         assert await client.ask(Skey(key.public), queue.sender_id, key) == Err(AUTH)
+
+
+@pytest.mark.parametrize("mode", [None, QueueMode.CONTACT])
+async def test_queues_that_senders_cannot_secure_are_joined_with_key(
+    router: Router, mode: QueueMode | None
+) -> None:
+    """The key comes with the confirmation, which is not authorised; the recipient gives it to the router."""
+    async with connected(router.address) as recipient, connected(router.address) as sender:
+        queue, key = await create_queue(recipient, subscribe=True, mode=mode), new_key()
+        uri = QueueUri(VersionRange(1, 4), router.address, queue.sender_id, new_dh().public, mode)
+        joined = parse_queue_uri(str(uri))
+        assert not joined.sender_can_secure
+        confirmation = Send(True, key.public.der)
+        assert await sender.ask(confirmation, joined.sender_id) == Ok()
+        _, message = await recipient.event()
+        sender_key = decode_public_key(text(queue, message))
+        assert await recipient.ask(Key(sender_key), queue.recipient_id, queue.key) == Ok()
+        assert await sender.ask(Send(True, b"hello"), joined.sender_id, key) == Ok()
+        assert await sender.ask(confirmation, joined.sender_id) == Err(AUTH)
 
 
 async def test_off(router: Router) -> None:
