@@ -32,7 +32,7 @@ def _check_any(client: Client, keys: Sequence[AuthPublicKey], request: Request) 
     prefix = b""
     if request.raw.service_signature is not None and client.params.service is not None:
         prefix = client.params.service.fingerprint
-    client.verified += len(keys) or 1
+    client.extra_keys += max(len(keys) - 1, 0)
     if not any(verify(client.params, key, request.raw, prefix) for key in keys or (None,)):
         raise ProtocolError(AUTH)
 

@@ -69,8 +69,8 @@ class Client:
         "Commands that are under way to other routers."
         self.connecting = 0
         "PRXY commands among them."
-        self.verified = 0
-        "Keys that were tried for its commands since others had their turn."
+        self.extra_keys = 0
+        "Keys beyond one for each command that were tried since others had their turn."
         self.wake = asyncio.Event()
         self._max_unsent = max_unsent
         self._gone = False

@@ -32,8 +32,8 @@ from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)
 
-VERIFIED_AT_ONCE = 16
-"Keys tried before others have their turn, about a millisecond; a queue may have 255."
+KEYS_AT_ONCE = 16
+"Keys tried in vain before others have their turn, about a millisecond; a queue may have 255."
 
 
 def signing_key(credentials: Credentials) -> SigningKey:
@@ -178,14 +178,17 @@ class Session:
                 self._answer_later(client, item, response)
             else:
                 answers.append(Outgoing(item.corr_id, item.entity_id, response))
-            if client.verified >= VERIFIED_AT_ONCE:
-                client.verified = 0
+            if client.extra_keys >= KEYS_AT_ONCE:
+                client.extra_keys = 0
+                self._push_answers(client, answers, made)
+                answers = []
                 await asyncio.sleep(0)
+        self._push_answers(client, answers, made)
+
+    def _push_answers(self, client: Client, answers: list[Outgoing[RouterMessage]], made: int) -> None:
+        """They wait for the changes that were made since there were `made`."""
         if self._broker.state.records.made != made:
             client.depend()
-        self._push_answers(client, answers)
-
-    def _push_answers(self, client: Client, answers: list[Outgoing[RouterMessage]]) -> None:
         if not self._weather.losing_answers:
             client.push(answers)
 
@@ -214,7 +217,8 @@ class Session:
             except Exception as failure:
                 raise_if_cancelled()
                 answer = _internal(failure)
-            self._push_answers(client, [Outgoing(item.corr_id, item.entity_id, answer)])
+            made = self._broker.state.records.made  # another router did it: nothing here to wait for
+            self._push_answers(client, [Outgoing(item.corr_id, item.entity_id, answer)], made)
 
         assert self._tasks is not None
         task = self._tasks.create_task(wait(), name="router forwarding")
