@@ -109,5 +109,5 @@ async def lossy_proxy(address: ServerAddress) -> AsyncIterator[LossyProxy]:
         for task in list(tasks):
             task.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import TokenStatus
 from smp_client.requests import SessionConfig
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 DEVICE = ApnsToken(Provider.APNS_TEST, b"a1" * 32)
 OTHER_DEVICE = ApnsToken(Provider.APNS_TEST, b"b2" * 32)
 

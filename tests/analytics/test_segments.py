@@ -103,7 +103,7 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: LazySpark, t
         journal = Journal(settings, lambda: 1_767_614_400_123_456)
         journal.record(JournalEvent.SMP_CONNECTED, server="smp.example:5223", latency_us=5)
         journal.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await journal.run()
     (tmp_path / "empty.parquet").touch()
     names = [file.path for file in LocalFolder(str(tmp_path)).segments()]

@@ -33,7 +33,7 @@ from transport.errors import ConnectionClosed
 from transport.streams import TlsStream, connect
 from transport.tls import client_context
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class NtfClient:

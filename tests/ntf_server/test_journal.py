@@ -35,7 +35,7 @@ from store.journal_schema import (
 
 KEY = bytes(range(KEY_SIZE))
 NOON = 1_767_614_400_000_000  # 2026-01-05 12:00
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Clock:

@@ -51,7 +51,7 @@ async def test_slots_are_never_lost_nor_exceeded(seed: int) -> None:
         assert len(dials.under_way) <= 3
         chance.choice(tasks).cancel()
         await asyncio.sleep(0)
-    async with asyncio.timeout(5):  # all slots are free again
+    async with asyncio.timeout(60):  # all slots are free again
         await asyncio.gather(*(dials.dial(owner) for owner in "aabbcc"))
     assert dials.slots._used.total() == 0
     assert not dials.slots._waiting

@@ -150,7 +150,7 @@ async def test_a_broken_block_ends_the_session() -> None:
         await peer.receive()
 
     async with scripted_router(script) as server, await connect_smp(server, Dialer()) as session:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert "BLOCK" in str(await session.wait_closed())
 
 
@@ -176,7 +176,7 @@ async def test_the_events_of_a_block_come_together_and_in_order() -> None:
     async with (
         scripted_router(script) as server,
         await connect_smp(server, Dialer(), on_events=on_events),
-        asyncio.timeout(5),
+        asyncio.timeout(60),
     ):
         await received_all.wait()
     assert [(event.entity_id, event.message) for block in blocks for event in block] == sent
@@ -210,7 +210,7 @@ async def test_a_slow_consumer_stops_the_router_and_its_time_is_not_the_routers(
     async with (
         scripted_router(flood) as server,
         await connect_smp(server, Dialer(), on_events=on_events, config=config) as session,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         asyncio.TaskGroup() as tasks,
     ):
         request = tasks.create_task(session.request(EntityId(b"q"), Nsub(), new_key()))
@@ -236,7 +236,7 @@ async def test_ping_keeps_a_silent_connection_and_drops_a_dead_one() -> None:
     async with (
         scripted_router(script) as server,
         await connect_smp(server, Dialer(), config=QUICK) as session,
-        asyncio.timeout(5),
+        asyncio.timeout(60),
     ):
         await dead.wait()
         assert not session.is_closed
@@ -342,7 +342,7 @@ async def test_a_router_that_reads_nothing_is_given_up() -> None:
     async with (
         scripted_router(deaf) as server,
         await connect_smp(server, Dialer(), config=QUICK) as session,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
     ):
         answers = await session.request_many(requests)
         assert {type(answer) for answer in answers} == {SessionClosed}
@@ -358,7 +358,7 @@ async def test_a_failing_consumer_ends_the_session_and_is_heard_of() -> None:
 
     async with scripted_router(script) as server:
         session = await connect_smp(server, Dialer(), on_events=on_events)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await session.wait_closed()
         with pytest.raises(ArithmeticError):
             await session.close()

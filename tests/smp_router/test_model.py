@@ -255,7 +255,7 @@ class Real:
         stack, _ = self._clients.pop(number)
         before = self.router.connections
         await stack.aclose()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.router.connections >= before:
                 await asyncio.sleep(0.001)
 

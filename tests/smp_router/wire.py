@@ -35,7 +35,7 @@ from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
 from transport.tls import client_context
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 Event = tuple[EntityId, SmpMessage]
 M = TypeVar("M")
 

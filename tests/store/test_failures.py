@@ -277,7 +277,7 @@ async def test_a_cancelled_caller_does_not_stop_the_others(tmp_path: Path) -> No
 async def test_closing_with_a_full_queue_leaves_nobody_waiting(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "ntf.db")
     await store.open()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         calls = [
             asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)
         ]

@@ -111,6 +111,6 @@ async def receive_exactly(stream: TlsStream, size: int) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until `condition` holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)

@@ -17,7 +17,7 @@ from protocol.addresses import SmpServer
 from smp_client.requests import SessionConfig
 from transport.cancellation import TaskGroup
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 E = TypeVar("E", bound=Event)
 

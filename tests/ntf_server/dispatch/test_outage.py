@@ -155,7 +155,7 @@ async def test_stop_ends_even_if_the_store_is_gone(tmp_path: Path, monkeypatch: 
     async with make_world(tmp_path, SystemClock()) as world:
         world.faults.break_down("set_sent")
         device = await world.add_device(queues=1)
-        async with asyncio.timeout(5.0), running(world.dispatcher):
+        async with asyncio.timeout(60), running(world.dispatcher):
             await world.receive(device.queues[0])
             await until(lambda: world.faults.failures["set_sent"] >= 1)
         assert await world.unsent() == 1

@@ -42,7 +42,7 @@ from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one
 
-DEADLINE = 15.0
+DEADLINE = 60.0
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
 
 

@@ -19,7 +19,7 @@ from ntf_server.push.provider import MessageList, PushError
 from protocol.device_token import ApnsToken, Provider
 
 MESSAGE = MessageList(bytes(range(24)), bytes(3088))
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class ManualClock:
