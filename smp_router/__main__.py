@@ -87,7 +87,9 @@ def control(arguments: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="smp-router", description="A small SMP router for development.")
+    parser = argparse.ArgumentParser(
+        prog="smp-router", description="An SMP router, to host oneself and for development."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("init", help="make certificates and configuration")

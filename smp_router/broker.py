@@ -14,7 +14,7 @@ from protocol.push_messages import NmsgMeta
 from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
 from smp_router.client import Client, Reception, RouterMessage
 from smp_router.config import RouterConfig
-from smp_router.queues import Message, Notifier, Prepared, Queue
+from smp_router.queues import Notifier, Prepared, Queue, StoredMessage
 from smp_router.relays import Relays
 from smp_router.services import Service
 from smp_router.state import RouterState
@@ -166,7 +166,7 @@ class Broker:
 
     # Messages
 
-    def send(self, queue: Queue, command: Send, corr_id: CorrId = NO_CORR) -> Message | None:
+    def send(self, queue: Queue, command: Send, corr_id: CorrId = NO_CORR) -> StoredMessage | None:
         """Store a message, and the NMSG that goes with it; None if the queue is full."""
         timestamp = self.timestamp()
         content = RcvMessage(timestamp, command.notification, command.body)

@@ -71,7 +71,7 @@ from smp_router.authentication import Request, acting_service
 from smp_router.broker import ALL_SENT, Broker
 from smp_router.client import Client, Reception
 from smp_router.proxy_commands import proxy_forward, proxy_session, relay_forward
-from smp_router.queues import Link, Message, Notifier, Queue, agree_secret, new_id
+from smp_router.queues import Link, Notifier, Queue, StoredMessage, agree_secret, new_id
 from smp_router.services import Service
 
 CORR_ID_SIZE = 24
@@ -315,7 +315,7 @@ def _standard_b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _message_info(message: Message) -> dict[str, str]:
+def _message_info(message: StoredMessage) -> dict[str, str]:
     received = datetime.fromtimestamp(message.content.timestamp, UTC)
     kind = "quota" if isinstance(message.content, QuotaExceeded) else "message"
     return {

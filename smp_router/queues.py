@@ -46,7 +46,7 @@ class Notifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StoredMessage:
     number: int
     "Of the whole router, in order of arrival."
     message_id: bytes = field(repr=False)
@@ -71,7 +71,7 @@ class Queue:
     mode: QueueMode | None = None
     notifier: Notifier | None = None
     link: Link | None = None
-    messages: deque[Message] = field(default_factory=deque, repr=False)
+    messages: deque[StoredMessage] = field(default_factory=deque, repr=False)
     last_corr_id: bytes = field(default=b"", repr=False)
     "Of the last SEND that was taken: a sender that did not see the answer may send it again."
     suspended_at: int | None = None

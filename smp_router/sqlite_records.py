@@ -25,7 +25,7 @@ from protocol.ids_hash import ids_hash
 from protocol.messages_crypto import decode_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import LinkData, QueueMode
-from smp_router.queues import Link, Message, Notifier, Prepared, Queue
+from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
 from smp_router.records import Kind
 from smp_router.services import Service
 from smp_router.state import RouterState
@@ -35,6 +35,7 @@ from store.policy import BUSY_TIMEOUT
 from store.sqlite_engine import DatabaseFile, GroupWriter, run_each, run_in_thread, thread_queue
 from store.sqlite_errors import store_errors
 from store.work_queue import WorkQueue
+from transport.cancellation import raise_if_cancelled
 from transport.certificates import Credentials
 
 logger = logging.getLogger(__name__)
@@ -159,9 +160,13 @@ class SqliteRecords:
         assert self._work is not None
         try:
             await self._work.run(run_each, lambda context: context.write(puts, deletes), durable=True)
-        except StoreError as error:
+        except (
+            Exception
+        ) as error:  # whatever it is: the router would wait for ever for changes that nobody writes
+            raise_if_cancelled()
             if not self.failing:
-                logger.error("nothing can be stored: %s", error)
+                known = isinstance(error, StoreError)
+                logger.error("nothing can be stored: %s", error if known else type(error).__name__)
             self.failing = True
             self._changes = changes | self._changes
             self._changed.set()
@@ -271,7 +276,7 @@ def _queue_row(queue: Queue) -> Iterable[Any]:
     )
 
 
-def _message_row(thing: tuple[EntityId, Message, bytes]) -> Iterable[Any]:
+def _message_row(thing: tuple[EntityId, StoredMessage, bytes]) -> Iterable[Any]:
     recipient_id, message, corr_id = thing
     return recipient_id, message.message_id, message.content.encode(), corr_id
 
@@ -332,12 +337,12 @@ def load_records(path: Path, state: RouterState) -> None:
 
 
 def _load_queues(db: sqlite3.Connection, state: RouterState) -> None:
-    messages: dict[bytes, deque[Message]] = {}
+    messages: dict[bytes, deque[StoredMessage]] = {}
     corr_ids: dict[bytes, bytes] = {}
     for number, recipient_id, message_id, content, corr_id in db.execute(
         "SELECT number, recipient_id, message_id, content, corr_id FROM messages ORDER BY number"
     ):
-        message = Message(number, message_id, decode_message(content))
+        message = StoredMessage(number, message_id, decode_message(content))
         messages.setdefault(recipient_id, deque()).append(message)
         corr_ids[recipient_id] = corr_id
     pending = dict(db.execute("SELECT notifier_id, pending FROM nmsgs"))

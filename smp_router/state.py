@@ -10,7 +10,7 @@ from protocol.blocking import BlockingInfo
 from protocol.crypto import AuthPublicKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
-from smp_router.queues import ID_SIZE, Link, Message, Notifier, Prepared, Queue, Queues
+from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage
 from smp_router.records import Kind, NoRecords, Records
 from smp_router.services import Service, Services
 from transport.certificates import Credentials
@@ -89,14 +89,14 @@ class RouterState:
 
     # Messages
 
-    def accept(self, queue: Queue, content: RcvMessage, quota: int, corr_id: CorrId) -> Message | None:
+    def accept(self, queue: Queue, content: RcvMessage, quota: int, corr_id: CorrId) -> StoredMessage | None:
         """Store a message; None if there is no room, in which case the recipient will be told so."""
         if queue.full:
             return None
         refused = len(queue.messages) >= quota
         stored = QuotaExceeded(content.timestamp) if refused else content
         self._last_number += 1
-        message = Message(self._last_number, secrets.token_bytes(ID_SIZE), stored)
+        message = StoredMessage(self._last_number, secrets.token_bytes(ID_SIZE), stored)
         queue.messages.append(message)
         self.stored_messages += 1
         queue.last_corr_id = NO_CORR if refused else corr_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -110,7 +110,6 @@ class World:
     stack: AsyncExitStack
     version: int
     service: WireClient | None = None
-    seen: set[type] = field(default_factory=set)
 
     async def link(self, queue: TestQueue) -> EntityId:
         link_id = new_link_id()
