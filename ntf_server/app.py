@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
@@ -18,12 +17,13 @@ from ntf_server.config import Config, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
 from ntf_server.descriptors import descriptor_budget, open_file_limit
+from ntf_server.figures import Figures, watch_loop
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import MEGABYTE, Journal, JournalSettings, NullJournal
 from ntf_server.listener import Listener
-from ntf_server.metrics import gauge, histogram
+from ntf_server.metrics import histogram
 from ntf_server.own_routers import OwnRouters
 from ntf_server.ownership import OwnershipLoop
 from ntf_server.periodic import Periodic
@@ -34,7 +34,7 @@ from ntf_server.store_watch import StoreWatch
 from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
-from store.interface import StoreError, StoreVanished
+from store.interface import StoreVanished
 from store.journal_schema import load_or_create_key
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
@@ -42,16 +42,10 @@ from transport.errors import TransportError
 
 logger = logging.getLogger(__name__)
 
-COUNTS_INTERVAL = 15.0
 PUSH_DRAIN_TIMEOUT = 10.0
 MICROSECONDS = 1_000_000
 
 COMMIT_SECONDS = histogram("store_commit_seconds", "Time of a group of writes up to its commit")
-TOKENS = gauge("tokens", "Tokens in the store")
-ACTIVE_TOKENS = gauge("tokens_active", "Verified tokens in the store")
-SUBSCRIPTIONS = gauge("subscriptions", "Subscriptions in the store")
-ACTIVE_SUBSCRIPTIONS = gauge("subscriptions_active", "Subscriptions that are subscribed at their router")
-UNSENT = gauge("notifications_unsent", "Last notifications that no accepted push has carried yet")
 
 
 class App:
@@ -98,6 +92,13 @@ class App:
             self.dispatcher,
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
+        )
+        self._figures = Figures(
+            self.store,
+            self._clock,
+            data_dir,
+            setup.database_path(config) if config.STORE.database == "sqlite" else None,
+            lambda: self.listener.certificate_expiry,
         )
         self._verifications = VerificationLimits(config.LIMITS)
         self._deletions = Deletions(self.subscriber, self._journal)
@@ -182,7 +183,8 @@ class App:
                     Periodic(self.store, self.dispatcher, self._clock, self._random).run(), name="periodic"
                 ),
                 tasks.create_task(housekeeping.run(), name="housekeeping"),
-                tasks.create_task(self._publish_counts(), name="counts"),
+                tasks.create_task(self._figures.run(), name="figures"),
+                tasks.create_task(watch_loop(), name="loop lag"),
                 tasks.create_task(self._watch_store(stop), name="store watch"),
                 tasks.create_task(self._own_routers.run(), name="own routers"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
@@ -209,17 +211,6 @@ class App:
         self._vanished = await self._store_watch.run()
         logger.critical("stopping: %s", self._vanished)
         stop.set()
-
-    async def _publish_counts(self) -> None:
-        while True:
-            with contextlib.suppress(StoreError):
-                counts = await self.store.counts()
-                TOKENS.set(counts.tokens)
-                ACTIVE_TOKENS.set(counts.active_tokens)
-                SUBSCRIPTIONS.set(counts.subscriptions)
-                ACTIVE_SUBSCRIPTIONS.set(counts.active_subscriptions)
-                UNSENT.set(counts.unsent_notifications)
-            await asyncio.sleep(COUNTS_INTERVAL)
 
     def _make_journal(self) -> Journal | NullJournal:
         section = self._config.JOURNAL

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from ntf_server.clock import Clock
 from ntf_server.journal import Journal
-from ntf_server.metrics import counter
+from ntf_server.metrics import AskedCounter
 from ntf_server.router import RouterStatus
 from protocol.addresses import parse_smp_server
 from protocol.statuses import SubState
@@ -22,9 +22,9 @@ from store.interface import ControlStore, StoreError
 from store.journal_schema import JournalEvent
 from transport.cancellation import TaskGroup
 
-RECORDED = counter("journal_events", "Events written to the journal or about to be")
-DROPPED = counter("journal_dropped", "Events lost because the journal could not be written for too long")
-REJECTED = counter("journal_rejected", "Events left out of the journal because they broke its contract")
+RECORDED = AskedCounter("journal_events", "Events written to the journal or about to be")
+DROPPED = AskedCounter("journal_dropped", "Events lost because the journal could not be written for too long")
+REJECTED = AskedCounter("journal_rejected", "Events left out of the journal because they broke its contract")
 
 MICROSECONDS = 1_000_000
 ALIVE_INTERVAL = 60.0
@@ -52,9 +52,9 @@ class DaemonLife:
         self._sleep = sleep
         self._began = clock.monotonic()
         self._told = {"dropped": 0, "rejected": 0}
-        RECORDED.set_function(lambda: journal.recorded)
-        DROPPED.set_function(lambda: journal.dropped)
-        REJECTED.set_function(lambda: journal.rejected)
+        RECORDED.ask = lambda: journal.recorded
+        DROPPED.ask = lambda: journal.dropped
+        REJECTED.ask = lambda: journal.rejected
 
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[None]:

@@ -7,11 +7,11 @@ import logging
 import os
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from ntf_server.config import MetricsConfig
 from ntf_server.health import Health
-from ntf_server.metrics import counter
+from ntf_server.metrics import counter, exposition
 from transport.plain_http import PLAIN, UNAVAILABLE, HttpPages, Page
 
 FILE_FAILURES = counter("metrics_file_failures", "Attempts to write the metrics file that failed")
@@ -28,7 +28,9 @@ class HttpEndpoint(HttpPages):
 
     def page(self, path: bytes) -> Page | None:
         if path == b"/metrics":
-            return Page(CONTENT_TYPE_LATEST, generate_latest())
+            return Page(CONTENT_TYPE_LATEST, exposition())
+        if path == b"/metrics/strict":
+            return Page(CONTENT_TYPE_LATEST, exposition(old_names=False))
         if path == b"/health/live":
             return Page(PLAIN, b"live\n")
         if path != b"/health/ready":
@@ -50,7 +52,7 @@ async def write_metrics_file(path: Path, config: MetricsConfig) -> None:
     draft, failing = path.with_name(f".{path.name}.new"), False
     while True:
         try:
-            await asyncio.to_thread(_replace, draft, path, generate_latest())
+            await asyncio.to_thread(_replace, draft, path, exposition())
         except OSError as error:
             FILE_FAILURES.inc()
             if not failing:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from cryptography import x509
+
 from ntf_server.client_session import HANDSHAKE_FAILURES, PART_SIZE, ClientSession, ServerIdentity
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands
@@ -65,6 +67,8 @@ class Listener:
         """For connections that come from now on."""
         self._context = server_context(credentials, [NTF_ALPN])
         self._identity = ServerIdentity(key_hash=credentials.identity, signer=credentials.signing_key)
+        leaf = x509.load_der_x509_certificate(credentials.chain[0])
+        self.certificate_expiry = leaf.not_valid_after_utc.timestamp()
 
     def use_limits(self, limits: LimitsConfig, max_clients: int) -> None:
         """Those per connection count for connections that come from now on."""

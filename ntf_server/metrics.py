@@ -1,21 +1,26 @@
 """How the daemon counts. Metrics are declared beside the code they measure, with these functions.
 
-Existing dashboards know the counters by names without `_total`, which prometheus_client's own counters
-would append; so they are exposed as gauges that only ever grow.
+Existing dashboards know counters by names without `_total`, and a gauge by a name that ends in `_count`. So
+`exposition` has those under both names, with the same type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client import Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 PREFIX = "simplex_ntf_"
+TOTAL = "_total"
+OLD_GAUGES = {f"{PREFIX}smp_sessions": f"{PREFIX}smp_sessions_count"}
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
-def counter(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
-    return Gauge(PREFIX + name, help, labels)
+
+def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+    return Counter(PREFIX + name, help, labels)
 
 
 def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
@@ -24,3 +29,32 @@ def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
 
 def histogram(name: str, help: str, labels: Sequence[str] = ()) -> Histogram:
     return Histogram(PREFIX + name, help, labels, buckets=LATENCY_BUCKETS)
+
+
+class AskedCounter:
+    """A counter that is kept elsewhere."""
+
+    def __init__(self, name: str, help: str) -> None:
+        self._name, self._help = PREFIX + name, help
+        self.ask: Callable[[], float] = lambda: 0.0
+        REGISTRY.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._help, value=self.ask())
+
+
+def exposition(*, old_names: bool = True) -> bytes:
+    """All metrics as Prometheus reads them."""
+    text = generate_latest().decode()
+    return "".join(_with_old_names(text) if old_names else text).encode()
+
+
+def _with_old_names(text: str) -> Iterator[str]:
+    first, *families = text.split("# HELP ")
+    yield first
+    for family in families:
+        yield f"# HELP {family}"
+        name = family.partition(" ")[0]
+        old = name.removesuffix(TOTAL) if f"# TYPE {name} counter" in family else OLD_GAUGES.get(name, name)
+        if old != name and name.startswith(PREFIX):
+            yield f"# HELP {family}".replace(name, old)

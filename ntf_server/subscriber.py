@@ -37,7 +37,7 @@ NEW_DIALS_EACH = 4
 
 WATCHED = gauge("smp_routers", "Routers that are watched")
 PARKED = gauge("smp_routers_waiting", "Routers that wait for others to make room")
-SESSIONS = gauge("smp_sessions_count", "SMP sessions count")
+SESSIONS = gauge("smp_sessions", "SMP sessions count")
 
 
 class _SubscriptionGauges:

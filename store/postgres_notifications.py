@@ -120,7 +120,8 @@ SELECT coalesce(sum(tokens), 0)::bigint, coalesce(sum(active_tokens), 0)::bigint
     coalesce(sum(subscriptions), 0)::bigint, coalesce(sum(active_subscriptions), 0)::bigint,
     (SELECT coalesce(sum(associated_count), 0)::bigint FROM smp_servers),
     (SELECT count(*) FROM smp_servers),
-    (SELECT count(*) FROM unsent_notifications)
+    (SELECT count(*) FROM unsent_notifications),
+    (SELECT received_at FROM unsent_notifications ORDER BY seq LIMIT 1)
 FROM totals
 """
 
@@ -240,4 +241,5 @@ async def counts(db: asyncpg.Connection) -> Counts:
         associated_subscriptions=row[4],
         servers=row[5],
         unsent_notifications=row[6],
+        oldest_unsent=row[7],
     )

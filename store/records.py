@@ -234,3 +234,5 @@ class Counts:
     associated_subscriptions: int
     servers: int
     unsent_notifications: int
+    oldest_unsent: int | None
+    "When it was received, in seconds since 1970."

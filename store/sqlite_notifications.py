@@ -71,7 +71,8 @@ _COUNTS = """
 SELECT tokens, active_tokens, subscriptions, active_subscriptions,
     (SELECT ifnull(sum(associated_count), 0) FROM smp_servers),
     (SELECT count(*) FROM smp_servers),
-    (SELECT count(*) FROM unsent_notifications)
+    (SELECT count(*) FROM unsent_notifications),
+    (SELECT received_at FROM unsent_notifications ORDER BY seq LIMIT 1)
 FROM totals
 """
 
@@ -150,4 +151,5 @@ def counts(db: sqlite3.Connection) -> Counts:
         associated_subscriptions=row[4],
         servers=row[5],
         unsent_notifications=row[6],
+        oldest_unsent=row[7],
     )

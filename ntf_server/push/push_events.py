@@ -38,6 +38,7 @@ TRIMMED = counter("push_trimmed", "Notifications left out of a push because it w
 RETRIES = counter("push_retries", "Pushes to be tried again", ["provider", "reason"])
 TOKENS_INVALID = counter("push_tokens_invalid", "Tokens that a provider called invalid", ["reason"])
 DEFERRED = counter("push_deferred", "Pushes put off because their provider was down or had too many")
+FAILURES = counter("push_failures", "Pushes given up, of any kind", ["provider", "kind", "reason"])
 BREAKER = gauge("push_breaker_state", "0: pushes flow, 1: provider is down, 2: trying again", ["provider"])
 
 HOSTS_DOWN = gauge("push_hosts_down", "Web Push hosts that are down or refuse us")
@@ -95,6 +96,7 @@ class PushEvents:
 
     def gave_up(self, push: Push, entries: Sequence[LastNotification], reason: str) -> None:
         """`reason` is a class of reasons, fit for a label."""
+        FAILURES.labels(_tag(push.token), push.taken.job.kind.name.lower(), reason).inc()
         if push.composed is None:
             self.urgent_failed(push.taken.job.kind)
             return

@@ -269,6 +269,7 @@ def _count_rows(db: sqlite3.Connection) -> Counts:
     def count(what: str) -> int:
         return int(db.execute(f"SELECT count(*) FROM {what}").fetchone()[0])
 
+    oldest = db.execute("SELECT received_at FROM unsent_notifications ORDER BY seq LIMIT 1").fetchone()
     return Counts(
         tokens=count("tokens WHERE status <> 'deleted'"),
         active_tokens=count("tokens WHERE status = 'ACTIVE'"),
@@ -277,6 +278,7 @@ def _count_rows(db: sqlite3.Connection) -> Counts:
         associated_subscriptions=count("subscriptions WHERE associated"),
         servers=count("smp_servers"),
         unsent_notifications=count("unsent_notifications"),
+        oldest_unsent=oldest and oldest[0],
     )
 
 
