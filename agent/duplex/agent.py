@@ -39,7 +39,7 @@ from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
 from agent.duplex.replies import RouterFailure, checked
 from agent.duplex.routers import Acknowledgement, Delivered, RouterLink
-from agent.duplex.secrets import Secrets
+from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.store import Change, DuplexStore, Tx
 from agent.duplex.tables import (
     add_command,
@@ -95,6 +95,8 @@ class DuplexConfig:
     "Which routers are not to learn our address."
     now: Callable[[], float] = _wall_time
     random: Callable[[int], bytes] = os.urandom
+    kem_pairs: int = 8
+    "Made ahead, in another process, from the first that is needed on; 0 makes each when it is needed."
 
 
 class Stopped(Exception):
@@ -104,7 +106,7 @@ class Stopped(Exception):
 class DuplexAgent:
     """Use `open_duplex`."""
 
-    def __init__(self, store: DuplexStore, config: DuplexConfig, tasks: TaskGroup) -> None:
+    def __init__(self, store: DuplexStore, config: DuplexConfig, secrets: Secrets, tasks: TaskGroup) -> None:
         self._store = store
         self._config = config
         self._tasks = tasks
@@ -115,7 +117,7 @@ class DuplexAgent:
         self._room = asyncio.Event()
         self._room.set()
         self._shown: set[tuple[int, int]] = set()
-        self._secrets = Secrets(config.random)
+        self._secrets = secrets
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
@@ -468,9 +470,11 @@ async def open_duplex(
 ) -> AsyncIterator[DuplexAgent]:
     """An agent at work, until the block ends; raises what broke it."""
     loop = asyncio.get_running_loop()
-    async with store_kind.open(config.path, Secrets(config.random), config.now) as store:
+    pairs = KemPairs(config.kem_pairs)
+    secrets = Secrets(config.random, pairs)
+    async with store_kind.open(config.path, secrets, config.now) as store:
         ready: asyncio.Future[DuplexAgent] = loop.create_future()
-        background = loop.create_task(_run(store, config, ready), name="agent")
+        background = loop.create_task(_run(store, config, secrets, ready), name="agent")
         try:
             background.add_done_callback(lambda _task: ready.done() or ready.cancel())
             await asyncio.wait([ready])
@@ -482,12 +486,15 @@ async def open_duplex(
             await asyncio.wait([background])
             if ready.done() and not ready.cancelled():
                 await ready.result().close()
+            await asyncio.to_thread(pairs.close)
             _raise_failure(background)
 
 
-async def _run(store: DuplexStore, config: DuplexConfig, ready: asyncio.Future[DuplexAgent]) -> None:
+async def _run(
+    store: DuplexStore, config: DuplexConfig, secrets: Secrets, ready: asyncio.Future[DuplexAgent]
+) -> None:
     async with TaskGroup() as tasks:
-        agent = DuplexAgent(store, config, tasks)
+        agent = DuplexAgent(store, config, secrets, tasks)
         await agent.start()
         ready.set_result(agent)
         await asyncio.Event().wait()

@@ -55,7 +55,9 @@ class Person:
 
 
 def config(path: Path, *servers: SmpServer) -> DuplexConfig:
-    return DuplexConfig(path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0))
+    return DuplexConfig(
+        path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0), kem_pairs=0
+    )
 
 
 @asynccontextmanager
