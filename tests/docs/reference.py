@@ -29,7 +29,7 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 }
 
 NOT_ARGUMENTS = (argparse._SubParsersAction, argparse._HelpAction, argparse._VersionAction)
-KEYS_HEAD = ("| key | default | allowed | |", "|---|---|---|---|")
+KEYS_HEAD = ("| key | is | default | allowed |", "|---|---|---|---|")
 
 
 def configuration() -> str:
@@ -53,7 +53,7 @@ def _key_row(field: dataclasses.Field[Any]) -> str:
     kind = field.metadata["kind"]
     default = kind.show(field.default)
     shown = f"`{default}`" if default else ""
-    return f"| `{field.name}` | {shown} | {_cell(kind.allowed)} | {_cell(field.metadata['doc'])} |"
+    return f"| `{field.name}` | {_cell(field.metadata['doc'])} | {shown} | {_cell(kind.allowed)} |"
 
 
 def _cell(text: str) -> str:
