@@ -23,6 +23,7 @@ from protocol.errors import (
     CMD_PROHIBITED,
     CMD_UNKNOWN,
     CRYPTO,
+    INTERNAL,
     LARGE_MSG,
     PROXY_BASIC_AUTH,
     PROXY_NO_SESSION,
@@ -219,6 +220,24 @@ async def test_every_answer_is_lost_once() -> None:
             assert owners.state.stored_messages - before == isinstance(command, Send)
         await eventually(lambda: proxy.relays_waiting == 0)
     await eventually(lambda: owners.connections == 0)
+
+
+async def test_refusals_of_the_destination_are_told_as_such() -> None:
+    """What it answers to the proxy, not to the client; and a session that it ended is asked for again."""
+    async with (
+        routers(2) as (owners, proxy),
+        connected(owners.address) as owner,
+        sender(always(proxy)) as through,
+    ):
+        queue, server = await create_queue(owner), owners.address
+        owners.faults.answer_errors("RFWD", INTERNAL, count=1)
+        refused = await through.request(server, queue.sender_id, Send(False, b""))
+        assert refused == Err(proxy_protocol_error(INTERNAL))
+        assert await through.request(server, queue.sender_id, Send(False, b"")) == Ok()
+        owners.faults.drop_connections()
+        await eventually(lambda: owners.connections == 0)
+        assert await attempt(through.request(server, queue.sender_id, Send(False, b""))) in (Ok(), None)
+        assert await through.request(server, queue.sender_id, Send(False, b"")) == Ok()
 
 
 async def test_a_slow_destination_holds_up_nobody() -> None:
