@@ -30,6 +30,7 @@ from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
+from ntf_server.status_page import StatusPage
 from ntf_server.store_watch import StoreWatch
 from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
@@ -93,6 +94,7 @@ class App:
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
         )
+        self._status = StatusPage(self._clock, self.health, self._own_routers, self._providers.set_up)
         self._figures = Figures(
             self.store,
             self._clock,
@@ -128,7 +130,7 @@ class App:
                 await stack.enter_async_context(life.recorded())
             if self._sharing is not None:
                 await stack.enter_async_context(self._sharing.joined())
-            endpoint = HttpEndpoint(self.health)
+            endpoint = HttpEndpoint(self.health, self._status)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
@@ -184,6 +186,7 @@ class App:
                 ),
                 tasks.create_task(housekeeping.run(), name="housekeeping"),
                 tasks.create_task(self._figures.run(), name="figures"),
+                tasks.create_task(self._status.history.run(), name="history"),
                 tasks.create_task(watch_loop(), name="loop lag"),
                 tasks.create_task(self._watch_store(stop), name="store watch"),
                 tasks.create_task(self._own_routers.run(), name="own routers"),

@@ -41,6 +41,10 @@ class Health:
             lines.append(f"store: {problem}")
         return lines + self._missing_queues() + self._missing_providers()
 
+    def trouble(self) -> dict[str, str]:
+        """Providers that take no pushes, by tag, and why."""
+        return self._push.trouble()
+
     def worries(self) -> list[str]:
         """What is wrong although the server works."""
         troubles = [f"provider {tag} {why}" for tag, why in self._push.trouble().items()]

@@ -1,4 +1,4 @@
-"""Metrics and health over plain local HTTP: three GET paths, nothing else."""
+"""Metrics, health and the status page over plain local HTTP: a few GET paths, nothing else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from ntf_server.config import MetricsConfig
 from ntf_server.health import Health
 from ntf_server.metrics import counter, exposition
+from ntf_server.status_page import StatusPage
 from transport.plain_http import PLAIN, UNAVAILABLE, HttpPages, Page
 
 FILE_FAILURES = counter("metrics_file_failures", "Attempts to write the metrics file that failed")
@@ -22,9 +23,10 @@ logger = logging.getLogger(__name__)
 class HttpEndpoint(HttpPages):
     """Figures for programs, and whether the server is well."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, status: StatusPage) -> None:
         super().__init__()
         self._health = health
+        self._status = status
 
     def page(self, path: bytes) -> Page | None:
         if path == b"/metrics":
@@ -34,7 +36,7 @@ class HttpEndpoint(HttpPages):
         if path == b"/health/live":
             return Page(PLAIN, b"live\n")
         if path != b"/health/ready":
-            return None
+            return self._status.page(path)
         if missing := self._health.missing():
             return Page(PLAIN, _lines("not ready", missing), UNAVAILABLE)
         return Page(PLAIN, _lines("ready", self._health.worries()))

@@ -25,7 +25,7 @@ class StoreWatch:
     def __init__(self, store: ControlStore, clock: Clock) -> None:
         self._store = store
         self._outage = Outage("the store", clock.monotonic, logger)
-        self.problem = "not tried yet"
+        self.problem = ""
 
     async def run(self) -> StoreVanished:
         """Returns only if the database was taken away."""
