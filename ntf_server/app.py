@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ntf_server import setup
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.commands import CommandRules, Commands
-from ntf_server.config import Config, unlike
+from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
 from ntf_server.descriptors import descriptor_budget, open_file_limit
@@ -41,6 +42,9 @@ from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 from transport.errors import TransportError
 
+if TYPE_CHECKING:
+    from ntf_server.statements.service import StatementGateway
+
 logger = logging.getLogger(__name__)
 
 PUSH_DRAIN_TIMEOUT = 10.0
@@ -66,6 +70,7 @@ class App:
         self._random = random
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
+        self.gateway_port = 0
         self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
         self._data_dir = data_dir = setup.data_folder(config)
         self.store = make_store(
@@ -103,6 +108,7 @@ class App:
             lambda: self.listener.certificate_expiry,
         )
         self._verifications = VerificationLimits(config.LIMITS)
+        self._gateway = self._make_gateway() if config.STATEMENTS.enabled else None
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         self._control = ControlPort(self.store, self.subscriber, config.AUTH)
@@ -197,6 +203,9 @@ class App:
             if self._config.METRICS.file is not None:
                 writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
+            if self._gateway is not None:
+                self.gateway_port = await self._gateway.open()
+                background.append(tasks.create_task(self._gateway.run(), name="statement gateway"))
             await self.listener.open()
             self.health.listening = True
             ready()
@@ -205,6 +214,8 @@ class App:
             finally:
                 self.health.listening = False
                 await self.listener.close()
+                if self._gateway is not None:
+                    await self._gateway.close()
                 for task in background:
                     task.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
@@ -237,6 +248,7 @@ class App:
             random=self._random,
             journal=self._journal,
             ownership=self.store.ownership,
+            title=self._config.STATEMENTS.title,
         )
 
     def _make_ownership_loop(self) -> OwnershipLoop | None:
@@ -248,6 +260,23 @@ class App:
             self.subscriber,
             self.dispatcher,
             lease_seconds=self._config.STORE.lease_seconds,
+        )
+
+    def _make_gateway(self) -> StatementGateway:
+        try:
+            from ntf_server.statements.service import StatementGateway  # with libraries of its own
+        except ImportError as error:
+            raise ConfigError(
+                f"[STATEMENTS] needs {error.name}: install ntf-server with the extra statements"
+            ) from None
+
+        return StatementGateway(
+            self.store,
+            self.dispatcher,
+            self._config.STATEMENTS,
+            self._clock,
+            self._random,
+            self.store.ownership,
         )
 
     def _make_listener(self) -> Listener:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ntf_server.config_kinds import (
     FILE,
+    HEADER,
     HOST,
     HTTPS,
     LISTEN,
@@ -23,6 +24,7 @@ from ntf_server.config_kinds import (
     PROXY,
     SWITCH,
     TEXT,
+    WEBSOCKET,
     WORDS,
     Kind,
     choice,
@@ -32,6 +34,7 @@ from ntf_server.config_kinds import (
 from smp_client.requests import SESSION_DEFAULTS
 from store.leases import LEASE_SECONDS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT
+from store.statement_records import DEFAULT_GATEWAY_CAPS
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
@@ -198,6 +201,29 @@ class WebPushConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StatementsConfig:
+    """The statement gateway: pushes for signed statements of a statement store."""
+
+    enabled: bool = key(False, SWITCH, "")
+    node: str = key("", WEBSOCKET, "The statement store's node.")
+    listen: str = key("127.0.0.1", LISTEN, "Address of the HTTP API; empty: all.")
+    port: int = key(8443, PORT, "0: any free port.")
+    cert_file: Path | None = key(None, FILE, "Certificates of the HTTP API, PEM; empty: no TLS.")
+    key_file: Path | None = key(None, FILE, "Their key.")
+    client_header: str = key(
+        "", HEADER, "A header with the client's key, set by a proxy; empty: clients sign their requests."
+    )
+    title: str = key("Notification", TEXT, "What alerts show.")
+    apns: str = key(
+        "production", choice("production", "development", "test"), "Whose device tokens Apple's are."
+    )
+    watched_topics: int = key(10_000, whole(1, 1_000_000), "If rules name more, all statements are watched.")
+    subscriptions_per_client: int = key(DEFAULT_GATEWAY_CAPS.subscriptions_per_client, whole(1, 100_000), "")
+    rules_per_subscription: int = key(DEFAULT_GATEWAY_CAPS.rules_per_subscription, whole(1, 20_000), "")
+    requests_per_minute: int = key(120, whole(1, 1_000_000), "Of one client.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class InactiveClientsConfig:
     """Idle client connections."""
 
@@ -272,6 +298,7 @@ class Config:
     APNS: ApnsConfig = field(default_factory=ApnsConfig)
     FCM: FcmConfig = field(default_factory=FcmConfig)
     WEBPUSH: WebPushConfig = field(default_factory=WebPushConfig)
+    STATEMENTS: StatementsConfig = field(default_factory=StatementsConfig)
     INACTIVE_CLIENTS: InactiveClientsConfig = field(default_factory=InactiveClientsConfig)
     LIMITS: LimitsConfig = field(default_factory=LimitsConfig)
     METRICS: MetricsConfig = field(default_factory=MetricsConfig)

@@ -95,6 +95,17 @@ def _https(text: str) -> None:
         raise ValueError
 
 
+def _websocket(text: str) -> None:
+    parts = urlsplit(text)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.port == 0:
+        raise ValueError
+
+
+def _header(text: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", text) or text.lower() in ("host", "content-length"):
+        raise ValueError
+
+
 SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
 TEXT = Kind(str, "text")
 FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
@@ -103,4 +114,6 @@ WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separat
 HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
 LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
 PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")
+WEBSOCKET = Kind(_or_nothing(_websocket), "a ws: or wss: URL, or nothing")
+HEADER = Kind(_or_nothing(_header), "the name of a header, or nothing")
 HTTPS = Kind(_or_nothing(_https), "an https: URL, or nothing")

@@ -73,6 +73,8 @@ class Daemon:
         lines = [f"Server address: {app.address}", f"Listening on port {app.listener.port}"]
         if app.metrics_port:
             lines.append(f"Metrics on port {app.metrics_port}")
+        if app.gateway_port:
+            lines.append(f"Statement gateway on port {app.gateway_port}")
         try:
             print("\n".join(lines), flush=True)
         except OSError as error:  # whoever started us does not listen

@@ -225,6 +225,10 @@ class StatementPushStore(Protocol):
         """Durable. The subscription of a device that is gone, unless it has another device by now."""
 
 
+class DeliveryStore(PushStore, StatementPushStore, Protocol):
+    """Whatever is to be pushed."""
+
+
 class GatewayStore(Protocol):
     """For clients of the statement gateway. A request counts once: a second one is REPLAYED, and nothing
     happens. Whatever is refused changes nothing."""

@@ -113,6 +113,8 @@ class DeletionReason(StrEnum):
 
 MESSAGE_PUSH = "message"
 "The `kind` of pushes that carry notifications of SMP routers."
+STATEMENT_PUSH, CALL_PUSH = "statement", "call"
+"Of pushes that carry a statement: to be shown, or to ring."
 
 
 @dataclass(frozen=True, slots=True)

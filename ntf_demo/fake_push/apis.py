@@ -27,6 +27,8 @@ ACCESS_TOKEN_LIFETIME: Final = 3600
 MAX_KNOWN_TOKENS: Final = 1000
 WEB_PUSH_MAX_TTL: Final = 2592000
 AES128GCM_OVERHEAD: Final = 86 + 17  # header with a P-256 key, delimiter and tag
+VOIP_EXTRA = 1024
+"Bytes that Apple takes beyond the limit of other pushes."
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,12 @@ class PushApis:
         if not headers.get("apns-topic"):
             return 400, "MissingTopic"
         push_type, priority = headers.get("apns-push-type"), headers.get("apns-priority", "10")
-        if push_type not in ("alert", "background"):
+        if push_type not in ("alert", "background", "voip"):
             return 400, "InvalidPushType"
         if priority not in ("5", "10") or (push_type == "background" and priority != "5"):
             return 400, "BadPriority"
-        if self.body_limit is not None and len(body) > self.body_limit:
+        extra = VOIP_EXTRA if push_type == "voip" else 0
+        if self.body_limit is not None and len(body) > self.body_limit + extra:
             return 413, "PayloadTooLarge"
         if b'"aps"' not in body or _json_object(body) is None:
             return 400, "PayloadEmpty"

@@ -110,11 +110,7 @@ class _Exchange(NotificationRequest):
             (":scheme", "https"),
             (":authority", request.origin.host),
             (":path", f"/3/device/{self.device_token}"),
-            ("authorization", request.authorization),
-            ("apns-id", request.push_id),
-            ("apns-topic", request.topic),
-            ("apns-push-type", request.push_type),
-            ("apns-priority", str(request.priority)),
+            *request.headers(),
             ("content-type", "application/json"),
         ]
 

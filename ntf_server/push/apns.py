@@ -24,6 +24,7 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     RetryLater,
+    StatementNotice,
     error_for,
 )
 from protocol.device_token import ApnsToken, DeviceToken, Provider
@@ -31,6 +32,7 @@ from protocol.statuses import InvalidReason
 
 PRODUCTION_HOST: Final = "api.push.apple.com"
 DEVELOPMENT_HOST: Final = "api.sandbox.push.apple.com"
+VOIP_SUFFIX: Final = ".voip"
 PRIORITY_ALERT: Final = 10
 PRIORITY_BACKGROUND: Final = 5  # Apple refuses 10 for background pushes
 HEX: Final = re.compile(rb"[0-9a-fA-F]{1,200}")
@@ -151,7 +153,7 @@ class ApnsProvider:
         if not isinstance(token, ApnsToken) or token.provider not in self._origins:
             raise ProviderRefusesUs(f"APNs is not set up for tokens of provider {token.provider.tag}")
         background = is_background(notification)
-        return ApnsRequest(
+        request = ApnsRequest(
             origin=self._origins[token.provider],
             device_token=path_of(token),
             push_id=str(push_id),
@@ -161,6 +163,13 @@ class ApnsProvider:
             authorization=authorization,
             body=apns_payload(notification),
         )
+        if isinstance(notification, StatementNotice):
+            request.collapse_id = notification.collapse_id
+            if notification.is_voip:
+                request.topic += VOIP_SUFFIX
+                request.push_type = "voip"
+                request.only_now = True
+        return request
 
     async def _send(self, request: ApnsRequest, deadline: float) -> Response:
         left = max(deadline - asyncio.get_running_loop().time(), 0.001)

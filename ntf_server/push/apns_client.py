@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from ntf_server.push.http2 import CurlHttp2, Origin, Response
 
-PushType = Literal["alert", "background"]
+PushType = Literal["alert", "background", "voip"]
 
 
 @dataclass(slots=True)  # not frozen: one is made per push, and freezing doubles its cost
@@ -22,6 +22,23 @@ class ApnsRequest:
     priority: int
     authorization: str = field(repr=False)
     body: bytes = field(repr=False)
+    only_now: bool = False
+    "Not to be kept for a device that is offline."
+    collapse_id: str = ""
+
+    def headers(self) -> list[tuple[str, str]]:
+        headers = [
+            ("authorization", self.authorization),
+            ("apns-id", self.push_id),
+            ("apns-topic", self.topic),
+            ("apns-push-type", self.push_type),
+            ("apns-priority", str(self.priority)),
+        ]
+        if self.only_now:
+            headers.append(("apns-expiration", "0"))
+        if self.collapse_id:
+            headers.append(("apns-collapse-id", self.collapse_id))
+        return headers
 
 
 class ApnsClient(Protocol):
@@ -42,14 +59,8 @@ class CurlApnsClient:
 
     async def send(self, request: ApnsRequest, timeout: float) -> Response:
         """See ApnsClient."""
-        headers = [
-            f"authorization: {request.authorization}",
-            f"apns-id: {request.push_id}",
-            f"apns-topic: {request.topic}",
-            f"apns-push-type: {request.push_type}",
-            f"apns-priority: {request.priority}",
-            "content-type: application/json",
-        ]
+        headers = [f"{name}: {value}" for name, value in request.headers()]
+        headers.append("content-type: application/json")
         path = f"/3/device/{request.device_token}"
         return await self._http.post(request.origin, path, headers, request.body, timeout)
 

@@ -10,13 +10,21 @@ from typing import NamedTuple
 from ntf_server.config import PushConfig
 from ntf_server.push.lanes import Kind
 from ntf_server.push.payloads import padded_size
-from ntf_server.push.provider import CheckMessages, MessageList, PushNotification, Verification
+from ntf_server.push.provider import (
+    CheckMessages,
+    MessageList,
+    PushNotification,
+    StatementNotice,
+    Verification,
+)
 from ntf_server.push.scheduler import Taken
+from ntf_server.statements.payloads import Matched, NotifyType, payload
 from protocol.addresses import SmpQueueNtf
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.push_messages import PnMessage, seal_push
 from protocol.statuses import TokenStatus
 from store.records import LastNotification, SubKey, TokenPush, TokenRecord
+from store.statement_records import Channel, StatementPush
 
 MAX_ENTRIES = 6
 "Entries of one push."
@@ -25,13 +33,15 @@ NONCES_DRAWN = 128
 PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
+Entry = LastNotification | StatementPush
+
 
 class Composed(NamedTuple):
     """`text` carries `entries`, oldest first; both are empty if there is nothing to push. Do not print."""
 
     text: bytes
-    entries: Sequence[LastNotification]
-    unsent: Sequence[LastNotification]
+    entries: Sequence[Entry]
+    unsent: Sequence[Entry]
     "Those of `entries` that no accepted push carried yet."
     trimmed: int = 0
     "Entries that would have belonged here but did not fit; unsent ones of them go into the next push."
@@ -109,7 +119,7 @@ class Push(NamedTuple):
     """One push on its way. Do not print."""
 
     taken: Taken
-    token: TokenRecord
+    token: TokenRecord | StatementPush
     push_id: uuid.UUID
     notification: PushNotification
     composed: Composed | None
@@ -117,19 +127,21 @@ class Push(NamedTuple):
     started: float
 
     @property
-    def entries(self) -> Sequence[LastNotification]:
+    def entries(self) -> Sequence[Entry]:
         return self.composed.entries if self.composed else ()
 
     @property
-    def unsent(self) -> Sequence[LastNotification]:
+    def unsent(self) -> Sequence[Entry]:
         return self.composed.unsent if self.composed else ()
 
 
 class Composer:
     """Makes pushes of what the scheduler took and the store told about it."""
 
-    def __init__(self, config: PushConfig, random: Callable[[int], bytes]) -> None:
+    def __init__(self, config: PushConfig, random: Callable[[int], bytes], title: str = "") -> None:
+        """`title` is what alerts of statements show."""
         self._config = config
+        self._title = title
         self._random = random
         self._nonces: list[bytes] = []
 
@@ -147,9 +159,16 @@ class Composer:
         composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
         nonce = self._nonce()
         boxed = seal_push(token.dh_secret, nonce, composed.text, self._padding(token))
-        return Push(
-            taken, token, _message_id(token, composed.entries), MessageList(nonce, boxed), composed, now
-        )
+        push_id = _message_id(token, composed.entries)
+        return Push(taken, token, push_id, MessageList(nonce, boxed), composed, now)
+
+    def statement(self, taken: Taken, push: StatementPush, now: float) -> Push:
+        is_voip = push.channel is Channel.VOIP
+        notify_type = NotifyType.VOIP if is_voip or push.is_call else NotifyType.ALERT
+        text = payload(push.channel, notify_type, Matched(push.sender, push.topic, push.data), self._title)
+        collapse_id = push.statement_hash.hex() if push.may_repeat else ""
+        notice = StatementNotice(text.body, is_voip, collapse_id)
+        return Push(taken, push, _statement_id(push), notice, Composed(b"", (push,), (push,)), now)
 
     def urgent(self, taken: Taken, token: TokenRecord, now: float) -> Push:
         notification: PushNotification = CheckMessages()
@@ -177,8 +196,16 @@ class Composer:
         return self._nonces.pop()
 
 
-def _message_id(token: TokenRecord, entries: Sequence[LastNotification]) -> uuid.UUID:
+def _statement_id(push: StatementPush) -> uuid.UUID:
+    """The same whenever and by whomever it is pushed."""
+    digest = hashlib.blake2b(push.subscription_id + push.statement_hash, digest_size=PUSH_ID_SIZE)
+    return uuid.UUID(bytes=digest.digest(), version=4)
+
+
+def _message_id(token: TokenRecord, entries: Sequence[Entry]) -> uuid.UUID:
     """Follows from the content: the same over retries, outages and restarts, and another if it changes."""
-    content = b",".join([b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries])
+    content = b",".join(
+        [b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries if isinstance(entry, LastNotification)]
+    )
     digest = hashlib.blake2b(content, digest_size=PUSH_ID_SIZE, key=token.dh_secret)
     return uuid.UUID(bytes=digest.digest(), version=4)

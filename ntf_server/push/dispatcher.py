@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ntf_server.clock import Clock
 from ntf_server.config import PushConfig
@@ -23,7 +23,7 @@ from ntf_server.journal import EventSink
 from ntf_server.outage import Outage
 from ntf_server.push.breaker import BreakerState
 from ntf_server.push.composing import Composer, Push
-from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.outcomes import Outcomes
 from ntf_server.push.patience import Patience
 from ntf_server.push.provider import (
@@ -39,12 +39,15 @@ from ntf_server.push.push_events import PushEvents
 from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
-from store.interface import PushStore
-from store.leases import SOLE_OWNER, Duty, Lease, Ownership, of_pushes
+from store.interface import DeliveryStore
+from store.leases import CHORES, SOLE_OWNER, Duty, Lease, Ownership, of_pushes
 from store.records import TokenKey, TokenPush, TokenRecord
+from store.statement_records import PushKey, StatementPush
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DELIVERY_STEPS = 3
 "A delivery may have to renew its credentials and be sent again; each step has its own time limit."
@@ -65,7 +68,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: PushStore,
+        store: DeliveryStore,
         providers: Mapping[Provider, PushProvider],
         config: PushConfig,
         *,
@@ -74,17 +77,20 @@ class Dispatcher:
         journal: EventSink,
         call_later: CallLater | None = None,
         ownership: Ownership = SOLE_OWNER,
+        title: str = "",
     ) -> None:
+        """`title` is what alerts of statements show."""
         self._store = store
         self._ownership = ownership
         self._under_way: Counter[Lease] = Counter()
+        self._took_statements = False
         self._providers = providers
         self._config = config
         self._clock = clock
         self._call_later = call_later
         chance = partial(random_part, random)
         self._scheduler = PushScheduler(config, chance)
-        self._composer = Composer(config, random)
+        self._composer = Composer(config, random, title)
         self._events = PushEvents(journal, clock.now)
         self._events.watch(self._scheduler)
         self._patience = Patience()
@@ -140,6 +146,11 @@ class Dispatcher:
             self._ownership.push_elsewhere({key for key in token_keys if not self._owns(key)})
         return own
 
+    @property
+    def _owns_statements(self) -> bool:
+        """One daemon pushes all of them: the one that watches."""
+        return self._ownership.owns(CHORES)
+
     def _owns(self, token_key: TokenKey) -> bool:
         return self._ownership.owns(of_pushes(token_key))
 
@@ -154,6 +165,11 @@ class Dispatcher:
         while any(self._under_way[lease] for lease in leases):
             self._room.clear()
             await self._room.wait()
+
+    async def notify_statements(self, push_keys: Sequence[PushKey], received_at: float) -> None:
+        """There are statements to be pushed."""
+        for push_key in push_keys:
+            await self._add_when_there_is_room(statement_job(push_key), received_at)
 
     def check_messages(self, token_key: TokenKey) -> None:
         """See PushSink."""
@@ -181,6 +197,15 @@ class Dispatcher:
 
     # Life
 
+    async def _give_up_unknown(self) -> None:
+        """What an earlier run, or another daemon, handed to a provider and has no answer for is not pushed
+        again if the device could not tell that it is the same."""
+        self._took_statements = True
+        count = await self._patience.ask(self._store.abandon_claimed_pushes)
+        if count:
+            log.warning("%d pushes of statements have an unknown end: they are not made again", count)
+            self._events.abandoned(count)
+
     async def run(self) -> None:
         """Push until `stop()`; first of all what earlier runs left unsent."""
         if self._call_later is None:
@@ -188,6 +213,8 @@ class Dispatcher:
         self._scheduler.want_sweep(self._clock.monotonic())
         self._finished.clear()
         try:
+            if self._owns_statements:
+                await self._give_up_unknown()
             async with TaskGroup() as tasks:
                 tasks.create_task(self._outcomes.run(), name="push outcomes")
                 try:
@@ -244,16 +271,30 @@ class Dispatcher:
             await self._sweep.wait()
             self._sweep.clear()
             after = TokenKey(0)
-            while page := await self._next_unsent(after):
+            while page := await self._next(partial(self._store.unsent_tokens, after=after)):
                 for after in page:
-                    await self._room_for_sweep()
-                    await self._add_when_there_is_room(Job(Kind.MESSAGE, after), None)
+                    await self._sweep_in(Job(Kind.MESSAGE, after))
+            await self._sweep_statements()
 
-    async def _next_unsent(self, after: TokenKey) -> list[TokenKey]:
+    async def _sweep_statements(self) -> None:
+        if not self._owns_statements:
+            self._took_statements = False
+            return
+        if not self._took_statements:
+            await self._give_up_unknown()
+        last = PushKey(0)
+        while pushes := await self._next(partial(self._store.unsent_statement_pushes, after=last)):
+            for last in pushes:
+                await self._sweep_in(statement_job(last))
+
+    async def _sweep_in(self, job: Job) -> None:
+        await self._room_for_sweep()
+        await self._add_when_there_is_room(job, None)
+
+    async def _next(self, read: Callable[..., Awaitable[list[T]]]) -> list[T]:
         if self._stopping:
             return []
-        page = partial(self._store.unsent_tokens, after=after, limit=SWEEP_PAGE)
-        return await self._patience.ask(page) or []
+        return await self._patience.ask(partial(read, limit=SWEEP_PAGE)) or []
 
     async def _room_for_sweep(self) -> None:
         """A sweep uses half of the room at most: what arrives now has the rest."""
@@ -266,19 +307,59 @@ class Dispatcher:
     async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
         urgent = [item.job.token_key for item in taken if item.job.urgent]
         messages = [
-            item.job.token_key for item in taken if not item.job.urgent and self._owns(item.job.token_key)
+            item.job.token_key
+            for item in taken
+            if item.job.kind is Kind.MESSAGE and self._owns(item.job.token_key)
         ]
+        statements = [item.job.push_key for item in taken if item.job.kind is Kind.STATEMENT]
         tokens: list[TokenRecord] = []
         pushes: list[TokenPush] = []
+        to_tell: list[StatementPush] = []
         if urgent:
             tokens = await self._patience.ask(partial(self._store.tokens_by_key, urgent)) or []
         if messages:
             pushes = await self._patience.ask(partial(self._store.pushes, messages)) or []
+        if statements and self._owns_statements:
+            to_tell = await self._patience.ask(partial(self._store.statement_pushes, statements)) or []
         # All are encrypted before the first is sent: from then on other threads compete for the interpreter.
-        for push in self._compose_all(taken, tokens, pushes):
-            self._under_way[of_pushes(push.token.key)] += 1
-            tasks.create_task(self._deliver(push))
+        composed = self._compose_all(taken, tokens, pushes) + self._compose_statements(taken, to_tell)
+        gone = await self._claim(composed)
+        for push in composed:
+            if push.taken.job in gone:
+                self._scheduler.ended(push.taken.job, Ended(answered=True), self._clock.monotonic())
+            else:
+                self._under_way[_lease(push)] += 1
+                tasks.create_task(self._deliver(push))
         self._room.set()
+
+    async def _claim(self, composed: Sequence[Push]) -> set[Job]:
+        """Returns those that are not to be pushed any more. Those that a device would show twice are marked:
+        should this process die, nobody knows whether they were sent."""
+        once = {
+            push.token.key: push.taken.job
+            for push in composed
+            if isinstance(push.token, StatementPush) and not push.token.may_repeat
+        }
+        if not once:
+            return set()
+        claimed = await self._patience.ask(partial(self._store.claim_statement_pushes, list(once))) or set()
+        return {job for key, job in once.items() if key not in claimed}
+
+    def _compose_statements(self, taken: Sequence[Taken], found: Sequence[StatementPush]) -> list[Push]:
+        push_of = {push.key: push for push in found}
+        now = self._clock.monotonic()
+        composed: list[Push] = []
+        for item in taken:
+            if item.job.kind is not Kind.STATEMENT:
+                continue
+            push = push_of.get(item.job.push_key)
+            destination = None if push is None else destination_of(push.device_token)
+            added = self._scheduler.loaded(item, destination, now)
+            if added is not None or push is None:
+                self._note(item.job, added or Added.JOINED)
+            else:
+                composed.append(self._composer.statement(item, push, now))
+        return composed
 
     def _compose_all(
         self, taken: Sequence[Taken], tokens: Sequence[TokenRecord], pushes: Sequence[TokenPush]
@@ -288,6 +369,8 @@ class Dispatcher:
         now = self._clock.monotonic()
         composed: list[Push] = []
         for item in taken:
+            if item.job.kind is Kind.STATEMENT:
+                continue
             key = item.job.token_key
             stored = None if item.job.urgent else push_of.get(key)
             token = token_of.get(key) if item.job.urgent else stored.token if stored else None
@@ -330,7 +413,7 @@ class Dispatcher:
 
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
-        self._under_way[of_pushes(push.token.key)] -= 1
+        self._under_way[_lease(push)] -= 1
         provider = push.token.device_token.provider
         self._used.add(provider)
         opened = self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())
@@ -348,6 +431,10 @@ class Dispatcher:
         elif isinstance(error, (ProviderDown, ProviderRefusesUs)):
             self._trouble[provider] = problem = f"{_how(error)}: {error.reason}"
             self._outages[provider].note(problem)
+
+
+def _lease(push: Push) -> Lease:
+    return CHORES if isinstance(push.token, StatementPush) else of_pushes(push.token.key)
 
 
 def _how(error: PushError) -> str:

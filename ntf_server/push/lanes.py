@@ -16,6 +16,7 @@ from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
 from protocol.device_token import Provider
 from store.records import TokenKey
+from store.statement_records import PushKey
 from transport.limits import Bucket, Rate
 
 MAX_URGENT = 8_192
@@ -39,15 +40,27 @@ class Kind(IntEnum):
     MESSAGE = 0
     VERIFICATION = 1
     CHECK = 2
+    STATEMENT = 3
 
 
 class Job(NamedTuple):
     kind: Kind
     token_key: TokenKey
+    "A statement is pushed by itself, not with others of its device: its push stands for it."
 
     @property
     def urgent(self) -> bool:
-        return self.kind is not Kind.MESSAGE
+        return self.kind in (Kind.VERIFICATION, Kind.CHECK)
+
+    @property
+    def push_key(self) -> PushKey:
+        """Of a statement."""
+        return PushKey(-self.token_key)
+
+
+def statement_job(push_key: PushKey) -> Job:
+    """Negative: no token has such a key."""
+    return Job(Kind.STATEMENT, TokenKey(-push_key))
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ntf_server.clock import Clock, day
 from ntf_server.config import PushConfig
-from ntf_server.push.composing import Push
+from ntf_server.push.composing import Entry, Push
 from ntf_server.push.lanes import Kind
 from ntf_server.push.patience import Patience
 from ntf_server.push.provider import (
@@ -29,8 +29,9 @@ from ntf_server.push.push_events import PushEvents
 from ntf_server.push.retries import MAX_ATTEMPTS, failed_again, retry_delay
 from ntf_server.push.scheduler import Ended
 from protocol.statuses import INPUT_FOR_REASON, TokenInput
-from store.interface import PushStore, StoreError
-from store.records import LastNotification, SentEntry, TokenMove
+from store.interface import DeliveryStore, StoreError
+from store.records import LastNotification, SentEntry, TokenMove, TokenRecord
+from store.statement_records import StatementPush
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ class Decision(NamedTuple):
     """Entries in `done` are never pushed again; those in `lost` reached nobody, because of `why`."""
 
     ended: Ended
-    done: Sequence[LastNotification] = ()
-    lost: Sequence[LastNotification] = ()
+    done: Sequence[Entry] = ()
+    lost: Sequence[Entry] = ()
     why: str = ""
 
 
@@ -109,7 +110,7 @@ class Outcomes:
 
     def __init__(
         self,
-        store: PushStore,
+        store: DeliveryStore,
         events: PushEvents,
         config: PushConfig,
         clock: Clock,
@@ -142,7 +143,7 @@ class Outcomes:
             self._events.retried(push, "token" if decision.ended.answered else "provider")
         if decision.why:
             self._events.gave_up(push, decision.lost, decision.why)
-        if decision.done:
+        if decision.done or isinstance(push.token, StatementPush):
             self._waiting.append((push, decision, error))
             self._came.set()
         else:
@@ -164,15 +165,34 @@ class Outcomes:
             sent = [
                 SentEntry(push.token.key, entry.sub_key, entry.seq)
                 for push, decision, _ in stored
+                if isinstance(push.token, TokenRecord)
                 for entry in decision.done
+                if isinstance(entry, LastNotification)
             ]
             if sent:
                 await self._patience.ask(partial(self._store.set_sent, sent))
+            await self._store_statements(stored)
             for push, decision, error in stored:
                 self._tell(push, decision.ended, error)
 
+    async def _store_statements(self, stored: Sequence[tuple[Push, Decision, PushError | None]]) -> None:
+        ended = [
+            (push.token.key, bool(decision.done), error)
+            for push, decision, error in stored
+            if isinstance(push.token, StatementPush)
+        ]
+        if ended:
+            store = partial(
+                self._store.end_statement_pushes,
+                sent=[key for key, _, error in ended if error is None],
+                given_up=[key for key, done, error in ended if done and error is not None],
+                again=[key for key, done, _ in ended if not done],
+                now=int(self._clock.now()),
+            )
+            await self._patience.ask(store)
+
     async def _accepted(self, push: Push, now: float) -> None:
-        if push.taken.job.kind is Kind.VERIFICATION:
+        if push.taken.job.kind is Kind.VERIFICATION and isinstance(push.token, TokenRecord):
             self._events.verification_sent(push.token, confirmed=await self._confirm(push))
         else:
             self._events.accepted(push, now)
@@ -182,11 +202,22 @@ class Outcomes:
         return move is not None and move.after is not move.before
 
     async def _device_gone(self, push: Push, error: DeviceGone) -> None:
-        if await self._move(push, INPUT_FOR_REASON[error.invalid]) is not None:
+        if isinstance(push.token, StatementPush):
+            await self._subscription_gone(push.token)
+        elif await self._move(push, INPUT_FOR_REASON[error.invalid]) is not None:
             self._events.token_invalid(push.token, error.invalid)
+
+    async def _subscription_gone(self, push: StatementPush) -> None:
+        try:
+            if await self._store.delete_gone_device(push):
+                self._events.statement_device_gone()
+        except StoreError as error:
+            log.error("a subscription of a device that is gone was not deleted: %s", error)
 
     async def _move(self, push: Push, event: TokenInput) -> TokenMove | None:
         """Does nothing if the token has another device or code by now: the push was for the former one."""
+        if isinstance(push.token, StatementPush):
+            return None
         try:
             return await self._store.move_token(push.token, event, day(self._clock.now()))
         except StoreError as error:

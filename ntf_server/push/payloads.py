@@ -7,10 +7,17 @@ texts are put together from constant parts.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Final, assert_never
 
-from ntf_server.push.provider import CheckMessages, MessageList, PushNotification, Verification
+from ntf_server.push.provider import (
+    CheckMessages,
+    MessageList,
+    PushNotification,
+    StatementNotice,
+    Verification,
+)
 from protocol.device_token import Provider
 
 ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
@@ -32,8 +39,8 @@ def padded_size(provider: Provider, configured: int) -> int:
 
 
 def is_background(notification: PushNotification) -> bool:
-    """Whether the device handles it without showing anything; only messages are shown."""
-    return not isinstance(notification, MessageList)
+    """Whether the device handles it without showing anything; only messages are shown, and statements."""
+    return not isinstance(notification, MessageList | StatementNotice)
 
 
 def notification_data(notification: PushNotification) -> bytes:
@@ -45,12 +52,16 @@ def notification_data(notification: PushNotification) -> bytes:
             return _boxed_data(b"message", nonce, boxed)
         case CheckMessages():
             return b'{"checkMessages":true}'
+        case StatementNotice(body):
+            return body
         case _:
             assert_never(notification)
 
 
 def apns_payload(notification: PushNotification) -> bytes:
     """The body of a request to APNs."""
+    if isinstance(notification, StatementNotice):
+        return notification.body
     head = _BACKGROUND if is_background(notification) else _ALERT
     return head + notification_data(notification) + b"}"
 
@@ -64,6 +75,9 @@ def fcm_data(notification: PushNotification) -> dict[str, str]:
             return {"nonce": _text(nonce), "message": _text(boxed)}
         case CheckMessages():
             return {"checkMessages": "true"}
+        case StatementNotice(body):
+            data: dict[str, str] = json.loads(body)
+            return data
         case _:
             assert_never(notification)
 

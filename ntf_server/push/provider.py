@@ -37,7 +37,18 @@ class CheckMessages:
     """Wakes the device so that it looks for messages by itself; holds nothing secret."""
 
 
-PushNotification: TypeAlias = Verification | MessageList | CheckMessages
+@dataclass(frozen=True, slots=True)
+class StatementNotice:
+    """A statement, in JSON: the whole body for Apple, the data for Google."""
+
+    body: bytes = field(repr=False)
+    is_voip: bool
+    "For PushKit: the device rings."
+    collapse_id: str = ""
+    "A push with the same one replaces this one on the device."
+
+
+PushNotification: TypeAlias = Verification | MessageList | CheckMessages | StatementNotice
 
 
 class Destination(NamedTuple):

@@ -9,20 +9,31 @@ from typing import Any
 
 from ntf_server.journal import EventSink
 from ntf_server.metrics import counter, gauge, histogram
-from ntf_server.push.composing import Push
+from ntf_server.push.composing import Entry, Push
 from ntf_server.push.lanes import Kind
 from ntf_server.push.provider import Destination
 from ntf_server.push.scheduler import PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
-from store.journal_schema import MESSAGE_PUSH, JournalEvent
+from store.journal_schema import CALL_PUSH, MESSAGE_PUSH, STATEMENT_PUSH, JournalEvent
 from store.records import LastNotification, TokenRecord
+from store.statement_records import Channel, StatementPush
 
 log = logging.getLogger(__name__)
 
 DELIVERED = counter("notifications_delivered", "Message pushes that a provider accepted")
 FAILED = counter("notifications_failed", "Message pushes given up")
 ENTRIES_FAILED = counter("push_entries_failed", "Notifications given up", ["reason"])
+STATEMENTS_DELIVERED = counter(
+    "statement_pushes_delivered", "Pushes of statements that a provider accepted", ["channel"]
+)
+STATEMENTS_FAILED = counter("statement_pushes_failed", "Pushes of statements given up", ["reason"])
+STATEMENTS_ABANDONED = counter(
+    "statement_pushes_abandoned", "Pushes of statements that an earlier run may have made: not made again"
+)
+STATEMENT_DEVICES_GONE = counter(
+    "statement_devices_gone", "Subscriptions to statements deleted because their device is gone"
+)
 CRON_DELIVERED = counter("periodic_delivered", "Check-messages pushes that a provider accepted")
 CRON_FAILED = counter("periodic_failed", "Check-messages pushes given up")
 VERIFICATION_DELIVERED = counter("verifications_delivered", "Verification pushes that a provider accepted")
@@ -65,7 +76,7 @@ class PushEvents:
         if composed.trimmed:
             TRIMMED.inc(composed.trimmed)
             self._record(JournalEvent.PUSH_TRIMMED, **_about(push), count=composed.trimmed)
-        if composed.entries and taken.since is not None:
+        if composed.entries and taken.since is not None and isinstance(push.token, TokenRecord):
             NMSG_TO_PUSH_SECONDS.observe(push.started - taken.since)
         if composed.entries and taken.joined:
             COALESCED.inc(taken.joined)
@@ -79,7 +90,10 @@ class PushEvents:
             return
         if not push.entries:
             return  # it was too long for any push
-        DELIVERED.inc()
+        if isinstance(push.token, StatementPush):
+            STATEMENTS_DELIVERED.labels(push.token.channel.value).inc()
+        else:
+            DELIVERED.inc()
         self._push_seconds[push.token.device_token.provider](now - push.started)
         if push.taken.since is not None:
             latency = now - push.taken.since
@@ -94,14 +108,17 @@ class PushEvents:
             total=len(push.entries),
         )
 
-    def gave_up(self, push: Push, entries: Sequence[LastNotification], reason: str) -> None:
+    def gave_up(self, push: Push, entries: Sequence[Entry], reason: str) -> None:
         """`reason` is a class of reasons, fit for a label."""
         FAILURES.labels(_tag(push.token), push.taken.job.kind.name.lower(), reason).inc()
         if push.composed is None:
             self.urgent_failed(push.taken.job.kind)
             return
-        FAILED.inc()
-        ENTRIES_FAILED.labels(reason).inc(len(entries))
+        if isinstance(push.token, StatementPush):
+            STATEMENTS_FAILED.labels(reason).inc()
+        else:
+            FAILED.inc()
+            ENTRIES_FAILED.labels(reason).inc(len(entries))
         self._record(
             JournalEvent.PUSH_FAILED,
             **_about(push),
@@ -124,6 +141,12 @@ class PushEvents:
         self._record(
             JournalEvent.TOKEN_INVALID, token=token.token_id, provider=_tag(token), error=reason.value
         )
+
+    def statement_device_gone(self) -> None:
+        STATEMENT_DEVICES_GONE.inc()
+
+    def abandoned(self, count: int) -> None:
+        STATEMENTS_ABANDONED.inc(count)
 
     def verification_sent(self, token: TokenRecord, *, confirmed: bool) -> None:
         VERIFICATION_DELIVERED.inc()
@@ -149,13 +172,20 @@ def _breaker_value(scheduler: PushScheduler, destination: Destination) -> float:
 
 def _about(push: Push) -> dict[str, Any]:
     token = push.token
-    return {"token": token.token_id, "provider": _tag(token), "kind": MESSAGE_PUSH}
+    return {"token": token.token_id, "provider": _tag(token), "kind": _kind(token)}
 
 
-def _tag(token: TokenRecord) -> str:
+def _kind(token: TokenRecord | StatementPush) -> str:
+    if isinstance(token, TokenRecord):
+        return MESSAGE_PUSH
+    return CALL_PUSH if token.is_call or token.channel is Channel.VOIP else STATEMENT_PUSH
+
+
+def _tag(token: TokenRecord | StatementPush) -> str:
     return token.device_token.provider.tag
 
 
-def _server(entries: Sequence[LastNotification]) -> str | None:
+def _server(entries: Sequence[Entry]) -> str | None:
     """The router of the oldest entry."""
-    return entries[0].server.host_port if entries else None
+    first = entries[0] if entries else None
+    return first.server.host_port if isinstance(first, LastNotification) else None

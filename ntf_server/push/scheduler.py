@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ntf_server.config import PushConfig
 from ntf_server.push.breaker import BreakerState
-from ntf_server.push.lanes import MAX_URGENT, SLOW_ANSWER, Entry, Job, Lane, Target, Targets
+from ntf_server.push.lanes import MAX_URGENT, SLOW_ANSWER, Entry, Job, Kind, Lane, Target, Targets
 from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
 from store.records import TokenKey
@@ -197,7 +197,8 @@ class PushScheduler:
         target = entry.lane.target
         if target is not None and target.destination == destination:
             return None
-        self._know(taken.job.token_key, destination)
+        if taken.job.kind is not Kind.STATEMENT:  # comes once
+            self._know(taken.job.token_key, destination)
         return self._move(entry, taken, destination, now)
 
     def ended(self, job: Job, end: Ended, now: float) -> bool:

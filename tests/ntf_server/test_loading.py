@@ -25,7 +25,13 @@ NEVER = {
 }
 PROVIDERS = {"aioapns", "h2", "hpack", "pycurl", "jwt"}
 JOURNAL = {"pyarrow"}
+STATEMENTS = {"aiohttp", "sr25519", "coincurve"}
 NOTHING = {"NTF_WEBPUSH_ENABLED": "off"}
+GATEWAY = {
+    "NTF_STATEMENTS_ENABLED": "on",
+    "NTF_STATEMENTS_PORT": "0",
+    "NTF_STATEMENTS_NODE": "ws://127.0.0.1:1",
+}
 APNS = {"NTF_APNS_ALLOW_TEST_PROVIDER": "on"}
 
 
@@ -56,12 +62,13 @@ def loaded(folder: Path, env: dict[str, str]) -> set[str]:
         (NOTHING | APNS, {"pycurl"}),
         (NOTHING | APNS | {"NTF_APNS_CLIENT": "aioapns"}, PROVIDERS),
         (NOTHING | {"NTF_JOURNAL_ENABLED": "on"}, JOURNAL),
+        (NOTHING | GATEWAY, STATEMENTS),
     ],
-    ids=["nothing", "Web Push", "APNs", "APNs with aioapns", "journal"],
+    ids=["nothing", "Web Push", "APNs", "APNs with aioapns", "journal", "statements"],
 )
 def test_only_what_is_configured(tmp_path: Path, env: dict[str, str], extra: set[str]) -> None:
     assert init(tmp_path).returncode == 0
     names = loaded(tmp_path, env)
     assert {"ntf_server", "protocol", "transport", "smp_client", "store"} <= names
     assert names & NEVER <= ({"numpy"} if extra == JOURNAL else set())  # pyarrow takes it where it is
-    assert names & (PROVIDERS | JOURNAL) == extra
+    assert names & (PROVIDERS | STATEMENTS | JOURNAL) == extra

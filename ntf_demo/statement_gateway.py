@@ -1,0 +1,189 @@
+"""A statement gateway with everything around it on this machine: a node, a push provider, a client's app."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import sr25519
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from ntf_demo.fake_node.server import FakeNode
+from ntf_demo.fake_push.recorder import RecordedPush
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
+from ntf_server import setup
+from ntf_server.app import App, running
+from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.config import Config, FcmConfig, StatementsConfig
+from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
+from ntf_server.statements.signed_requests import SCHEME, signing_text
+from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes
+from transport.certificates import KeyAlgorithm
+
+LOCALHOST = "127.0.0.1"
+HOUR = 3600
+KeyPair = tuple[bytes, bytes]
+"An sr25519 public key and its secret."
+
+
+def key_pair(name: str) -> KeyPair:
+    pair: KeyPair = sr25519.pair_from_seed(name.encode().ljust(32, b"."))
+    return pair
+
+
+def signed_statement(
+    pair: KeyPair, *topics: bytes, data: bytes = b"sealed", expires_at: int | None = None
+) -> bytes:
+    """An encoded statement, good for an hour."""
+    unsigned = Statement(
+        expiry=(int(SystemClock().now()) + HOUR if expires_at is None else expires_at) << 32,
+        topics=(*topics, *[None] * (MAX_TOPICS - len(topics))),
+        data=data,
+    )
+    signature = sr25519.sign(pair, signed_bytes(unsigned))
+    return encode_statement(replace(unsigned, proof=Signed(Scheme.SR25519, signature, pair[0])))
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any
+
+
+class GatewayClient:
+    """A client's app: signs what it asks for."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, pair: KeyPair) -> None:
+        self._session = session
+        self._url = url
+        self.pair = pair
+
+    def authorization(self, method: str, path: str, body: bytes, at: int | None = None) -> str:
+        at = int(SystemClock().now()) if at is None else at
+        signature = sr25519.sign(self.pair, signing_text(method, path, at, body))
+        return f"{SCHEME} {self.pair[0].hex()}:{at}:{signature.hex()}"
+
+    async def send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        async with self._session.request(
+            method, self._url + path, data=io.BytesIO(body), headers=headers
+        ) as response:
+            text = await response.text()
+            return Answer(response.status, json.loads(text) if text else None)
+
+    async def ask(self, method: str, path: str, value: Any = None) -> Answer:
+        body = b"" if value is None else json.dumps(value).encode()
+        headers = {"Authorization": self.authorization(method, path, body)}
+        return await self.send(method, path, body, headers)
+
+    async def register(self, kind: str, token: str, **more: Any) -> str:
+        """The subscription's id."""
+        asked = {"notificationType": kind, "token": token, **more}
+        answer = await self.ask("POST", SUBSCRIPTIONS, asked)
+        assert answer.status == 201, answer
+        subscription_id: str = answer.body["subscription_id"]
+        return subscription_id
+
+    async def allow(self, subscription_id: str, *rules: tuple[bytes, bytes]) -> None:
+        """Exactly these (sender, topic)."""
+        listed = [{"sender_pubkey": sender.hex(), "topic": topic.hex()} for sender, topic in rules]
+        answer = await self.ask("PUT", RULES, {"subscription_id": subscription_id, "rules": listed})
+        assert answer.status == 204, answer
+
+
+class GatewayWorld:
+    """A node, a push provider and a configuration; `serving` as often as a test restarts the server."""
+
+    def __init__(
+        self, node: FakeNode, push: FakePushServer, session: aiohttp.ClientSession, folder: Path
+    ) -> None:
+        self.node = node
+        self.push = push
+        self.folder = folder
+        self._session = session
+        self.config: Config
+        self.server: App
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[App]:
+        async with running(App(self.folder / "etc", self.config)) as self.server:
+            yield self.server
+
+    def client(self, name: str) -> GatewayClient:
+        return GatewayClient(self._session, f"http://{LOCALHOST}:{self.server.gateway_port}", key_pair(name))
+
+    @property
+    def accepted(self) -> list[RecordedPush]:
+        """Pushes that the provider took, oldest first."""
+        return [push for push in self.push.pushes if push.status < 300]
+
+
+@asynccontextmanager
+async def gateway_parts(
+    folder: Path, *, postgres_url: str = "", **settings: Any
+) -> AsyncIterator[GatewayWorld]:
+    """All on free ports, with everything that is written in `folder`. `settings` are of [STATEMENTS]."""
+    async with (
+        FakeNode() as node,
+        FakePushServer(FakePushConfig(folder=folder / "push", body_limit=4096)) as push,
+        aiohttp.ClientSession() as session,
+    ):
+        world = GatewayWorld(node, push, session, folder)
+        options = setup.InitOptions(
+            config_dir=folder / "etc",
+            data_dir=folder / "data",
+            host=LOCALHOST,
+            port=0,
+            algorithm=KeyAlgorithm.ED25519,
+        )
+        config = setup.init(options, as_datetime(SystemClock().now()))
+        if postgres_url:
+            config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
+        world.config = _with_gateway(config, push, folder, node.url, **settings)
+        yield world
+
+
+@asynccontextmanager
+async def gateway_world(folder: Path, **settings: Any) -> AsyncIterator[GatewayWorld]:
+    """With the server."""
+    async with gateway_parts(folder, **settings) as world, world.serving():
+        yield world
+
+
+def _with_gateway(config: Config, push: FakePushServer, folder: Path, node: str, **settings: Any) -> Config:
+    """Pushes to Apple and to Google go to the fake provider."""
+    origin = f"https://{LOCALHOST}:{push.port}"
+    return replace(
+        config,
+        TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
+        APNS=replace(
+            config.APNS,
+            allow_test_provider=True,
+            test_host=LOCALHOST,
+            test_port=push.port,
+            test_ca_file=push.ca_file,
+        ),
+        FCM=FcmConfig(
+            service_account_file=_service_account(folder / "account.json", f"{origin}/token"),
+            endpoint=origin,
+            ca_file=push.ca_file,
+        ),
+        STATEMENTS=replace(
+            StatementsConfig(enabled=True, node=node, port=0, apns="test", requests_per_minute=10_000),
+            **settings,
+        ),
+    )
+
+
+def _service_account(path: Path, token_uri: str) -> Path:
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    account = {"client_email": "gateway@example.org", "project_id": "demo"}
+    path.write_text(json.dumps(account | {"private_key": key.decode(), "token_uri": token_uri}))
+    return path

@@ -1,0 +1,309 @@
+"""The gateway's HTTP API: who is pushed to, for whose statements about what."""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+import uuid
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from ntf_server.clock import Clock
+from ntf_server.config import ConfigError, StatementsConfig
+from ntf_server.metrics import counter
+from ntf_server.statements import bodies
+from ntf_server.statements.bodies import BadBody
+from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS, document
+from ntf_server.statements.signed_requests import SCHEME, Caller, Unauthenticated, authenticate
+from protocol.device_token import ApnsToken, FcmToken, Provider
+from store.interface import GatewayStore, StoreError
+from store.statement_records import (
+    GatewayCaps,
+    GatewaySubscription,
+    NewGatewaySubscription,
+    Refusal,
+    Request,
+    RuleEdit,
+    RulesEdited,
+    TokenTaken,
+)
+from transport.cancellation import raise_if_cancelled
+from transport.limits import Rate, RateLimiter, source_of
+
+log = logging.getLogger(__name__)
+
+ADDRESS_SHARE = 20
+"An address may ask so much more often than a client: phones share addresses."
+SHUTDOWN_TIMEOUT = 2.0
+UUID_SIZE = 16
+
+REQUESTS = counter("statements_requests", "Requests to the statement gateway", ["status"])
+
+APPLE = {
+    "production": Provider.APNS_PROD,
+    "development": Provider.APNS_DEV,
+    "test": Provider.APNS_TEST,
+}
+REFUSED: dict[Refusal, tuple[HTTPStatus, str]] = {
+    Refusal.REPLAYED: (HTTPStatus.UNAUTHORIZED, "replayed"),
+    Refusal.UNKNOWN: (HTTPStatus.NOT_FOUND, "unknown_subscription"),
+    Refusal.QUOTA: (HTTPStatus.FORBIDDEN, "too_many"),
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class GatewayApi:
+    """Serves between `open` and `close`; `on_rules` hears of each change of rules."""
+
+    def __init__(
+        self,
+        store: GatewayStore,
+        config: StatementsConfig,
+        clock: Clock,
+        random: Callable[[int], bytes],
+        on_rules: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._random = random
+        self._on_rules = on_rules
+        self._caps = GatewayCaps(
+            subscriptions_per_client=config.subscriptions_per_client,
+            rules_per_subscription=config.rules_per_subscription,
+        )
+        self._clients = RateLimiter(Rate.over(config.requests_per_minute, 60))
+        self._addresses = RateLimiter(Rate.over(config.requests_per_minute * ADDRESS_SHARE, 60))
+        self._tls = _tls(config)
+        self._spec = json.dumps(document(config)).encode()
+        self._runner: web.AppRunner | None = None
+
+    async def open(self) -> int:
+        """Returns the port."""
+        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, self._config.listen or None, self._config.port, ssl_context=self._tls)
+        await site.start()
+        port: int = runner.addresses[0][1]
+        return port
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[self._answered], client_max_size=MAX_BODY)
+        application.add_routes(
+            [
+                web.post(SUBSCRIPTIONS, self._subscribe),
+                web.delete(SUBSCRIPTIONS, self._unsubscribe),
+                web.get(SUBSCRIPTIONS, self._list, allow_head=False),
+                web.put(RULES, self._replace_rules),
+                web.post(RULES, self._add_rules),
+                web.delete(RULES, self._remove_rules),
+                web.get(SPEC_PATH, self._serve_spec, allow_head=False),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await self._answer(request, handler)
+        REQUESTS.labels(str(response.status)).inc()
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._addresses.allows(source_of(request.remote or ""), self._clock.monotonic()):
+            return _too_often()
+        try:
+            return await handler(request)
+        except BadBody as bad:
+            return _error(HTTPStatus.BAD_REQUEST, "bad_request", str(bad))
+        except Unauthenticated as unknown:
+            return _unauthenticated("unauthenticated", str(unknown))
+        except web.HTTPException as error:
+            return _http_error(error)
+        except StoreError as error:
+            log.error("the statement gateway waits for the store: %s", error)
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable")
+        except Exception as error:
+            raise_if_cancelled()
+            log.error("a request to the statement gateway failed with %s", type(error).__name__)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal")
+
+    async def _caller(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
+        """Who asks. The request's name is there only if it was signed: a proxy answers for its own."""
+        client_id, once = self._identified(request, body)
+        if not self._clients.allows(client_id, self._clock.monotonic()):
+            raise web.HTTPTooManyRequests
+        return client_id, once
+
+    def _identified(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
+        if self._config.client_header:
+            return _named_by_proxy(request.headers.getall(self._config.client_header, [])), None
+        header = request.headers.get("Authorization")
+        caller: Caller = authenticate(header, request.method, request.raw_path, body, self._clock.now())
+        return caller.client_id, Request(caller.request_id, caller.valid_until)
+
+    async def _subscribe(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        client_id, once = await self._caller(request, body)
+        asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
+        subscription_id = uuid.UUID(bytes=self._random(UUID_SIZE), version=4)
+        new = NewGatewaySubscription(
+            subscription_id=subscription_id.bytes,
+            client_id=client_id,
+            channel=asked.channel,
+            device_token=asked.device_token,
+            is_call=asked.is_call,
+            created_at=int(self._clock.now()),
+        )
+        result = await self._store.add_gateway_subscription(new, once, self._caps)
+        if isinstance(result, Refusal):
+            return _refused(result)
+        if isinstance(result, TokenTaken):
+            return _token_taken(result)
+        return web.json_response({"subscription_id": str(subscription_id)}, status=HTTPStatus.CREATED)
+
+    async def _unsubscribe(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        client_id, once = await self._caller(request, body)
+        ids = bodies.subscription_ids(bodies.json_object(body))
+        refusal = await self._store.delete_gateway_subscriptions(client_id, ids, once)
+        if refusal is not None:
+            return _refused(refusal)
+        self._on_rules()
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        client_id, once = await self._caller(request, await request.read())
+        found = await self._store.gateway_subscriptions(client_id, once)
+        if isinstance(found, Refusal):
+            return _refused(found)
+        return web.json_response([_shown(one) for one in found])
+
+    async def _replace_rules(self, request: web.Request) -> web.StreamResponse:
+        edited = await self._edit(request, RuleEdit.REPLACE)
+        return edited if isinstance(edited, web.Response) else web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _add_rules(self, request: web.Request) -> web.StreamResponse:
+        edited = await self._edit(request, RuleEdit.ADD)
+        if isinstance(edited, web.Response):
+            return edited
+        answer = {"added": edited.changed, "total_rules": edited.total}
+        return web.json_response(answer, status=HTTPStatus.CREATED)
+
+    async def _remove_rules(self, request: web.Request) -> web.StreamResponse:
+        edited = await self._edit(request, RuleEdit.REMOVE)
+        if isinstance(edited, web.Response):
+            return edited
+        return web.json_response({"removed": edited.changed, "total_rules": edited.total})
+
+    async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited | web.Response:
+        body = await request.read()
+        client_id, once = await self._caller(request, body)
+        subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
+        edited = await self._store.edit_rules(
+            client_id,
+            subscription_id,
+            edit,
+            rules,
+            once,
+            now=int(self._clock.now()),
+            caps=self._caps,
+        )
+        if isinstance(edited, Refusal):
+            return _refused(edited)
+        self._on_rules()
+        return edited
+
+    async def _serve_spec(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._spec, content_type="application/json")
+
+
+def _shown(subscription: GatewaySubscription) -> dict[str, Any]:
+    token = subscription.device_token
+    assert isinstance(token, ApnsToken | FcmToken)
+    return {
+        "subscription_id": str(uuid.UUID(bytes=subscription.subscription_id)),
+        "notificationType": subscription.channel.value,
+        "token": token.token.decode(),
+        "call": subscription.is_call,
+        "created_at": subscription.created_at,
+        "updated_at": subscription.updated_at,
+        "rules": [
+            {"sender_pubkey": rule.sender.hex(), "topic": rule.topic.hex()} for rule in subscription.rules
+        ],
+    }
+
+
+def _named_by_proxy(values: list[str]) -> bytes:
+    try:
+        (value,) = values
+        key = bytes.fromhex(value.removeprefix("0x"))
+    except ValueError:
+        key = b""
+    if len(key) != bodies.KEY_SIZE:
+        raise Unauthenticated("the proxy named no client")
+    return key
+
+
+def _error(status: int, code: str, message: str = "", **more: str) -> web.Response:
+    body = {"error": code} | ({"message": message} if message else {}) | more
+    return web.json_response(body, status=status)
+
+
+def _unauthenticated(code: str, message: str = "") -> web.Response:
+    response = _error(HTTPStatus.UNAUTHORIZED, code, message)
+    response.headers["WWW-Authenticate"] = SCHEME
+    return response
+
+
+def _too_often() -> web.Response:
+    response = _error(HTTPStatus.TOO_MANY_REQUESTS, "too_often")
+    response.headers["Retry-After"] = "60"
+    return response
+
+
+def _http_error(error: web.HTTPException) -> web.Response:
+    """What aiohttp says by itself, in JSON."""
+    if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+        return _too_often()
+    response = _error(error.status, HTTPStatus(error.status).phrase.lower().replace(" ", "_"))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    status, code = REFUSED[refusal]
+    if status is HTTPStatus.UNAUTHORIZED:
+        return _unauthenticated(code, refusal.value)
+    return _error(status, code, refusal.value)
+
+
+def _token_taken(taken: TokenTaken) -> web.Response:
+    more = {}
+    if taken.subscription_id is not None:
+        more["subscription_id"] = str(uuid.UUID(bytes=taken.subscription_id))
+    return _error(HTTPStatus.CONFLICT, "token_registered", **more)
+
+
+def _tls(config: StatementsConfig) -> ssl.SSLContext | None:
+    if config.cert_file is None or config.key_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.cert_file, config.key_file)
+    except (OSError, ssl.SSLError):
+        raise ConfigError(
+            f"[STATEMENTS] cert_file and key_file: {config.cert_file} and {config.key_file} are no"
+            " certificate with its key"
+        ) from None
+    return context

@@ -1,0 +1,225 @@
+"""Every endpoint, status and error of the gateway's API, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ntf_demo.fake_push.certificates import make_certificates
+from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_world, key_pair
+from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
+from ntf_server.statements.signed_requests import TOLERANCE
+
+APNS = "a1" * 32
+SENDER, TOPIC = "5e" * 32, "70" * 32
+RULE = {"sender_pubkey": SENDER, "topic": TOPIC}
+KEY = "ab" * 32
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[GatewayWorld]:
+    async with gateway_world(tmp_path, subscriptions_per_client=2, rules_per_subscription=3) as running:
+        yield running
+
+
+@pytest.fixture
+def bob(world: GatewayWorld) -> GatewayClient:
+    return world.client("bob")
+
+
+def rules(subscription_id: str, *listed: dict[str, Any]) -> dict[str, Any]:
+    return {"subscription_id": subscription_id, "rules": list(listed)}
+
+
+def rule(number: int) -> dict[str, str]:
+    return {"sender_pubkey": SENDER, "topic": f"{number:064x}"}
+
+
+async def test_the_life_of_a_subscription(bob: GatewayClient) -> None:
+    one = await bob.register("apns", APNS.upper())
+    assert (await bob.ask("PUT", RULES, rules(one, rule(1)))) == (204, None)
+    assert (await bob.ask("POST", RULES, rules(one, rule(2), rule(1)))) == (
+        201,
+        {"added": 1, "total_rules": 2},
+    )
+    assert (await bob.ask("DELETE", RULES, rules(one, rule(1), rule(3)))) == (
+        200,
+        {"removed": 1, "total_rules": 1},
+    )
+    status, (shown,) = await bob.ask("GET", SUBSCRIPTIONS)
+    assert status == 200
+    assert (shown["subscription_id"], shown["token"], shown["rules"]) == (one, APNS, [rule(2)])
+    assert shown["notificationType"] == "apns"
+    assert await bob.ask("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one]}) == (204, None)
+    assert await bob.ask("GET", SUBSCRIPTIONS) == (200, [])
+
+
+async def test_a_token_is_registered_once(world: GatewayWorld, bob: GatewayClient) -> None:
+    one = await bob.register("apns", APNS)
+    asked = {"platform": "apns", "token": APNS}
+    answer = await bob.ask("POST", SUBSCRIPTIONS, asked)
+    assert answer == (409, {"error": "token_registered", "subscription_id": one})
+    other = await world.client("mallory").ask("POST", SUBSCRIPTIONS, asked)
+    assert other == (409, {"error": "token_registered"})
+
+
+async def test_what_is_anothers_is_not_found(world: GatewayWorld, bob: GatewayClient) -> None:
+    one = await bob.register("apns", APNS)
+    mallory = world.client("mallory")
+    for method in ("PUT", "POST", "DELETE"):
+        answer = await mallory.ask(method, RULES, rules(one, RULE))
+        assert (answer.status, answer.body["error"]) == (404, "unknown_subscription")
+    ids = {"subscription_ids": [one]}
+    assert (await mallory.ask("DELETE", SUBSCRIPTIONS, ids)).status == 404
+    assert (
+        await bob.ask("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one, str(uuid.uuid4())]})
+    ).status == 404
+    assert (await mallory.ask("GET", SUBSCRIPTIONS)).body == []
+    assert len((await bob.ask("GET", SUBSCRIPTIONS)).body) == 1
+
+
+async def test_quotas(bob: GatewayClient) -> None:
+    one = await bob.register("apns", APNS)
+    await bob.register("voip", "b2" * 32)
+    third = await bob.ask("POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "t"})
+    assert (third.status, third.body["error"]) == (403, "too_many")
+    assert (await bob.ask("POST", RULES, rules(one, *map(rule, range(3))))).status == 201
+    assert (await bob.ask("POST", RULES, rules(one, rule(4)))).status == 403
+    assert (await bob.ask("PUT", RULES, rules(one, *map(rule, range(4))))).status == 400
+
+
+BAD_REGISTRATIONS: list[Any] = [
+    [],
+    "text",
+    {},
+    {"token": APNS},
+    {"notificationType": "sms", "token": APNS},
+    {"notificationType": ["apns"], "token": APNS},
+    {"notificationType": "apns", "platform": "fcm", "token": APNS},
+    {"notificationType": "apns"},
+    {"notificationType": "apns", "token": 5},
+    {"notificationType": "apns", "token": ""},
+    {"notificationType": "apns", "token": "xyz"},
+    {"notificationType": "apns", "token": "ab cd"},
+    {"notificationType": "apns", "token": "ab" * 101},
+    {"notificationType": "apns", "token": APNS, "call": True},
+    {"notificationType": "fcm", "token": ""},
+    {"notificationType": "fcm", "token": "ü"},
+    {"notificationType": "fcm", "token": "t" * 256},
+    {"notificationType": "fcm", "token": "t", "call": 1},
+    {"notificationType": "fcm", "token": "t", "more": 1},
+]
+
+
+@pytest.mark.parametrize("value", BAD_REGISTRATIONS, ids=range(len(BAD_REGISTRATIONS)))
+async def test_registrations_that_are_none(bob: GatewayClient, value: Any) -> None:
+    answer = await bob.ask("POST", SUBSCRIPTIONS, value)
+    assert (answer.status, answer.body["error"]) == (400, "bad_request")
+    assert answer.body["message"]
+
+
+async def test_bodies_that_are_none(bob: GatewayClient) -> None:
+    one = await bob.register("fcm", "t")
+    bad: list[tuple[str, str, Any]] = [
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": []}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": "x"}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": [5]}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": ["{" + one + "}"]}),
+        *((method, RULES, {"rules": []}) for method in ("PUT", "POST", "DELETE")),
+        ("PUT", RULES, rules(one, RULE, {"sender_pubkey": "0x" + SENDER, "topic": TOPIC.upper()})),
+        ("PUT", RULES, rules(one, {"sender_pubkey": SENDER})),
+        ("PUT", RULES, rules(one, {"sender_pubkey": SENDER, "topic": TOPIC[2:]})),
+        ("PUT", RULES, rules(one, {"sender_pubkey": SENDER, "topic": TOPIC + "00"})),
+        ("PUT", RULES, rules(one, {**RULE, "notify_type": "voip"})),
+        ("PUT", RULES, {"subscription_id": one, "rules": {}}),
+        ("PUT", RULES, {"subscription_id": one, "rules": [5]}),
+    ]
+    for method, path, value in bad:
+        answer = await bob.ask(method, path, value)
+        assert (answer.status, answer.body["error"]) == (400, "bad_request"), value
+    for body in (b"", b"{", b"\xff", b"[" * 100_000):
+        headers = {"Authorization": bob.authorization("PUT", RULES, body)}
+        assert (await bob.send("PUT", RULES, body, headers)).status == 400
+
+
+async def test_other_methods_paths_and_sizes(bob: GatewayClient) -> None:
+    assert await bob.ask("PATCH", SUBSCRIPTIONS) == (405, {"error": "method_not_allowed"})
+    assert await bob.ask("GET", RULES) == (405, {"error": "method_not_allowed"})
+    assert await bob.ask("GET", "/v1/other") == (404, {"error": "not_found"})
+    answer = await bob.send("PUT", RULES, bytes(MAX_BODY + 1), {})
+    assert answer.status == 413
+    assert answer.body["error"]
+
+
+async def test_requests_that_prove_nothing(world: GatewayWorld, bob: GatewayClient) -> None:
+    body = json.dumps({"platform": "fcm", "token": "t"}).encode()
+    good = bob.authorization("POST", SUBSCRIPTIONS, body)
+    mallory = world.client("mallory")
+    scheme, _, rest = mallory.authorization("POST", SUBSCRIPTIONS, body).partition(" ")
+    now = int(good.split(":")[1])
+    refused = [
+        {},
+        {"Authorization": "Bearer x"},
+        {"Authorization": bob.authorization("PUT", SUBSCRIPTIONS, body)},
+        {"Authorization": bob.authorization("POST", RULES, body)},
+        {"Authorization": bob.authorization("POST", SUBSCRIPTIONS + "?x=1", body)},
+        {"Authorization": bob.authorization("POST", SUBSCRIPTIONS, body + b" ")},
+        {"Authorization": bob.authorization("POST", SUBSCRIPTIONS, body, now - TOLERANCE - 30)},
+        {"Authorization": bob.authorization("POST", SUBSCRIPTIONS, body, now + TOLERANCE + 30)},
+        {"Authorization": f"{scheme} {bob.pair[0].hex()}:{rest.partition(':')[2]}"},
+    ]
+    for headers in refused:
+        answer = await bob.send("POST", SUBSCRIPTIONS, body, headers)
+        assert (answer.status, answer.body["error"]) == (401, "unauthenticated"), headers
+    assert (await bob.send("POST", SUBSCRIPTIONS, body, {"Authorization": good})).status == 201
+    again = await bob.send("POST", SUBSCRIPTIONS, body, {"Authorization": good})
+    assert (again.status, again.body["error"]) == (401, "replayed")
+
+
+async def test_the_document_is_served(bob: GatewayClient) -> None:
+    answer = await bob.send("GET", SPEC_PATH, b"", {})
+    assert answer.status == 200
+    assert set(answer.body["paths"]) == {SUBSCRIPTIONS, RULES}
+
+
+async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, requests_per_minute=3) as world:
+        bob = world.client("bob")
+        statuses = [(await bob.ask("GET", f"{SUBSCRIPTIONS}?{number}")).status for number in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert (await world.client("alice").ask("GET", SUBSCRIPTIONS)).status == 200
+        for _ in range(60):
+            last = await bob.send("GET", SUBSCRIPTIONS, b"", {})
+        assert last == (429, {"error": "too_often"})
+
+
+async def test_a_proxy_names_the_client(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, client_header="X-Client") as world:
+        bob = world.client("bob")
+        body = json.dumps({"platform": "fcm", "token": "t"}).encode()
+        for headers in ({}, {"X-Client": "ab"}, {"X-Client": "x" * 64}):
+            assert (await bob.send("POST", SUBSCRIPTIONS, body, headers)).status == 401
+        assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 401  # a signature is not what it trusts
+        named = {"X-Client": KEY}
+        assert (await bob.send("POST", SUBSCRIPTIONS, body, named)).status == 201
+        assert len((await bob.send("GET", SUBSCRIPTIONS, b"", named)).body) == 1
+
+
+async def test_tls(tmp_path: Path) -> None:
+    ca_file, server_file = make_certificates(tmp_path / "tls")
+    async with gateway_world(tmp_path, cert_file=server_file, key_file=server_file) as world:
+        context = ssl.create_default_context(cafile=ca_file)
+        url = f"https://127.0.0.1:{world.server.gateway_port}"
+        connector = aiohttp.TCPConnector(ssl=context)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            client = GatewayClient(session, url, key_pair("bob"))
+            assert (await client.ask("GET", SUBSCRIPTIONS)) == (200, [])
+        with pytest.raises(aiohttp.ClientError):
+            await world.client("bob").ask("GET", SUBSCRIPTIONS)

@@ -1,0 +1,78 @@
+"""What the node sends is checked before anybody is asked about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ntf_server.clock import SystemClock
+from ntf_server.statements.pipeline import BATCH, Pipeline
+from protocol.statements import OnChain, decode_statement, encode_statement, statement_hash
+from store.interface import StoreUnavailable
+from store.statement_records import Accepted, PushKey, PushRecord, ReceivedStatement
+from tests.ntf_server.statements.builders import sender, signed, topic
+
+
+class Recorder:
+    """A store that takes all, and the push side."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[ReceivedStatement]] = []
+        self.told: list[PushKey] = []
+        self.failures = 0
+
+    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("away")
+        self.batches.append(statements)
+        return Accepted([PushKey(len(self.batches))])
+
+    async def watched_topics(self, limit: int) -> list[bytes]:
+        return []
+
+    async def push_records(self, subscription_id: bytes) -> list[PushRecord]:
+        return []
+
+    async def purge_statements(self, now: int, limit: int) -> int:
+        return 0
+
+    async def notify_statements(self, push_keys: Sequence[PushKey], received_at: float) -> None:
+        self.told += push_keys
+
+
+async def accepted(*encoded: bytes, failures: int = 0) -> list[ReceivedStatement]:
+    recorder = Recorder()
+    recorder.failures = failures
+    await Pipeline(recorder, recorder, SystemClock()).take(encoded)
+    assert recorder.told == list(range(1, len(recorder.batches) + 1))
+    assert all(len(batch) <= BATCH for batch in recorder.batches)
+    return [one for batch in recorder.batches for one in batch]
+
+
+async def test_a_genuine_statement_is_looked_up() -> None:
+    encoded = signed(sender(), topic(2), topic(1), topic(2), data=b"hello")
+    (found,) = await accepted(encoded)
+    assert found.statement_hash == statement_hash(encoded)
+    assert (found.sender, found.topics, found.data) == (sender()[0], (topic(2), topic(1)), b"hello")
+
+
+async def test_what_is_not_genuine_goes_no_further() -> None:
+    genuine = signed(sender(), topic(1))
+    statement = decode_statement(genuine)
+    forged = bytearray(genuine)
+    forged[-1] ^= 1
+    on_chain = encode_statement(dataclasses.replace(statement, proof=OnChain(bytes(32), bytes(32), 1)))
+    unsigned = encode_statement(dataclasses.replace(statement, proof=None))
+    expired = signed(sender(), topic(1), expires_at=1_700_000_000)
+    assert await accepted(bytes(forged), on_chain, unsigned, expired, signed(sender()), b"", b"\xff") == []
+    assert await accepted() == []
+
+
+async def test_a_flood_comes_in_batches() -> None:
+    encoded = [signed(sender(), topic(1), sequence=number) for number in range(BATCH + 1)]
+    assert [one.statement_hash for one in await accepted(*encoded)] == [*map(statement_hash, encoded)]
+
+
+async def test_statements_wait_for_the_store() -> None:
+    assert len(await accepted(signed(sender(), topic(1)), failures=1)) == 1
