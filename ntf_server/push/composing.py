@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ntf_server.config import PushConfig
 from ntf_server.push.lanes import Kind
@@ -34,24 +34,27 @@ PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
 Entry = LastNotification | StatementPush
+E = TypeVar("E", LastNotification, StatementPush)
 
 
-class Composed(NamedTuple):
+class Composed(NamedTuple, Generic[E]):
     """`text` carries `entries`, oldest first; both are empty if there is nothing to push. Do not print."""
 
     text: bytes
-    entries: Sequence[Entry]
-    unsent: Sequence[Entry]
+    entries: Sequence[E]
+    unsent: Sequence[E]
     "Those of `entries` that no accepted push carried yet."
     trimmed: int = 0
     "Entries that would have belonged here but did not fit; unsent ones of them go into the next push."
-    refused: Sequence[LastNotification] = ()
+    refused: Sequence[E] = ()
     "Unsent entries that fit in no push at all."
     more: bool = False
     "Unsent entries are left for another push."
 
 
-def compose(entries: Sequence[LastNotification], room: int, *, repeat_sent: bool = False) -> Composed:
+def compose(
+    entries: Sequence[LastNotification], room: int, *, repeat_sent: bool = False
+) -> Composed[LastNotification]:
     """The next push of a token, from its entries in the order they came, in at most `room` bytes.
 
     Unsent entries first, the oldest of them first; the newest ones already sent fill up what is left.
@@ -122,7 +125,7 @@ class Push(NamedTuple):
     token: TokenRecord | StatementPush
     push_id: uuid.UUID
     notification: PushNotification
-    composed: Composed | None
+    composed: Composed[LastNotification] | Composed[StatementPush] | None
     "None: the push carries no notifications."
     started: float
 

@@ -32,6 +32,10 @@ MATCHED = counter("statements_matched", "Pushes that statements led to")
 ACCEPT_SECONDS = histogram("statements_accept_seconds", "Time to look up and store a batch of statements")
 
 
+class Dropped(Exception):
+    """A statement that is not looked up; the argument is the reason."""
+
+
 class StatementSink(Protocol):
     """The push side."""
 
@@ -60,31 +64,32 @@ class Pipeline:
         found: list[ReceivedStatement] = []
         turn_ends = time.perf_counter() + TURN
         for one in encoded:
-            statement = self._checked(one)
-            if statement is not None:
-                found.append(statement)
+            try:
+                found.append(self._checked(one))
+            except Dropped as dropped:
+                DROPPED.labels(*dropped.args).inc()
             if time.perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + TURN
         return found
 
-    def _checked(self, encoded: bytes) -> ReceivedStatement | None:
+    def _checked(self, encoded: bytes) -> ReceivedStatement:
         try:
             statement = decode_statement(encoded)
         except DecodeError:
-            return _dropped("malformed")
+            raise Dropped("malformed") from None
         if statement.expires_at <= self._clock.now():
-            return _dropped("expired")
+            raise Dropped("expired")
         if isinstance(statement.proof, OnChain):
-            return _dropped("on_chain")
+            raise Dropped("on_chain")
         if not isinstance(statement.proof, Signed):
-            return _dropped("unsigned")
+            raise Dropped("unsigned")
         topics = tuple(dict.fromkeys(statement.named_topics))
         if not topics:
-            return _dropped("no_topic")
+            raise Dropped("no_topic")
         if not is_genuine(statement):
             log.warning("a statement with a forged signature was dropped")
-            return _dropped("forged")
+            raise Dropped("forged")
         signer, data = statement.proof.signer, statement.data or b""
         return ReceivedStatement(statement_hash(encoded), signer, topics, data, statement.expires_at)
 
@@ -102,7 +107,3 @@ class Pipeline:
         REPEATED.inc(accepted.repeated)
         MATCHED.inc(len(accepted.pushes))
         await self._sink.notify_statements(accepted.pushes, received_at)
-
-
-def _dropped(reason: str) -> None:
-    DROPPED.labels(reason).inc()

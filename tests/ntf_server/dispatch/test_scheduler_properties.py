@@ -45,7 +45,7 @@ class Flight:
     """A push that a provider has; nobody knows yet what it will say."""
 
     taken: Taken
-    composed: Composed
+    composed: Composed[LastNotification]
 
 
 @dataclass

@@ -171,7 +171,7 @@ async def test_a_device_that_is_gone_loses_its_subscription(tmp_path: Path) -> N
         await world.node.submit(signed_statement(ALICE, T1))
 
         async def gone() -> bool:
-            return (await bob.ask("GET", "/v1/subscriptions")).body == []
+            return bool((await bob.ask("GET", "/v1/subscriptions")).body == [])
 
         async with asyncio.timeout(DEADLINE):
             while not await gone():
