@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
 
@@ -72,9 +72,9 @@ def columns_of(row: Row) -> set[str]:
     return {name for name, value in zip(GIVEN_COLUMNS, row[2:], strict=True) if value is not None}
 
 
-def must_keep_contract(row: Row) -> None:
-    """Raise a `ContractError` that says what is wrong with the row."""
-    contract, columns = CONTRACT[row[1]], columns_of(row)
+def must_keep_contract(event: JournalEvent, columns: Set[str]) -> None:
+    """Raise a `ContractError` that says what is wrong with the event."""
+    contract = CONTRACT[event]
     if not contract.allows(columns):
         lacks, has = sorted(contract.must - columns), sorted(columns - contract.must - contract.may)
-        raise ContractError(f"{row[1]} lacks {lacks} and may not have {has}")
+        raise ContractError(f"{event} lacks {lacks} and may not have {has}")

@@ -28,7 +28,6 @@ from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, router
 from ntf_server.app import App, running
 from ntf_server.config import Config
-from ntf_server.journal import Journal
 from ntf_server.router_session import HEALED
 from ntf_server.setup import DATABASE, JOURNAL_FOLDER
 from protocol.addresses import SmpQueueNtf
@@ -53,7 +52,6 @@ Columns = dict[str, set[frozenset[str]]]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "strict", True)
     monkeypatch.setattr(daemon_life, "ALIVE_INTERVAL", 0.2)
     monkeypatch.setattr(daemon_life, "BEATS_PER_SAMPLE", 1)
     monkeypatch.setattr(housekeeping, "INTERVAL", 0.2)

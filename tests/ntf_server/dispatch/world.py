@@ -53,6 +53,7 @@ class RecordingJournal(NullJournal):
         self.events: list[tuple[JournalEvent, dict[str, Any]]] = []
 
     def record(self, event: JournalEvent, **columns: Any) -> None:
+        super().record(event, **columns)
         self.events.append((event, columns))
 
     def of(self, event: JournalEvent) -> list[dict[str, Any]]:

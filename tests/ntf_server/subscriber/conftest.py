@@ -87,6 +87,7 @@ class ListJournal(NullJournal):
         self.events: list[tuple[JournalEvent, object, object]] = []
 
     def record(self, event: JournalEvent, **columns: object) -> None:
+        super().record(event, **columns)
         other = columns.get("total", columns.get("expected", columns.get("changed")))
         self.events.append((event, columns.get("count"), other))
 
