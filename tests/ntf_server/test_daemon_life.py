@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prometheus_client import Gauge
 
 from ntf_server.app import running
 from ntf_server.clock import SystemClock
@@ -43,7 +42,7 @@ def status(**changes: Any) -> RouterStatus:
     return RouterStatus(**{**known, **changes})
 
 
-def value(metric: Gauge) -> float:
+def value(metric: Any) -> float:
     (family,) = metric.collect()
     return float(family.samples[0].value)
 
