@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from prometheus_client import REGISTRY
 from rich.console import Console
@@ -350,7 +352,8 @@ def _show_legs(story: Story, legs: Sequence[Leg]) -> None:
 
 async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> None:
     device = secrets.token_hex(DEVICE_TOKEN_SIZE)
-    alice, bob = f"ntf-agent --folder {folder}/alice", f"ntf-agent --folder {folder}/bob"
+    agent, analytics = _program("ntf-agent"), _program("ntf-analytics")
+    alice, bob = (f"{agent} --folder {quote(str(folder / name))}" for name in ("alice", "bob"))
     story.chapter("It keeps running until Ctrl-C. In another terminal:")
     for command in (
         f"{alice} register {world.server.address} {device} --provider test --pushes {pushes}",
@@ -362,11 +365,16 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
         story.plain(f"    {command}")
     story.chapter(f"What it writes to its journal can be reported on, {JOURNAL_SECONDS:.0f} s later:")
     journal, report = folder / "data" / setup.JOURNAL_FOLDER, folder / "report"
-    story.plain(f"    ntf-analytics report all --journal {journal} --out {report}")
+    story.plain(f"    {analytics} report all --journal {journal} --out {report}")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
+
+
+def _program(name: str) -> str:
+    """How to call a program that was installed with this one, also from another terminal."""
+    return name if shutil.which(name) else quote(str(Path(sys.executable).with_name(name)))
 
 
 async def _next_push(world: Playground, seen: int) -> RecordedPush:

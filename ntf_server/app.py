@@ -91,7 +91,7 @@ class App:
             ownership=self.store.ownership,
         )
         self._store_watch = StoreWatch(self.store, self._clock)
-        self._own_routers = OwnRouters(self.store, self.subscriber)
+        self._own_routers = OwnRouters(self.store, self.subscriber, self._clock.monotonic)
         self.health = Health(
             lambda: self._store_watch.problem,
             self._own_routers,

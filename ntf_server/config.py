@@ -285,7 +285,9 @@ class LogConfig:
     """Where and how much is logged. Device tokens, keys and queue ids never are."""
 
     level: str = key("info", choice("debug", "info", "warning", "error"), "")
-    format: str = key("text", choice("text", "json"), "")
+    format: str = key(
+        "text", choice("text", "json", "journald"), "journald: straight to it, with fields to look for."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Log lines as text or JSON, on standard error. No peer can flood them, no full disk stops the daemon."""
+"""Log lines as text, as JSON or for journald. No peer can flood them, no full disk stops the daemon."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from ntf_server.clock import SystemClock
 from ntf_server.config import LogConfig
+from ntf_server.journald import JournaldFormatter, JournaldStream
 from ntf_server.metrics import counter
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,12 @@ class RepeatFilter:
         return [logging.LogRecord(kind[0], kind[1], record.pathname, record.lineno, text, None, None)]
 
 
+class LineStream(Protocol):
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
 class QuietHandler(logging.Handler):
     """Hands what the filter lets through to a thread that writes it.
 
@@ -98,7 +105,7 @@ class QuietHandler(logging.Handler):
     counted, and that is all.
     """
 
-    def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
+    def __init__(self, stream: LineStream, now: Callable[[], float]) -> None:
         super().__init__()
         self._stream = stream
         self._repeats = RepeatFilter(now)
@@ -141,7 +148,15 @@ class QuietHandler(logging.Handler):
                 self._waiting.task_done()
 
 
-class JsonFormatter(logging.Formatter):
+class UtcFormatter(logging.Formatter):
+    """Times in UTC, and they say so."""
+
+    converter = time.gmtime  # type: ignore[assignment]  # its argument may be left out
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+
+class JsonFormatter(UtcFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),
@@ -154,10 +169,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+def _output(config: LogConfig) -> tuple[LineStream, logging.Formatter]:
+    if config.format == "journald":
+        return JournaldStream(), JournaldFormatter()
+    text = UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return sys.stderr, JsonFormatter() if config.format == "json" else text
+
+
 def set_up_logging(config: LogConfig) -> None:
-    handler = QuietHandler(sys.stderr, SystemClock().monotonic)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if config.format == "json" else text)
+    stream, formatter = _output(config)
+    handler = QuietHandler(stream, SystemClock().monotonic)
+    handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], force=True)
     set_level(config)
     # Libraries that log statements or requests would put ids into the log.

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from ntf_server.metrics import gauge
+from ntf_server.outage import Outage
 from ntf_server.router import RouterStatus
 from ntf_server.router_session import KnownRouter
 from store.interface import StoreError, SubscriberStore
 from store.records import ServerKey
 from transport.cancellation import TaskGroup
+
+logger = logging.getLogger(__name__)
 
 SHOW_INTERVAL = 5.0
 COUNT_INTERVAL = 60.0
@@ -40,10 +45,12 @@ class Watched(Protocol):
 class OwnRouters:
     """`run` keeps the counts and gauges; `now` is what is known at this moment."""
 
-    def __init__(self, store: SubscriberStore, watched: Watched) -> None:
+    def __init__(self, store: SubscriberStore, watched: Watched, now: Callable[[], float]) -> None:
         self._store = store
         self._watched = watched
+        self._now = now
         self._stored: dict[ServerKey, int] = {}
+        self._outages: dict[str, Outage] = {}
 
     def now(self) -> list[OwnRouter]:
         return [self._own_router(known, status) for known, status in self._watched.own_routers()]
@@ -80,3 +87,10 @@ class OwnRouters:
             UP.labels(router.name).set(router.up)
             QUEUES.labels(router.name).set(router.queues)
             PENDING.labels(router.name).set(router.pending)
+            self._note(router)
+
+    def _note(self, router: OwnRouter) -> None:
+        """The router's own lines are written once; of ours, somebody is reminded."""
+        outage = self._outages.setdefault(router.name, Outage(f"own router {router.name}", self._now, logger))
+        if router.up or router.problem:  # else it is connecting for the first time
+            outage.note("" if router.up else f"is down: {router.problem}")

@@ -17,9 +17,12 @@ LINK = re.compile(r"smp://\S+#/\?\S+")
 
 
 async def start(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:
+    return await start_command(tmp_path, sys.executable, *arguments)
+
+
+async def start_command(tmp_path: Path, *command: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
+        *command,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=asyncio.subprocess.PIPE,
@@ -60,8 +63,8 @@ async def test_prints_what_the_documentation_shows(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def agent(tmp_path: Path, arguments: str) -> str:
-    process = await start(tmp_path, "-m", "agent", *shlex.split(arguments))
+async def as_printed(tmp_path: Path, command: str) -> str:
+    process = await start_command(tmp_path, *shlex.split(command))
     out, err = await finish(process)
     assert process.returncode == 0, err
     return out
@@ -71,15 +74,15 @@ async def test_kept_servers_can_be_played_with(tmp_path: Path) -> None:
     process = await start(tmp_path, "-m", "ntf_server", "demo", "--keep")
     seen = await read_until(process, "Hello from another terminal")
     register, create, join, listen, send = [
-        line.removeprefix("    ntf-agent ") for line in seen.splitlines() if "    ntf-agent " in line
+        line.strip() for line in seen.splitlines() if line.startswith("    ") and "ntf-agent " in line
     ]
-    assert await agent(tmp_path, register) == "Token: ACTIVE\n"
-    link = LINK.search(await agent(tmp_path, create))
+    assert await as_printed(tmp_path, register) == "Token: ACTIVE\n"
+    link = LINK.search(await as_printed(tmp_path, create))
     assert link is not None
-    await agent(tmp_path, join.replace("LINK", link[0]))
-    listening = await start(tmp_path, "-m", "agent", *shlex.split(listen))
+    await as_printed(tmp_path, join.replace("LINK", link[0]))
+    listening = await start_command(tmp_path, *shlex.split(listen))
     await read_until(listening, "Listening")
-    await agent(tmp_path, send)
+    await as_printed(tmp_path, send)
     await read_until(listening, "Hello from another terminal")
     listening.terminate()
     await finish(listening)

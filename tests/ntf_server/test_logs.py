@@ -8,11 +8,13 @@ import io
 import json
 import logging
 import os
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ntf_server import logs
+from ntf_server import journald, logs
 from ntf_server.config import LogConfig
 from ntf_server.logs import LINES_PER_WINDOW, MAX_KINDS, WINDOW, QuietHandler, set_up_logging
 
@@ -152,3 +154,39 @@ async def test_errors_that_nobody_caught_are_one_kind(
     assert stream.getvalue().count("the event loop") == LINES_PER_WINDOW
     assert "fail: ValueError" in stream.getvalue()
     assert "token" not in stream.getvalue()
+
+
+def test_times_are_utc_and_say_so() -> None:
+    record = logging.LogRecord("test", logging.INFO, "x.py", 1, "text", None, None)
+    record.created, record.msecs = 0.25, 250.0
+    line = logs.UtcFormatter("%(asctime)s %(message)s").format(record)
+    assert line == "1970-01-01T00:00:00.250Z text"
+    assert json.loads(logs.JsonFormatter().format(record))["time"] == "1970-01-01T00:00:00.250Z"
+
+
+def test_journald_gets_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(journald, "SOCKET", str(tmp_path / "journal"))
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
+        manager.bind(str(tmp_path / "journal"))
+        manager.settimeout(10)
+        handler = QuietHandler(journald.JournaldStream(), clock)
+        handler.setFormatter(journald.JournaldFormatter())
+        log = logging.Logger("ntf_server.test")
+        log.addHandler(handler)
+        log.error("one line")
+        log.warning("two\nlines")
+        first, second = manager.recv(4096), manager.recv(4096)
+        handler.close()
+    assert first.startswith(
+        b"MESSAGE=one line\nPRIORITY=3\nSYSLOG_IDENTIFIER=ntf-server\nLOGGER=ntf_server.test\n"
+    )
+    assert second.startswith(b"MESSAGE\n" + (9).to_bytes(8, "little") + b"two\nlines\nPRIORITY=4\n")
+
+
+def test_no_journald_costs_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(journald, "SOCKET", str(tmp_path / "nobody"))
+    before = logs.LOST._value.get()
+    handler = QuietHandler(journald.JournaldStream(), clock)
+    handler.emit(logging.LogRecord("test", logging.INFO, "x.py", 1, "text", None, None))
+    handler.close()
+    assert logs.LOST._value.get() == before + 1
