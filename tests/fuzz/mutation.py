@@ -21,7 +21,7 @@ LENGTHS = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 def corpus() -> tuple[bytes, ...]:
     """Every byte string of the captured vectors, and every text."""
     found: set[bytes] = set()
-    for file in sorted(VECTORS.iterdir()):
+    for file in sorted([*VECTORS.rglob("*.json"), *VECTORS.rglob("*.json.xz")]):
         data = file.read_bytes()
         found.update(_byte_strings(json.loads(lzma.decompress(data) if file.suffix == ".xz" else data)))
     return tuple(sorted(data for data in found if len(data) <= MAX_SIZE))
