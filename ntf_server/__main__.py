@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from ntf_server import backup, checks, setup
+from ntf_server.asking import confirmed
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
 from ntf_server.config_kinds import check_host
 from ntf_server.daemon import run_until_signal
-from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held
+from ntf_server.data_folder import FolderInUse, held
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.status import print_status
 from protocol.addresses import NTF_PORT
-from store import migrate
 from store.interface import StoreError
 from store.journal_schema import JournalKeyError
 from transport.certificates import KeyAlgorithm, renew_online
@@ -104,7 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_init(commands.add_parser("init", parents=[folders], help="make configuration, identity and keys"))
     _add_start(commands.add_parser("start", parents=[folders], help="run the server"))
     _add_cert(commands.add_parser("cert", parents=[folders], help="renew the online certificate"))
-    _add_migrate(commands.add_parser("migrate", parents=[folders], help="change the database's schema"))
+    commands.add_parser(
+        "migrate",
+        parents=[folders],
+        module="ntf_server.migration",
+        help="change the database's schema, or move to another database",
+    )
     _add_backup(commands.add_parser("backup", parents=[folders], help="copy the data of a running server"))
     _add_restore(commands.add_parser("restore", parents=[folders], help="put a backup in place"))
     status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")
@@ -269,39 +274,6 @@ def _cert(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_migrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", type=int, help="schema version; the newest if not given")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    parser.add_argument("--yes", action="store_true", help="do not ask before a downgrade")
-    parser.set_defaults(run=_migrate)
-
-
-def _migrate(args: argparse.Namespace) -> int:
-    path = setup.database_path(_load(args))
-    expect_database(args.config_dir, path)
-    with held(path.parent):
-        return _migrate_held(args, path)
-
-
-def _migrate_held(args: argparse.Namespace, path: Path) -> int:
-    steps = migrate.migrate(path, to=args.to, dry_run=True)
-    if not steps:
-        print(f"{path}: nothing to do")
-        return 0
-    for step in steps:
-        print(step)
-    if args.dry_run:
-        return 0
-    goes_down = args.to is not None and any(step.is_down for step in steps)
-    if goes_down and not (args.yes or _confirmed("A downgrade may lose data. Go on?")):
-        return 1
-    migrate.migrate(path, to=args.to)
-    if args.to == 0:
-        (args.config_dir / MADE_MARK).unlink(missing_ok=True)
-    print(f"{path}: done")
-    return 0
-
-
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="a new folder for the copy")
     parser.add_argument(
@@ -341,19 +313,12 @@ def _delete(args: argparse.Namespace) -> int:
         raise ConfigError(f"{config_file} does not exist: nothing to delete")
     data_dir = _load(args).STORE.data_dir
     question = f"Remove the configuration and identity in {args.config_dir} and all data in {data_dir}?"
-    if not (args.yes or _confirmed(question)):
+    if not (args.yes or confirmed(question)):
         return 1
     with held(data_dir) if data_dir is not None and data_dir.is_dir() else nullcontext():
         for file in setup.delete(args.config_dir, data_dir):
             print(f"removed {file}")
     return 0
-
-
-def _confirmed(question: str) -> bool:
-    try:
-        return input(f"{question} Type yes: ").strip() == "yes"
-    except EOFError:
-        return False
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import metadata
@@ -15,6 +14,7 @@ from typing import Any
 from ntf_server import setup
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, render_config
 from ntf_server.data_folder import held, remember_database
+from ntf_server.secret_files import write_secret
 from store.backup import check_database, copy_database
 from store.migrate import STEPS
 
@@ -67,7 +67,7 @@ def make_backup(
         schema=version,
         files={file.name: _digest(file) for file in sorted(folder.iterdir())},
     )
-    _write(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
+    write_secret(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
     return manifest
 
 
@@ -139,27 +139,13 @@ def _restore_identity(folder: Path, config_dir: Path, data_dir: Path | None, man
     for name in IDENTITY_FILES:
         if name in manifest.files and name != CONFIG_FILE:
             _copy(folder / name, config_dir)
-    _write(config_dir / CONFIG_FILE, render_config(config).encode())
+    write_secret(config_dir / CONFIG_FILE, render_config(config).encode())
     return config
 
 
 def _copy(source: Path, folder: Path) -> None:
     if source.is_file():
-        _write(folder / source.name, source)
-
-
-def _write(target: Path, content: bytes | Path) -> None:
-    """A file that only its owner can read, on the disk before its name is used."""
-    hidden = target.with_name(f".{target.name}.new")
-    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        if isinstance(content, Path):
-            with content.open("rb") as source:
-                shutil.copyfileobj(source, file)
-        else:
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    hidden.rename(target)
+        write_secret(folder / source.name, source)
 
 
 def _digest(path: Path) -> str:

@@ -446,6 +446,19 @@ def _line_numbers(text: str, name: str) -> dict[tuple[str, str], int]:
     return numbers
 
 
+def with_value(text: str, section: str, option: str, value: str) -> str:
+    """The file with one value set; everything else, also comments, stays as it was."""
+    lines = text.splitlines()
+    numbers = _line_numbers(text, CONFIG_FILE)
+    if (section, option) in numbers:
+        lines[numbers[section, option] - 1] = f"{option} = {value}"
+    elif (section, "") in numbers:
+        lines.insert(numbers[section, ""], f"{option} = {value}")
+    else:
+        lines += ["", f"[{section}]", f"{option} = {value}"]
+    return "\n".join(lines) + "\n"
+
+
 def render_config(config: Config) -> str:
     """The file with every key: what differs from the default is set, the rest is a comment."""
     parts = [

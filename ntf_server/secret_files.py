@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,3 +37,17 @@ def _exposed(mode: int, folder: int) -> bool:
     by_group = mode & stat.S_IRWXG and folder & stat.S_IXGRP
     by_all = mode & stat.S_IRWXO and folder & stat.S_IXOTH
     return bool(by_group or by_all)
+
+
+def write_secret(target: Path, content: bytes | Path) -> None:
+    """A file that only its owner can read, on the disk before its name is used."""
+    hidden = target.with_name(f".{target.name}.new")
+    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        if isinstance(content, Path):
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.rename(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,12 +38,9 @@ def make_store(
 def _postgres(
     section: StoreConfig, name: str, caps: RowCaps, auto_migrate: bool, on_commit: OnCommit | None
 ) -> NtfStore:
-    try:
-        from store.postgres import PostgresStore
-    except ImportError:
-        raise ConfigError(
-            "[STORE] database = postgres needs its driver: pip install 'ntf-server[postgres]'"
-        ) from None
+    need_driver()
+    from store.postgres import PostgresStore
+
     return PostgresStore(
         postgres_url(section),
         name=name,
@@ -53,6 +51,11 @@ def _postgres(
         caps=caps,
         on_commit=on_commit,
     )
+
+
+def need_driver() -> None:
+    if importlib.util.find_spec("asyncpg") is None:
+        raise ConfigError("PostgreSQL needs its driver: pip install 'ntf-server[postgres]'")
 
 
 def postgres_url(section: StoreConfig) -> str:

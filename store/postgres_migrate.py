@@ -15,35 +15,37 @@ STEPS = SchemaSteps("store.postgres_migrations")
 _LOCK = 0x4E544653
 "'NTFS': daemons that start together migrate one after the other."
 
-_PREPARE = f"""
-CREATE SCHEMA IF NOT EXISTS {SCHEMA};
-CREATE TABLE IF NOT EXISTS {SCHEMA}.schema_version (version bigint NOT NULL);
+_PREPARE = """
+CREATE SCHEMA IF NOT EXISTS {0};
+CREATE TABLE IF NOT EXISTS {0}.schema_version (version bigint NOT NULL);
 """
 
 
-async def schema_version(db: asyncpg.Connection) -> int:
+async def schema_version(db: asyncpg.Connection, schema: str = SCHEMA) -> int:
     """0 for a database without anything of ours."""
-    if await db.fetchval("SELECT to_regclass($1)", f"{SCHEMA}.schema_version") is None:
+    if await db.fetchval("SELECT to_regclass($1)", f"{schema}.schema_version") is None:
         return 0
-    version = int(await db.fetchval(f"SELECT coalesce(max(version), 0) FROM {SCHEMA}.schema_version"))
+    version = int(await db.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.schema_version"))
     STEPS.check(version)
     return version
 
 
-async def migrate(db: asyncpg.Connection, *, to: int | None = None, dry_run: bool = False) -> list[Step]:
+async def migrate(
+    db: asyncpg.Connection, *, to: int | None = None, dry_run: bool = False, schema: str = SCHEMA
+) -> list[Step]:
     """The steps done, or with `dry_run` the steps to do. One that fails leaves the version before it."""
     target = STEPS.latest if to is None else to
     if dry_run:
-        return STEPS.plan(await schema_version(db), target)
+        return STEPS.plan(await schema_version(db, schema), target)
     async with _alone(db):
-        steps = STEPS.plan(await schema_version(db), target)
+        steps = STEPS.plan(await schema_version(db, schema), target)
         for step in steps:
             async with db.transaction():
-                await db.execute(_PREPARE)
-                await db.execute(f"SET LOCAL search_path = {SCHEMA}")
+                await db.execute(_PREPARE.format(schema))
+                await db.execute(f"SET LOCAL search_path = {schema}")
                 await db.execute(step.sql)
-                await db.execute(f"DELETE FROM {SCHEMA}.schema_version")
-                await db.execute(f"INSERT INTO {SCHEMA}.schema_version VALUES ($1)", step.version)
+                await db.execute(f"DELETE FROM {schema}.schema_version")
+                await db.execute(f"INSERT INTO {schema}.schema_version VALUES ($1)", step.version)
     return steps
 
 

@@ -1,0 +1,102 @@
+"""How long a server is stopped when its data moves from SQLite to PostgreSQL.
+
+    python -m bench.moving [--subscriptions 1000000]
+
+A process writes to the SQLite store as a server would (SNEW, NMSG, deletions) while `ntf-server migrate --to
+postgres --online` copies it. When the command asks for it, the process is ended; the stop lasts until the
+command has switched the configuration and a store opened in PostgreSQL answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from bench.measure import Row, at_most, print_rows
+from bench.store import make_database
+from ntf_server import setup
+from ntf_server.data_folder import held
+from store.postgres import PostgresStore
+from tests.postgres import running_cluster
+from transport.certificates import KeyAlgorithm
+
+LONGEST_STOP = 10.0
+
+
+def measure(folder: Path, url: str, subscriptions: int) -> list[Row]:
+    options = setup.InitOptions(
+        config_dir=folder / "c",
+        data_dir=folder / "d",
+        host="localhost",
+        port=443,
+        algorithm=KeyAlgorithm.ED25519,
+    )
+    path = setup.database_path(setup.init(options, datetime.now(UTC)))
+    make_database(path, subscriptions)
+    command = [sys.executable, "-m", "ntf_server", "migrate", "--to", "postgres", "--online"]
+    command += ["--config-dir", str(folder / "c")]
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.store.storm", str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    written: list[str] = []
+    reader = threading.Thread(target=_read, args=(writer.stdout, written))
+    reader.start()
+    began = time.perf_counter()
+    with held(path.parent):
+        env = os.environ | {"NTF_STORE_URL": url}
+        mover = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        assert mover.stdout is not None
+        for line in mover.stdout:
+            print(line, end="", flush=True)
+            if "Stop the server now" in line:
+                break
+        stopped = time.perf_counter()
+        writer.terminate()
+        writer.wait()
+    for line in mover.stdout:
+        print(line, end="", flush=True)
+    assert mover.wait() == 0
+    counts = asyncio.run(_counts(url))
+    stop = time.perf_counter() - stopped
+    reader.join()
+    return [
+        Row("subscriptions at the end", counts, "rows"),
+        Row("writes acknowledged meanwhile", len(written), ""),
+        Row("copying while the server runs", stopped - began, "s"),
+        at_most("stop", stop, "s", LONGEST_STOP),
+    ]
+
+
+def _read(lines: IO[str], into: list[str]) -> None:
+    into.extend(lines)
+
+
+async def _counts(url: str) -> int:
+    store = PostgresStore(url)
+    await store.open()
+    counts = await store.counts()
+    await store.close()
+    return counts.subscriptions
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--subscriptions", type=int, default=1_000_000)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, running_cluster() as cluster:
+        rows = measure(Path(folder), cluster.new_database(), args.subscriptions)
+    return 0 if print_rows("SQLite to PostgreSQL, online", rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The tables of a PostgreSQL store: one in its place, or one that is being made in a schema of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from store.interface import SchemaError, StoreError
+from store.policy import STATEMENT_TIMEOUT
+from store.postgres_engine import Pools
+from store.postgres_errors import CAUGHT, store_error
+from store.postgres_migrate import SCHEMA, STEPS, migrate, schema_version
+from store.tables import PAGE, SOURCE_NOTE, TABLES, TOKENS, Key, Marks, Row, Table
+
+MOVING = f"{SCHEMA}_moving"
+
+_LAST = "(SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('{}', '{}')::regclass), 0))"
+_SEQUENCES = (
+    ("unsent_notifications", "seq"),
+    ("smp_servers", "server_key"),
+    ("tokens", "token_key"),
+    ("subscriptions", "sub_key"),
+)
+_MARKS = f"""
+SELECT coalesce(sum(tokens), 0)::bigint, coalesce(sum(active_tokens), 0)::bigint,
+    coalesce(sum(subscriptions), 0)::bigint, coalesce(sum(active_subscriptions), 0)::bigint,
+    {", ".join(_LAST.format(*sequence) for sequence in _SEQUENCES)}
+FROM totals
+"""
+_SET_TOTALS = """
+INSERT INTO totals (daemon_id, tokens, active_tokens, subscriptions, active_subscriptions)
+VALUES (0, $1, $2, $3, $4)
+"""
+_NOTES = "CREATE TABLE IF NOT EXISTS moving_notes (name text PRIMARY KEY, note text NOT NULL)"
+_PUT_NOTE = """
+INSERT INTO moving_notes VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET note = excluded.note
+"""
+_ALIVE = "SELECT name FROM {}.daemons WHERE alive_until > clock_timestamp() ORDER BY name"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of its own for long work; PostgreSQL's errors become the store's."""
+    db = await Pools(url, size=1, statement_timeout=STATEMENT_TIMEOUT).connect()
+    try:
+        yield db
+    except CAUGHT as error:
+        raise store_error(error) from None
+    finally:
+        await db.close()
+
+
+class PostgresTables:
+    """Reads the rows of a store."""
+
+    schema = SCHEMA
+
+    def __init__(self, db: asyncpg.Connection) -> None:
+        self.db = db
+
+    async def use(self) -> None:
+        """To be called first."""
+        await self.db.execute(f"SET search_path = {self.schema}")
+
+    async def check_schema(self) -> None:
+        if await schema_version(self.db) != STEPS.latest:
+            raise SchemaError("the database has no schema of ours, or an old one: run `ntf-server migrate`")
+
+    @asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """Nobody writes meanwhile: daemons that try wait, and fail when their patience ends."""
+        await check_no_daemon(self.db)
+        async with self.db.transaction(isolation="repeatable_read"):
+            await self.db.execute(f"LOCK TABLE {', '.join(t.name for t in TABLES)}, totals IN SHARE MODE")
+            yield
+
+    async def page(self, table: Table, after: Key, bounds: Mapping[str, int] | None) -> list[Row]:
+        keys = ", ".join(table.key)
+        marks = ", ".join(f"${place}" for place in range(1, len(after) + 1))
+        limits = "".join(f" AND {column} <= {bounds[column]}" for column in table.key) if bounds else ""
+        rows = await self.db.fetch(
+            f"SELECT {_as_read(table)} FROM {table.name}"
+            f" WHERE ({keys}) > ({marks}){limits} ORDER BY {keys} LIMIT {PAGE}",
+            *after,
+        )
+        return [tuple(row) for row in rows]
+
+    async def count(self, table: Table) -> int:
+        return int(await self.db.fetchval(f"SELECT count(*) FROM {table.name}"))
+
+    async def marks(self) -> Marks:
+        return Marks(*await self.db.fetchrow(_MARKS))
+
+
+async def check_no_daemon(db: asyncpg.Connection) -> None:
+    if await db.fetchval("SELECT to_regclass($1)", f"{SCHEMA}.daemons") is not None:
+        alive = [row[0] for row in await db.fetch(_ALIVE.format(SCHEMA))]
+        if alive:
+            raise StoreError(f"the database is in use by {', '.join(alive)}: stop every daemon first")
+
+
+async def holds_data(db: asyncpg.Connection) -> bool:
+    """Whether there is a store in its place that was ever used."""
+    if await db.fetchval("SELECT to_regclass($1)", f"{SCHEMA}.tokens") is None:
+        return False
+    used = [f"EXISTS (SELECT 1 FROM {SCHEMA}.{table.name})" for table in TABLES]
+    return bool(await db.fetchval(f"SELECT {' OR '.join(used)}"))
+
+
+async def came_from(db: asyncpg.Connection) -> str | None:
+    """The name of the change log that the store in its place was made with, if it was."""
+    if await db.fetchval("SELECT to_regclass($1)", f"{SCHEMA}.moving_notes") is None:
+        return None
+    name: str | None = await db.fetchval(
+        f"SELECT note FROM {SCHEMA}.moving_notes WHERE name = $1", SOURCE_NOTE
+    )
+    return name
+
+
+async def put_aside(db: asyncpg.Connection, name: str) -> None:
+    await db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}")
+
+
+async def remove_new(db: asyncpg.Connection) -> bool:
+    """Whether there was one."""
+    found: bool = await db.fetchval("SELECT to_regnamespace($1) IS NOT NULL", MOVING)
+    await db.execute(f"DROP SCHEMA IF EXISTS {MOVING} CASCADE")
+    return found
+
+
+class NewPostgresTables(PostgresTables):
+    """A store that is being made."""
+
+    schema = MOVING
+
+    async def use(self) -> None:
+        await migrate(self.db, schema=MOVING)
+        await super().use()
+        await self.db.execute(_NOTES)
+
+    async def append(self, table: Table, rows: Sequence[Row], note: str) -> None:
+        async with self.db.transaction():
+            await self._copy(table, rows, table.name, self.schema)
+            await self.put_note(table.name, note)
+
+    async def _copy(self, table: Table, rows: Sequence[Row], to: str, schema: str | None) -> None:
+        await self.db.copy_records_to_table(
+            to, records=_as_written(table, rows), columns=table.columns, schema_name=schema
+        )
+
+    async def note(self, name: str) -> str | None:
+        note: str | None = await self.db.fetchval("SELECT note FROM moving_notes WHERE name = $1", name)
+        return note
+
+    async def put_note(self, name: str, note: str) -> None:
+        await self.db.execute(_PUT_NOTE, name, note)
+
+    async def rows(self, table: Table, keys: Sequence[Key]) -> list[Row]:
+        """Those that exist."""
+        columns = ", ".join(f"${place}::bigint[]" for place in range(1, len(table.key) + 1))
+        found = await self.db.fetch(
+            f"SELECT {_as_read(table)} FROM {table.name}"
+            f" JOIN unnest({columns}) asked({', '.join(table.key)}) USING ({', '.join(table.key)})",
+            *(list(parts) for parts in zip(*keys, strict=True)),
+        )
+        return [tuple(row) for row in found]
+
+    async def delete(self, table: Table, keys: Sequence[Key]) -> None:
+        columns = ", ".join(f"${place}::bigint[]" for place in range(1, len(table.key) + 1))
+        match = " AND ".join(f"{table.name}.{column} = gone.{column}" for column in table.key)
+        await self.db.execute(
+            f"DELETE FROM {table.name} USING unnest({columns}) gone({', '.join(table.key)}) WHERE {match}",
+            *(list(parts) for parts in zip(*keys, strict=True)),
+        )
+
+    async def upsert(self, table: Table, rows: Sequence[Row]) -> None:
+        if table is TOKENS:
+            # Two tokens may have swapped devices: none may meet the other's old one.
+            await self.db.execute(
+                "UPDATE tokens SET verify_key = int8send(token_key) WHERE token_key = ANY($1::bigint[])",
+                [row[0] for row in rows],
+            )
+        changed = f"moving_changed_{table.name}"
+        await self.db.execute(
+            f"CREATE TEMP TABLE IF NOT EXISTS {changed} (LIKE {table.name}) ON COMMIT DELETE ROWS"
+        )
+        await self.db.execute(f"TRUNCATE {changed}")
+        await self._copy(table, rows, changed, None)
+        names = ", ".join(table.columns)
+        updates = ", ".join(f"{c} = excluded.{c}" for c in table.columns if c not in table.key)
+        await self.db.execute(
+            f"INSERT INTO {table.name} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {changed}"
+            f" ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {updates}"
+        )
+
+    async def set_marks(self, marks: Marks) -> None:
+        totals, lasts = marks[:4], marks[4:]
+        async with self.db.transaction():
+            await self.db.execute("DELETE FROM totals")
+            await self.db.execute(_SET_TOTALS, *totals)
+            for (table, column), last in zip(_SEQUENCES, lasts, strict=True):
+                await self.db.execute(
+                    "SELECT setval(pg_get_serial_sequence($1, $2), greatest($3, 1), $3 > 0)",
+                    table,
+                    column,
+                    last,
+                )
+
+    async def prepare_use(self) -> None:
+        for table in TABLES:
+            await self.db.execute(f"ANALYZE {table.name}")
+
+    async def finish(self) -> None:
+        """Put the store in its place, in one transaction: where there is one, it must be empty.
+
+        The notes stay: they tell where it came from.
+        """
+        async with self.db.transaction():
+            await check_no_daemon(self.db)
+            if await holds_data(self.db):
+                raise StoreError("the database holds a store already")
+            await self.db.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+            await self.db.execute(f"ALTER SCHEMA {MOVING} RENAME TO {SCHEMA}")
+
+
+def _as_read(table: Table) -> str:
+    return ", ".join(f"{c}::int" if c in table.booleans else c for c in table.columns)
+
+
+def _as_written(table: Table, rows: Sequence[Row]) -> Sequence[Row]:
+    places = [table.columns.index(column) for column in table.booleans]
+    if not places:
+        return rows
+    (place,) = places
+    return [(*row[:place], bool(row[place]), *row[place + 1 :]) for row in rows]

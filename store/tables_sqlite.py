@@ -1,0 +1,234 @@
+"""The tables of an SQLite store: one in use, whose changes can be followed, or one that is being made."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from store import migrate
+from store.interface import SchemaError
+from store.sqlite_errors import store_errors
+from store.tables import PAGE, TABLES, Key, Marks, Row, Table
+
+_MARKS = """
+SELECT tokens, active_tokens, subscriptions, active_subscriptions, last_seq, last_server,
+    (SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'tokens'),
+    (SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'subscriptions')
+FROM totals
+"""
+_SET_TOTALS = """
+UPDATE totals SET tokens = ?, active_tokens = ?, subscriptions = ?, active_subscriptions = ?, last_seq = ?,
+    last_server = ?
+"""
+_EVENTS = {"INSERT": "NEW", "UPDATE": "NEW", "DELETE": "OLD"}
+_LOG = """
+CREATE TABLE moving_changes (
+    seq   INTEGER PRIMARY KEY AUTOINCREMENT,
+    place INTEGER NOT NULL,
+    key1  INTEGER NOT NULL,
+    key2  INTEGER NOT NULL
+)
+"""
+_LOG_KEYS = "CREATE UNIQUE INDEX moving_changed_keys ON moving_changes (place, key1, key2)"
+# Without REPLACE: in a trigger, the statement that fired it decides about conflicts.
+_TRIGGER = """
+CREATE TRIGGER {name} AFTER {event} ON {table} BEGIN
+    DELETE FROM moving_changes WHERE place = {place} AND key1 = {key1} AND key2 = {key2};
+    INSERT INTO moving_changes (place, key1, key2) VALUES ({place}, {key1}, {key2});
+END
+"""
+
+
+def _is_there(db: sqlite3.Connection, table: str) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone() is not None
+
+
+@contextmanager
+def _writing(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+class SqliteTables:
+    """Reads the rows of a store; a server may be using it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with store_errors(path):
+            self.db = migrate.connect(path)
+
+    def close(self) -> None:
+        self.db.close()
+
+    def check_schema(self) -> None:
+        if migrate.schema_version(self.db) != migrate.STEPS.latest:
+            raise SchemaError(f"{self.path} has an old schema: run `ntf-server migrate` first")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read within is of one moment."""
+        self.db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.db.execute("ROLLBACK")
+
+    async def page(self, table: Table, after: Key, bounds: Mapping[str, int] | None) -> list[Row]:
+        keys = ", ".join(table.key)
+        limits = "".join(f" AND {column} <= {bounds[column]}" for column in table.key) if bounds else ""
+        return self.db.execute(
+            f"SELECT {', '.join(table.columns)} FROM {table.name}"
+            f" WHERE ({keys}) > ({', '.join('?' * len(after))}){limits} ORDER BY {keys} LIMIT {PAGE}",
+            after,
+        ).fetchall()
+
+    async def count(self, table: Table) -> int:
+        (count,) = self.db.execute(f"SELECT count(*) FROM {table.name}").fetchone()
+        return int(count)
+
+    async def marks(self) -> Marks:
+        return Marks(*self.db.execute(_MARKS).fetchone())
+
+
+class ChangeLog:
+    """Which rows of a store in use changed since `start`: triggers note their keys, each once."""
+
+    def __init__(self, tables: SqliteTables) -> None:
+        self._db = tables.db
+
+    def start(self) -> str:
+        """The name of this log; one that is there already, with what it noted, is continued."""
+        with _writing(self._db):
+            if not _is_there(self._db, "moving_log"):
+                self._db.execute("CREATE TABLE moving_log (name TEXT NOT NULL)")
+                self._db.execute("INSERT INTO moving_log VALUES (?)", (secrets.token_hex(16),))
+                self._db.execute(_LOG)
+                self._db.execute(_LOG_KEYS)
+                for name, sql in self._triggers():
+                    self._db.execute(sql.format(name=name))
+        (name,) = self._db.execute("SELECT name FROM moving_log").fetchone()
+        return str(name)
+
+    def remove(self) -> bool:
+        """Whether there was one."""
+        found = _is_there(self._db, "moving_log")
+        with _writing(self._db):
+            for name, _ in self._triggers():
+                self._db.execute(f"DROP TRIGGER IF EXISTS {name}")
+            for table in ("moving_changes", "moving_log"):
+                self._db.execute(f"DROP TABLE IF EXISTS {table}")
+        return found
+
+    @staticmethod
+    def _triggers() -> Iterator[tuple[str, str]]:
+        for place, table in enumerate(TABLES):
+            for event, row in _EVENTS.items():
+                key1, key2 = ([f"{row}.{column}" for column in table.key] + ["0"])[:2]
+                yield (
+                    f"moving_{table.name}_{event.lower()}",
+                    _TRIGGER.format(
+                        name="{name}", event=event, table=table.name, place=place, key1=key1, key2=key2
+                    ),
+                )
+
+    def size(self) -> int:
+        (size,) = self._db.execute("SELECT count(*) FROM moving_changes").fetchone()
+        return int(size)
+
+    def last(self) -> int:
+        (last,) = self._db.execute("SELECT ifnull(max(seq), 0) FROM moving_changes").fetchone()
+        return int(last)
+
+    def keys(self, table: Table) -> list[Key]:
+        width = len(table.key)
+        place = TABLES.index(table)
+        rows = self._db.execute("SELECT key1, key2 FROM moving_changes WHERE place = ?", (place,))
+        return [row[:width] for row in rows]
+
+    def rows(self, table: Table, keys: Sequence[Key]) -> list[Row]:
+        """Those that still exist."""
+        match = " AND ".join(f"{column} = ?" for column in table.key)
+        sql = f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {match}"
+        found = (self._db.execute(sql, key).fetchone() for key in keys)
+        return [row for row in found if row is not None]
+
+    def forget(self, last: int) -> None:
+        """What was noted up to then; a row that changed again has a later note."""
+        with _writing(self._db):
+            self._db.execute("DELETE FROM moving_changes WHERE seq <= ?", (last,))
+
+
+class NewSqliteTables(SqliteTables):
+    """A store that is being made, in a file beside its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._place = path
+        moving = path.with_name(f"{path.name}.moving")
+        migrate.migrate(moving)
+        super().__init__(moving)
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA foreign_keys = ON")
+        self.db.execute("CREATE TABLE IF NOT EXISTS moving_notes (name TEXT PRIMARY KEY, note TEXT)")
+
+    @staticmethod
+    def remove(path: Path) -> bool:
+        """Whether there was one."""
+        found = path.with_name(f"{path.name}.moving").exists()
+        for end in ("", "-wal", "-shm", "-journal"):
+            path.with_name(f"{path.name}.moving{end}").unlink(missing_ok=True)
+        return found
+
+    async def append(self, table: Table, rows: Sequence[Row], note: str) -> None:
+        marks = ", ".join("?" * len(table.columns))
+        with _writing(self.db):
+            self.db.executemany(
+                f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})", rows
+            )
+            self._put_note(table.name, note)
+
+    async def note(self, name: str) -> str | None:
+        row = self.db.execute("SELECT note FROM moving_notes WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    async def put_note(self, name: str, note: str) -> None:
+        with _writing(self.db):
+            self._put_note(name, note)
+
+    def _put_note(self, name: str, note: str) -> None:
+        self.db.execute("REPLACE INTO moving_notes VALUES (?, ?)", (name, note))
+
+    async def set_marks(self, marks: Marks) -> None:
+        *totals, last_token, last_sub = marks
+        with _writing(self.db):
+            self.db.execute(_SET_TOTALS, totals)
+            self.db.execute("DELETE FROM sqlite_sequence WHERE name IN ('tokens', 'subscriptions')")
+            self.db.executemany(
+                "INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
+                [("tokens", last_token), ("subscriptions", last_sub)],
+            )
+
+    async def prepare_use(self) -> None:
+        self.db.execute("PRAGMA optimize")
+
+    def finish(self) -> None:
+        """Put the store in its place, where there must be none."""
+        self.db.execute("DROP TABLE moving_notes")
+        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.db.execute("PRAGMA journal_mode = DELETE")
+        self.close()
+        os.link(self.path, self._place)  # fails if there is one, where a renaming would replace it
+        self.path.unlink()
+        folder = os.open(self._place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
