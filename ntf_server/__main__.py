@@ -110,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         module="ntf_server.migration",
         help="change the database's schema, or move to another database",
     )
+    commands.add_parser(
+        "import",
+        parents=[folders],
+        module="ntf_server.import_command",
+        help="take over the data of the deployed server",
+    )
     _add_backup(commands.add_parser("backup", parents=[folders], help="copy the data of a running server"))
     _add_restore(commands.add_parser("restore", parents=[folders], help="put a backup in place"))
     status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")

@@ -104,12 +104,17 @@ async def _copy_in_use(source: SqliteTables, follower: Follower) -> None:
             await copy_parents(source, new, progress)
     await copy(source, new, progress)
     await new.prepare_use()
+    await _catch_up_until_few(follower)
+    _print_sums(await follower.catch_up_and_compare(progress))
+    await _catch_up_until_few(follower)  # comparing takes its time
+
+
+async def _catch_up_until_few(follower: Follower) -> None:
     for _ in range(MOST_ROUNDS):
         changed = await follower.catch_up()
         print(f"changed meanwhile: {changed} rows", flush=True)
         if changed <= FEW_CHANGES:
-            break
-    _print_sums(await follower.catch_up_and_compare(progress))
+            return
 
 
 async def _wait_for_stop(stack: ExitStack, folder: Path, follower: Follower) -> None:

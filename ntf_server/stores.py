@@ -60,15 +60,20 @@ def need_driver() -> None:
 
 def postgres_url(section: StoreConfig) -> str:
     """From the configuration, the environment or a file that only the server can read."""
-    if section.url_file is None:
-        url = section.url
-    else:
-        try:
-            url = section.url_file.read_text("utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"[STORE] url_file {section.url_file}: {error.strerror}") from None
+    url = section.url if section.url_file is None else read_url(section.url_file, "[STORE] url_file")
+    return check_postgres_url(url, "[STORE] url")
+
+
+def read_url(file: Path, key: str) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{key} {file}: {error.strerror}") from None
+
+
+def check_postgres_url(url: str, key: str) -> str:
     if not url.startswith(("postgresql://", "postgres://")):
-        raise ConfigError("[STORE] url must be postgresql://user:password@host:port/database")
+        raise ConfigError(f"{key} must be postgresql://user:password@host:port/database")
     return url
 
 

@@ -7,6 +7,7 @@ over the rows that the log names, until a round brings so few that the server ca
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -30,17 +31,17 @@ class CopyDiffers(StoreError):
 
 async def copy(source: ReadTables, new: NewTables, progress: Progress) -> None:
     """Copy what there is beside the parents; what was copied before is not copied again."""
-    bounds = Marks(*json.loads(await new.note(_BOUNDS_NOTE) or "")).bounds
+    upto = Marks(*json.loads(await new.note(_BOUNDS_NOTE) or ""))
     for table in TABLES[len(PARENTS) :]:
         note = await new.note(table.name)
         if note == _DONE:
             continue
         total = await source.count(table)
-        after: Key = tuple(json.loads(note)) if note else table.before_all
+        after: Key = ast.literal_eval(note) if note else table.before_all
         done = await new.count(table)
-        while rows := await source.page(table, after, bounds):
+        while rows := await source.page(table, after, upto):
             after = table.key_of(rows[-1])
-            await new.append(table, rows, json.dumps(after))
+            await new.append(table, rows, repr(after))
             done += len(rows)
             progress(table.name, done, max(done, total))
         await new.put_note(table.name, _DONE)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 Row = tuple[Any, ...]
-Key = tuple[int, ...]
+Key = tuple[int | bytes, ...]
 
 PAGE = 10_000
 "Rows read, or written in one transaction, at once: a few megabytes."
@@ -27,14 +27,21 @@ class Table:
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    bounds: Mapping[str, str] = field(default_factory=dict, compare=False)
+    "Rows of a store in use are copied up to these marks; later ones refer to rows that may be missing yet."
     booleans: frozenset[str] = frozenset()
+    neutral: str = ""
+    "A unique column whose values rows may have swapped; none is as short as a key."
 
     def key_of(self, row: Row) -> Key:
         return tuple(row[self.columns.index(column)] for column in self.key)
 
     @property
     def before_all(self) -> Key:
-        return (0,) * len(self.key)
+        return tuple(b"" if column in BYTE_KEYS else 0 for column in self.key)
+
+
+BYTE_KEYS = frozenset({"topic", "sender", "client_id", "request_id"})
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -55,7 +62,8 @@ TOKENS = Table(
         " cron_minutes, cron_due, updated_on"
     ),
     ("token_key",),
-    frozenset({"verified"}),
+    booleans=frozenset({"verified"}),
+    neutral="verify_key",
 )
 SUBSCRIPTIONS = Table(
     "subscriptions",
@@ -64,17 +72,66 @@ SUBSCRIPTIONS = Table(
         " associated, retry_count, retry_at, spelling"
     ),
     ("sub_key",),
+    {"sub_key": "last_sub"},
     frozenset({"associated"}),
 )
 TOKEN_ROUTERS = Table(
-    "token_routers", _columns("token_key, server_key, subscriptions"), ("token_key", "server_key")
+    "token_routers",
+    _columns("token_key, server_key, subscriptions"),
+    ("token_key", "server_key"),
+    {"token_key": "last_token", "server_key": "last_server"},
 )
 _NOTIFICATION = _columns("token_key, sub_key, seq, received_at, nonce, meta")
-UNSENT = Table("unsent_notifications", _NOTIFICATION, ("token_key", "sub_key"))
-SENT = Table("sent_notifications", _NOTIFICATION, ("token_key", "sub_key"))
+_OF_QUEUES = {"token_key": "last_token", "sub_key": "last_sub"}
+UNSENT = Table("unsent_notifications", _NOTIFICATION, ("token_key", "sub_key"), _OF_QUEUES)
+SENT = Table("sent_notifications", _NOTIFICATION, ("token_key", "sub_key"), _OF_QUEUES)
 
-PARENTS = (SERVERS, TOKENS)
-TABLES = (*PARENTS, SUBSCRIPTIONS, TOKEN_ROUTERS, UNSENT, SENT)
+STATEMENT_SUBSCRIPTIONS = Table(
+    "statement_subscriptions",
+    _columns("sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at"),
+    ("sub_key",),
+    booleans=frozenset({"is_call"}),
+    neutral="device_token",
+)
+STATEMENTS = (
+    Table(
+        "statement_rules",
+        _columns("topic, sender, sub_key"),
+        ("topic", "sender", "sub_key"),
+        {"sub_key": "last_statement_sub"},
+    ),
+    Table("statement_requests", _columns("request_id, valid_until"), ("request_id",)),
+    Table(
+        "statement_rates",
+        _columns("sender, client_id, accepted, silent_until, idle_at"),
+        ("sender", "client_id"),
+    ),
+    Table(
+        "statement_pushes",
+        _columns(
+            "push_key, subscription_id, statement_hash, sender, topic, accepted_at, sent_at, keep_until"
+        ),
+        ("push_key",),
+        {"push_key": "last_statement_push"},
+    ),
+    Table(
+        "pending_statements",
+        _columns("push_key, sub_key, data, attempted"),
+        ("push_key",),
+        {"push_key": "last_statement_push"},
+        frozenset({"attempted"}),
+    ),
+)
+
+COUNT_TOKEN_ROUTERS = (
+    f"DELETE FROM {TOKEN_ROUTERS.name}",
+    f"INSERT INTO {TOKEN_ROUTERS.name} ({', '.join(TOKEN_ROUTERS.columns)})"
+    f" SELECT token_key, server_key, count(*) FROM {SUBSCRIPTIONS.name} GROUP BY 1, 2",
+)
+"For a store that is made from subscriptions alone."
+
+PARENTS = (SERVERS, TOKENS, STATEMENT_SUBSCRIPTIONS)
+TABLES = (*PARENTS, SUBSCRIPTIONS, TOKEN_ROUTERS, UNSENT, SENT, *STATEMENTS)
 "Rows refer only to rows of tables that stand before their own."
 
 
@@ -89,10 +146,12 @@ class Marks(NamedTuple):
     last_server: int
     last_token: int
     last_sub: int
+    last_statement_sub: int = 0
+    last_statement_push: int = 0
 
-    @property
-    def bounds(self) -> Mapping[str, int]:
-        return {"server_key": self.last_server, "token_key": self.last_token, "sub_key": self.last_sub}
+    def limits(self, table: Table) -> str:
+        """SQL for the rows up to these marks."""
+        return "".join(f" AND {column} <= {getattr(self, mark)}" for column, mark in table.bounds.items())
 
 
 class Sum(NamedTuple):
@@ -117,8 +176,8 @@ class Sum(NamedTuple):
 class ReadTables(Protocol):
     """The rows of a store, by pages in the order of their keys."""
 
-    async def page(self, table: Table, after: Key, bounds: Mapping[str, int] | None) -> list[Row]:
-        """The next rows; with `bounds` only those whose keys are not above them."""
+    async def page(self, table: Table, after: Key, upto: Marks | None) -> list[Row]:
+        """The next rows; with `upto` only those that were there then."""
 
     async def count(self, table: Table) -> int: ...
 
@@ -130,6 +189,11 @@ class NewTables(ReadTables, Protocol):
 
     async def append(self, table: Table, rows: Sequence[Row], note: str) -> None:
         """New rows, and with them in one transaction a note under the table's name: how far the work is."""
+
+    async def begin(self, source: str) -> None:
+        """Notes what the new store is made from; what an earlier run made from something else is removed."""
+
+    async def count_token_routers(self) -> None: ...
 
     async def note(self, name: str) -> str | None: ...
 

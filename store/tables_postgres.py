@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -12,7 +12,7 @@ from store.policy import STATEMENT_TIMEOUT
 from store.postgres_engine import Pools
 from store.postgres_errors import CAUGHT, store_error
 from store.postgres_migrate import SCHEMA, STEPS, migrate, schema_version
-from store.tables import PAGE, SOURCE_NOTE, TABLES, TOKENS, Key, Marks, Row, Table
+from store.tables import BYTE_KEYS, COUNT_TOKEN_ROUTERS, PAGE, SOURCE_NOTE, TABLES, Key, Marks, Row, Table
 
 MOVING = f"{SCHEMA}_moving"
 
@@ -22,7 +22,11 @@ _SEQUENCES = (
     ("smp_servers", "server_key"),
     ("tokens", "token_key"),
     ("subscriptions", "sub_key"),
+    ("statement_subscriptions", "sub_key"),
+    ("statement_pushes", "push_key"),
 )
+"In the order of `Marks`."
+
 _MARKS = f"""
 SELECT coalesce(sum(tokens), 0)::bigint, coalesce(sum(active_tokens), 0)::bigint,
     coalesce(sum(subscriptions), 0)::bigint, coalesce(sum(active_subscriptions), 0)::bigint,
@@ -76,10 +80,10 @@ class PostgresTables:
             await self.db.execute(f"LOCK TABLE {', '.join(t.name for t in TABLES)}, totals IN SHARE MODE")
             yield
 
-    async def page(self, table: Table, after: Key, bounds: Mapping[str, int] | None) -> list[Row]:
+    async def page(self, table: Table, after: Key, upto: Marks | None) -> list[Row]:
         keys = ", ".join(table.key)
         marks = ", ".join(f"${place}" for place in range(1, len(after) + 1))
-        limits = "".join(f" AND {column} <= {bounds[column]}" for column in table.key) if bounds else ""
+        limits = upto.limits(table) if upto else ""
         rows = await self.db.fetch(
             f"SELECT {_as_read(table)} FROM {table.name}"
             f" WHERE ({keys}) > ({marks}){limits} ORDER BY {keys} LIMIT {PAGE}",
@@ -140,6 +144,18 @@ class NewPostgresTables(PostgresTables):
         await super().use()
         await self.db.execute(_NOTES)
 
+    async def begin(self, source: str) -> None:
+        before = await self.note(SOURCE_NOTE)
+        if before is not None and before != source:
+            await remove_new(self.db)
+            await self.use()
+        await self.put_note(SOURCE_NOTE, source)
+
+    async def count_token_routers(self) -> None:
+        async with self.db.transaction():
+            for sql in COUNT_TOKEN_ROUTERS:
+                await self.db.execute(sql)
+
     async def append(self, table: Table, rows: Sequence[Row], note: str) -> None:
         async with self.db.transaction():
             await self._copy(table, rows, table.name, self.schema)
@@ -159,27 +175,28 @@ class NewPostgresTables(PostgresTables):
 
     async def rows(self, table: Table, keys: Sequence[Key]) -> list[Row]:
         """Those that exist."""
-        columns = ", ".join(f"${place}::bigint[]" for place in range(1, len(table.key) + 1))
+        names = ", ".join(table.key)
         found = await self.db.fetch(
             f"SELECT {_as_read(table)} FROM {table.name}"
-            f" JOIN unnest({columns}) asked({', '.join(table.key)}) USING ({', '.join(table.key)})",
+            f" JOIN unnest({_key_arrays(table)}) asked({names}) USING ({names})",
             *(list(parts) for parts in zip(*keys, strict=True)),
         )
         return [tuple(row) for row in found]
 
     async def delete(self, table: Table, keys: Sequence[Key]) -> None:
-        columns = ", ".join(f"${place}::bigint[]" for place in range(1, len(table.key) + 1))
         match = " AND ".join(f"{table.name}.{column} = gone.{column}" for column in table.key)
         await self.db.execute(
-            f"DELETE FROM {table.name} USING unnest({columns}) gone({', '.join(table.key)}) WHERE {match}",
+            f"DELETE FROM {table.name} USING unnest({_key_arrays(table)}) gone({', '.join(table.key)})"
+            f" WHERE {match}",
             *(list(parts) for parts in zip(*keys, strict=True)),
         )
 
     async def upsert(self, table: Table, rows: Sequence[Row]) -> None:
-        if table is TOKENS:
+        if table.neutral:
             # Two tokens may have swapped devices: none may meet the other's old one.
+            (key,) = table.key
             await self.db.execute(
-                "UPDATE tokens SET verify_key = int8send(token_key) WHERE token_key = ANY($1::bigint[])",
+                f"UPDATE {table.name} SET {table.neutral} = int8send({key}) WHERE {key} = ANY($1::bigint[])",
                 [row[0] for row in rows],
             )
         changed = f"moving_changed_{table.name}"
@@ -190,9 +207,10 @@ class NewPostgresTables(PostgresTables):
         await self._copy(table, rows, changed, None)
         names = ", ".join(table.columns)
         updates = ", ".join(f"{c} = excluded.{c}" for c in table.columns if c not in table.key)
+        action = f"UPDATE SET {updates}" if updates else "NOTHING"
         await self.db.execute(
             f"INSERT INTO {table.name} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {changed}"
-            f" ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {updates}"
+            f" ON CONFLICT ({', '.join(table.key)}) DO {action}"
         )
 
     async def set_marks(self, marks: Marks) -> None:
@@ -223,6 +241,11 @@ class NewPostgresTables(PostgresTables):
                 raise StoreError("the database holds a store already")
             await self.db.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
             await self.db.execute(f"ALTER SCHEMA {MOVING} RENAME TO {SCHEMA}")
+
+
+def _key_arrays(table: Table) -> str:
+    types = ("bytea" if column in BYTE_KEYS else "bigint" for column in table.key)
+    return ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types, 1))
 
 
 def _as_read(table: Table) -> str:

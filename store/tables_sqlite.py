@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from store import migrate
 from store.interface import SchemaError
 from store.sqlite_errors import store_errors
-from store.tables import PAGE, TABLES, Key, Marks, Row, Table
+from store.tables import COUNT_TOKEN_ROUTERS, PAGE, SOURCE_NOTE, TABLES, Key, Marks, Row, Table
 
 _MARKS = """
 SELECT tokens, active_tokens, subscriptions, active_subscriptions, last_seq, last_server,
-    (SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'tokens'),
-    (SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'subscriptions')
+    {}
 FROM totals
 """
+_COUNTED = ("tokens", "subscriptions", "statement_subscriptions", "statement_pushes")
+"Tables whose highest key ever given SQLite keeps, in the order of `Marks`."
+_LAST = "(SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = '{}')"
 _SET_TOTALS = """
 UPDATE totals SET tokens = ?, active_tokens = ?, subscriptions = ?, active_subscriptions = ?, last_seq = ?,
     last_server = ?
@@ -29,16 +31,17 @@ _LOG = """
 CREATE TABLE moving_changes (
     seq   INTEGER PRIMARY KEY AUTOINCREMENT,
     place INTEGER NOT NULL,
-    key1  INTEGER NOT NULL,
-    key2  INTEGER NOT NULL
+    key1  BLOB NOT NULL,
+    key2  BLOB NOT NULL,
+    key3  BLOB NOT NULL
 )
 """
-_LOG_KEYS = "CREATE UNIQUE INDEX moving_changed_keys ON moving_changes (place, key1, key2)"
+_LOG_KEYS = "CREATE UNIQUE INDEX moving_changed_keys ON moving_changes (place, key1, key2, key3)"
 # Without REPLACE: in a trigger, the statement that fired it decides about conflicts.
 _TRIGGER = """
 CREATE TRIGGER {name} AFTER {event} ON {table} BEGIN
-    DELETE FROM moving_changes WHERE place = {place} AND key1 = {key1} AND key2 = {key2};
-    INSERT INTO moving_changes (place, key1, key2) VALUES ({place}, {key1}, {key2});
+    DELETE FROM moving_changes WHERE place = {place} AND key1 = {key1} AND key2 = {key2} AND key3 = {key3};
+    INSERT INTO moving_changes (place, key1, key2, key3) VALUES ({place}, {key1}, {key2}, {key3});
 END
 """
 
@@ -82,9 +85,9 @@ class SqliteTables:
         finally:
             self.db.execute("ROLLBACK")
 
-    async def page(self, table: Table, after: Key, bounds: Mapping[str, int] | None) -> list[Row]:
+    async def page(self, table: Table, after: Key, upto: Marks | None) -> list[Row]:
         keys = ", ".join(table.key)
-        limits = "".join(f" AND {column} <= {bounds[column]}" for column in table.key) if bounds else ""
+        limits = upto.limits(table) if upto else ""
         return self.db.execute(
             f"SELECT {', '.join(table.columns)} FROM {table.name}"
             f" WHERE ({keys}) > ({', '.join('?' * len(after))}){limits} ORDER BY {keys} LIMIT {PAGE}",
@@ -96,7 +99,7 @@ class SqliteTables:
         return int(count)
 
     async def marks(self) -> Marks:
-        return Marks(*self.db.execute(_MARKS).fetchone())
+        return Marks(*self.db.execute(_MARKS.format(", ".join(map(_LAST.format, _COUNTED)))).fetchone())
 
 
 class ChangeLog:
@@ -132,11 +135,17 @@ class ChangeLog:
     def _triggers() -> Iterator[tuple[str, str]]:
         for place, table in enumerate(TABLES):
             for event, row in _EVENTS.items():
-                key1, key2 = ([f"{row}.{column}" for column in table.key] + ["0"])[:2]
+                key1, key2, key3 = ([f"{row}.{column}" for column in table.key] + ["0", "0"])[:3]
                 yield (
                     f"moving_{table.name}_{event.lower()}",
                     _TRIGGER.format(
-                        name="{name}", event=event, table=table.name, place=place, key1=key1, key2=key2
+                        name="{name}",
+                        event=event,
+                        table=table.name,
+                        place=place,
+                        key1=key1,
+                        key2=key2,
+                        key3=key3,
                     ),
                 )
 
@@ -151,7 +160,7 @@ class ChangeLog:
     def keys(self, table: Table) -> list[Key]:
         width = len(table.key)
         place = TABLES.index(table)
-        rows = self._db.execute("SELECT key1, key2 FROM moving_changes WHERE place = ?", (place,))
+        rows = self._db.execute("SELECT key1, key2, key3 FROM moving_changes WHERE place = ?", (place,))
         return [row[:width] for row in rows]
 
     def rows(self, table: Table, keys: Sequence[Key]) -> list[Row]:
@@ -172,7 +181,10 @@ class NewSqliteTables(SqliteTables):
 
     def __init__(self, path: Path) -> None:
         self._place = path
-        moving = path.with_name(f"{path.name}.moving")
+        self._open()
+
+    def _open(self) -> None:
+        moving = self._place.with_name(f"{self._place.name}.moving")
         migrate.migrate(moving)
         super().__init__(moving)
         self.db.execute("PRAGMA journal_mode = WAL")
@@ -186,6 +198,19 @@ class NewSqliteTables(SqliteTables):
         for end in ("", "-wal", "-shm", "-journal"):
             path.with_name(f"{path.name}.moving{end}").unlink(missing_ok=True)
         return found
+
+    async def begin(self, source: str) -> None:
+        before = await self.note(SOURCE_NOTE)
+        if before is not None and before != source:
+            self.close()
+            self.remove(self._place)
+            self._open()
+        await self.put_note(SOURCE_NOTE, source)
+
+    async def count_token_routers(self) -> None:
+        with _writing(self.db):
+            for sql in COUNT_TOKEN_ROUTERS:
+                self.db.execute(sql)
 
     async def append(self, table: Table, rows: Sequence[Row], note: str) -> None:
         marks = ", ".join("?" * len(table.columns))
@@ -207,14 +232,12 @@ class NewSqliteTables(SqliteTables):
         self.db.execute("REPLACE INTO moving_notes VALUES (?, ?)", (name, note))
 
     async def set_marks(self, marks: Marks) -> None:
-        *totals, last_token, last_sub = marks
+        totals, lasts = marks[: -len(_COUNTED)], marks[-len(_COUNTED) :]
         with _writing(self.db):
             self.db.execute(_SET_TOTALS, totals)
-            self.db.execute("DELETE FROM sqlite_sequence WHERE name IN ('tokens', 'subscriptions')")
-            self.db.executemany(
-                "INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)",
-                [("tokens", last_token), ("subscriptions", last_sub)],
-            )
+            counted = list(zip(_COUNTED, lasts, strict=True))
+            self.db.executemany("DELETE FROM sqlite_sequence WHERE name = ?", [(name,) for name in _COUNTED])
+            self.db.executemany("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", counted)
 
     async def prepare_use(self) -> None:
         self.db.execute("PRAGMA optimize")

@@ -210,7 +210,7 @@ def test_delete_asks_first(tmp_path: Path) -> None:
 def test_help_names_every_command() -> None:
     text = ntf_server("--help").stdout
     for command in (
-        *("init", "start", "cert", "delete", "migrate", "status", "backup", "restore"),
+        *("init", "start", "cert", "delete", "migrate", "import", "status", "backup", "restore"),
         *("doctor", "test", "demo", "fake-push"),
     ):
         assert command in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -59,8 +60,12 @@ async def test_there_and_back(tmp_path: Path, postgres: PostgresCluster) -> None
     assert await counts_of(PostgresStore(url)) == before
     again = ntf_server("migrate", "--to", "postgres", *where, env=env)
     assert (again.returncode, again.stderr) == (2, "ntf-server: [STORE] database is postgres already\n")
-    with started(tmp_path, env=env):
-        pass
+    with started(tmp_path, env=env) as (process, _):
+        in_use = ntf_server("migrate", "--to", "sqlite", *where, env=env)
+        assert in_use.returncode == 2
+        assert "is in use by" in in_use.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
     back = ntf_server("migrate", "--to", "sqlite", *where, env=env)
     assert back.returncode == 0, back.stderr
     assert await counts_of(SqliteStore(tmp_path / "d" / "ntf-server.db")) == before

@@ -33,12 +33,14 @@ from tests.store.builders import (
     nmsg,
     router,
     subscribe,
+    unique,
 )
+from tests.store.test_contract_statements import accept, rule, statement, subscribed
 
 NOT_MOVED = {"totals", "sqlite_sequence"}
 PAIR = [TokenKey(4), TokenKey(5)]
 "Tokens with the same key, in a store that was filled once."
-OF_DAEMONS = {"totals", "daemons", "leases", "schema_version"}
+OF_DAEMONS = {"totals", "daemons", "leases", "handovers", "schema_version"}
 
 
 def quietly(what: str, done: int, total: int) -> None:
@@ -104,6 +106,9 @@ async def fill(store: NtfStore) -> None:
     gone = await subscribe(store, new_subscription(third.key, router("three.example")))
     assert gone.created
     await store.delete_token(third.key)
+    wanted = rule()
+    await subscribed(store, wanted, rule(), client=unique(32))
+    await accept(store, statement(wanted))
 
 
 @pytest.fixture
