@@ -218,3 +218,8 @@ async def test_blocks_at_once_are_all_stored(store: NtfStore) -> None:
     entries = await entries_of(store, token)
     assert {entry.nonce[0] for entry in entries} == {2}
     assert (await store.counts()).unsent_notifications == 40
+
+
+async def test_the_store_can_be_written_to(store: NtfStore) -> None:
+    await store.check()
+    assert (await store.counts()).oldest_unsent is None
