@@ -114,8 +114,10 @@ class GatewayWorld:
         async with running(App(self.folder / "etc", self.config)) as self.server:
             yield self.server
 
-    def client(self, name: str) -> GatewayClient:
-        return GatewayClient(self._session, f"http://{LOCALHOST}:{self.server.gateway_port}", key_pair(name))
+    def client(self, name: str, port: int = 0) -> GatewayClient:
+        """`port`: of a server in another process."""
+        url = f"http://{LOCALHOST}:{port or self.server.gateway_port}"
+        return GatewayClient(self._session, url, key_pair(name))
 
     @property
     def accepted(self) -> list[RecordedPush]:

@@ -139,6 +139,11 @@ def _parser() -> argparse.ArgumentParser:
         module="ntf_demo.fake_push.program",
         help="run a push provider for tests: APNs, FCM and Web Push",
     )
+    commands.add_parser(
+        "fake-node",
+        module="ntf_demo.fake_node.program",
+        help="run a statement store's node for tests",
+    )
     return parser
 
 

@@ -84,7 +84,9 @@ class GatewayApi:
 
     async def open(self) -> int:
         """Returns the port."""
-        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
+        runner = web.AppRunner(
+            self.application(), access_log=None, logger=_library_log(), shutdown_timeout=SHUTDOWN_TIMEOUT
+        )
         await runner.setup()
         self._runner = runner
         site = web.TCPSite(runner, self._config.listen or None, self._config.port, ssl_context=self._tls)
@@ -224,6 +226,21 @@ class GatewayApi:
 
     async def _serve_spec(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._spec, content_type="application/json")
+
+
+class _OneLine(logging.Filter):
+    """aiohttp writes a traceback for what is no HTTP: nothing that a client should be able to cause."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args, record.exc_info = "a client of the gateway sent what is no HTTP", (), None
+        return True
+
+
+def _library_log() -> logging.Logger:
+    library = log.getChild("http")
+    if not library.filters:
+        library.addFilter(_OneLine())
+    return library
 
 
 def _shown(subscription: GatewaySubscription) -> dict[str, Any]:

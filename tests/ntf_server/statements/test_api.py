@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import uuid
@@ -187,6 +188,18 @@ async def test_the_document_is_served(bob: GatewayClient) -> None:
     answer = await bob.send("GET", SPEC_PATH, b"", {})
     assert answer.status == 200
     assert set(answer.body["paths"]) == {SUBSCRIPTIONS, RULES}
+
+
+async def test_what_is_no_http_makes_no_traceback(
+    world: GatewayWorld, bob: GatewayClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for garbage in (b"\x00\xff\r\n\r\n", b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port)
+        writer.write(garbage)
+        await reader.read()
+        writer.close()
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 200
 
 
 async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
