@@ -57,13 +57,13 @@ def of(world: GatewayWorld, data: bytes) -> list[RecordedPush]:
     return [push for push in world.accepted if data.hex() in push.body]
 
 
-def waiting(world: GatewayWorld) -> tuple[int, int]:
-    """Pushes that are to be made, and those of them of which nobody knows whether they were."""
+async def waiting_are(world: GatewayWorld, count: int, unknown: int) -> None:
+    """So many pushes are to be made, and of so many of them nobody knows whether they were.
+
+    One connection: one that is closed takes a lock, and the server would wait for it again and again."""
+    sql = "SELECT count(*), count(*) FILTER (WHERE attempted) FROM pending_statements"
     with closing(sqlite3.connect(world.folder / "data" / "ntf-server.db")) as db:
-        row: tuple[int, int] = db.execute(
-            "SELECT count(*), count(*) FILTER (WHERE attempted) FROM pending_statements"
-        ).fetchone()
-        return row
+        await until(lambda: db.execute(sql).fetchone() == (count, unknown))
 
 
 async def test_a_push_without_an_answer_is_not_seen_twice(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_push_without_an_answer_is_not_seen_twice(tmp_path: Path) -> Non
             await register(world, port)
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"first"))
             await until(lambda: len(of(world, b"first")) == 3)
-        assert waiting(world) == (3, 2)
+        await waiting_are(world, 3, 2)
         world.push.clear_faults()
         async with daemon(world):
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"second"))
@@ -94,7 +94,7 @@ async def test_what_a_provider_refused_is_pushed_after_a_kill(tmp_path: Path) ->
             await register(world, port)
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"first"))
             await until(lambda: len(world.push.pushes) >= 3)
-            await until(lambda: waiting(world) == (3, 0))
+            await waiting_are(world, 3, 0)
         world.push.clear_faults()
         async with daemon(world):
             await until(lambda: len(of(world, b"first")) == 3)
