@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ntf_server import backup, checks, setup
+from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
@@ -47,6 +47,7 @@ EXPECTED = (
     sqlite3.Error,
 )
 "What an operator can cause: told in one line, without a traceback."
+MAX_WORKERS = 256
 USAGE = 2
 "Exit code of what an operator has to put right; argparse has the same."
 
@@ -238,7 +239,18 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], help="instead of [LOG] level"
     )
+    parser.add_argument(
+        "--workers",
+        type=_worker_count,
+        help="so many daemons on this machine, one for each core; needs PostgreSQL",
+    )
     parser.set_defaults(run=_start)
+
+
+def _worker_count(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) <= MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_WORKERS}")
+    return int(text)
 
 
 def _load(args: argparse.Namespace) -> Config:
@@ -256,6 +268,11 @@ def _start(args: argparse.Namespace) -> int:
         logger.warning("%s", line)
     for problem in checks.file_problems(config):
         raise ConfigError(problem)
+    if args.workers is not None and not args.maintenance:
+        workers.check(config, args.workers)
+        level = ("--log-level", args.log_level) if args.log_level else ()
+        each = ("--config-dir", str(args.config_dir), *level)
+        return asyncio.run(workers.Workers(config, each).run(args.workers))
     try:
         return asyncio.run(run_until_signal(args.config_dir, load, maintenance=args.maintenance))
     except Exception as error:

@@ -111,7 +111,7 @@ class App:
         self._gateway = self._make_gateway() if config.STATEMENTS.enabled else None
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
-        self._control = ControlPort(self.store, self.subscriber, config.AUTH)
+        self._control = ControlPort(self.store, self.subscriber, config.AUTH, self.store.ownership)
         self._sharing = self._make_ownership_loop()
 
     @property
@@ -198,14 +198,15 @@ class App:
                 tasks.create_task(self._own_routers.run(), name="own routers"),
                 tasks.create_task(self.listener.run(), name="idle clients"),
             ]
-            if self._sharing is not None:
-                background.append(tasks.create_task(self._sharing.run(), name="ownership"))
             if self._config.METRICS.file is not None:
                 writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
             if self._gateway is not None:
                 self.gateway_port = await self._gateway.open()
                 background.append(tasks.create_task(self._gateway.run(), name="statement gateway"))
+            sharing = None
+            if self._sharing is not None:
+                sharing = tasks.create_task(self._sharing.run(), name="ownership")
             await self.listener.open()
             self.health.listening = True
             ready()
@@ -216,6 +217,9 @@ class App:
                 await self.listener.close()
                 if self._gateway is not None:
                     await self._gateway.close()
+                if self._sharing is not None and sharing is not None:
+                    sharing.cancel()
+                    await self._sharing.retire()
                 for task in background:
                     task.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)

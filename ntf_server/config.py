@@ -62,6 +62,7 @@ class StoreConfig:
     statement_timeout: float = key(
         STATEMENT_TIMEOUT, seconds(1, 3600), "A statement of PostgreSQL that takes longer is given up."
     )
+    daemon: str = key("", TEXT, "Name of this daemon among those that share the database; empty: host:port.")
     lease_seconds: float = key(
         LEASE_SECONDS,
         seconds(2, 300),
@@ -104,6 +105,7 @@ class TransportConfig:
     host: str = key("", HOST, "Name or address in the server's address. Made by init.")
     listen: str = key("", LISTEN, "Address to listen on; empty: all.")
     port: int = key(443, PORT, "0: any free port.")
+    reuse_port: bool = key(False, SWITCH, "Let other daemons on this machine share the port (--workers).")
     control_port: int = key(0, PORT, "Control port on localhost; 0: none.")
 
 

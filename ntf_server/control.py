@@ -12,6 +12,7 @@ from enum import IntEnum
 from ntf_server.config import AuthConfig
 from ntf_server.subscriber import RouterSubscriber
 from store.interface import ControlStore, StoreError
+from store.leases import RESUBSCRIBE, SOLE_OWNER, Notice, Ownership
 
 MAX_LINE = 4096
 IDLE_TIMEOUT = 600.0
@@ -24,7 +25,8 @@ auth PASSWORD        log in as user or admin
 stats                what is in the store
 server-info          versions and routers in short
 subs [SERVER]        state of the routers, or of one (address or host)
-resubscribe SERVER   connect anew to a router (admin)
+daemons              who shares the store, and what each owns
+resubscribe SERVER   connect anew to a router, whichever daemon owns it (admin)
 help, quit"""
 
 
@@ -34,15 +36,28 @@ class Role(IntEnum):
     ADMIN = 2
 
 
-NEEDED = {"stats": Role.USER, "server-info": Role.USER, "subs": Role.USER, "resubscribe": Role.ADMIN}
+NEEDED = {
+    "stats": Role.USER,
+    "server-info": Role.USER,
+    "subs": Role.USER,
+    "daemons": Role.USER,
+    "resubscribe": Role.ADMIN,
+}
 
 
 class ControlPort:
     """Listens on localhost only. An empty password lets nobody in."""
 
-    def __init__(self, store: ControlStore, subscriber: RouterSubscriber, config: AuthConfig) -> None:
+    def __init__(
+        self,
+        store: ControlStore,
+        subscriber: RouterSubscriber,
+        config: AuthConfig,
+        ownership: Ownership = SOLE_OWNER,
+    ) -> None:
         self._store = store
         self._subscriber = subscriber
+        self._ownership = ownership
         self._passwords = {
             Role.ADMIN: config.control_port_admin_password,
             Role.USER: config.control_port_user_password,
@@ -117,8 +132,11 @@ class ControlPort:
     async def _run(self, command: str, argument: str) -> str:
         if command == "stats":
             return json.dumps(asdict(await self._store.counts()))
+        if command == "daemons":
+            daemons = await self._ownership.daemons()
+            return "\n".join(json.dumps(one._asdict()) for one in daemons) or "this one alone"
         if command == "resubscribe":
-            return "ok" if self._subscriber.resubscribe(argument) else "no such router"
+            return await self._resubscribe(argument)
         statuses = self._subscriber.status()
         if command == "server-info":
             connected = sum(status.connected for status in statuses)
@@ -127,3 +145,11 @@ class ControlPort:
             )
         wanted = [status for status in statuses if not argument or argument in status.server]
         return "\n".join(json.dumps(asdict(status)) for status in wanted) or "no such router"
+
+    async def _resubscribe(self, server: str) -> str:
+        if self._subscriber.resubscribe(server):
+            return "ok"
+        if not self._ownership.is_shared:
+            return "no such router"
+        await self._ownership.say(Notice(RESUBSCRIBE, tuple(server.split())))
+        return "not of this daemon: the others were told"

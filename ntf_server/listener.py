@@ -89,6 +89,7 @@ class Listener:
             admit=self._admit,
             release=lambda address: self._counter.release(source_of(address)),
             on_handshake_error=_count_tls_failure,
+            reuse_port=self._transport.reuse_port,
         )
         host, port = self._transport.listen or None, self._transport.port
         self._server = await serve(self._handle, host, port, context=lambda: self._context, config=config)

@@ -7,6 +7,7 @@ renewed in time, and the look at what is free, too much, or was handed over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -40,6 +41,8 @@ BALANCE_INTERVAL = 2.0
 "Between looks for what dead daemons left."
 SWEEP_INTERVAL = 10.0
 "Between looks for tokens whose pushes are ours and of which nobody told us."
+LATE_READING = 2.0
+"In which a daemon reads on at routers that another one owns by now: what they sent it before is not lost."
 DRAIN_TIMEOUT = 30.0
 "For pushes under way, before their part goes to another daemon."
 
@@ -120,9 +123,11 @@ class OwnershipLoop:
             await asyncio.sleep(LOOK_INTERVAL)
 
     async def _let_go(self) -> None:
-        """End what goes on for routers that are not ours."""
+        """End what goes on for routers that are not ours any more. What they sent before is read and kept."""
         lost = [key for key in self._subscriber.watched() if not self._leases.owns(of_router(key))]
-        await self._stop(lost)
+        if lost:
+            await asyncio.sleep(LATE_READING)
+            await self._stop(lost)
 
     async def _stop(self, keys: Sequence[ServerKey]) -> None:
         await asyncio.gather(*(self._subscriber.unwatch(key) for key in keys))
@@ -158,9 +163,9 @@ class OwnershipLoop:
             self._sweep_at = 0.0
 
     async def _give_back(self, surplus: Sequence[Lease]) -> None:
-        """Connections are closed and pushes under way have ended before another daemon begins."""
-        self._leases.suspend(surplus)
-        await self._let_go()
+        """Pushes under way have ended before another daemon begins. The connections of routers are closed a
+        little after: the router moves its queues to the new owner's, and what it sent before is read."""
+        self._leases.suspend([lease for lease in surplus if lease.duty is not Duty.ROUTER])
         parts = {lease.id for lease in surplus if lease.duty is Duty.PUSHES}
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT):
@@ -170,6 +175,15 @@ class OwnershipLoop:
         for lease in surplus:
             GIVEN_BACK.labels(lease.duty).inc()
         await self._leases.give_back(surplus)
+        await self._let_go()
+
+    async def retire(self) -> None:
+        """Before the end, when `run` has ended: others take the routers while this daemon reads on."""
+        routers = [lease for lease in self._leases.owned() if lease.duty is Duty.ROUTER]
+        with contextlib.suppress(StoreError):
+            if routers and len(await self._leases.daemons()) > 1:
+                await self._leases.give_back(routers)
+                await asyncio.sleep(LATE_READING)
 
     # Words of other daemons, and for them
 

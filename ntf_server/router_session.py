@@ -66,6 +66,7 @@ WITHOUT_TOKEN = counter(
 STORE_RETRIES = counter(
     "notifications_store_retries", "Attempts to store received notifications that had to be repeated"
 )
+LATE = counter("notifications_late", "Received notifications of routers that another daemon had taken over")
 SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
 REFUSED = counter("smp_subscribe_errors", "Queues that could not be subscribed", ["status"])
 DRIFTS = counter("smp_service_drifts", "Times a router had another set of queues than this server")
@@ -408,7 +409,10 @@ class RouterSession:
             elif type(received.message) is not Nmsg:
                 self.session.blame(Nonsense.UNASKED, 1)
         if ended:
-            moves = await patiently(lambda: self._move(ended), self._router.name)
+            try:
+                moves = await patiently(lambda: self._move(ended), self._router.name)
+            except LeaseLost:
+                return  # their new owner knows; notifications of other queues may still be on their way
             self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
             self.individual_queues = max(0, self.individual_queues - len(moves))
             self._wake.set()
@@ -425,9 +429,17 @@ class RouterSession:
         received_at = self._clock.monotonic()
         timestamp = int(self._clock.now())
         key = self._router.key
-        stored = await patiently(
-            lambda: self._store.add_notifications(key, block, received_at=timestamp), self._router.name
-        )
+        try:
+            stored = await patiently(
+                lambda: self._store.add_notifications(key, block, received_at=timestamp), self._router.name
+            )
+        except LeaseLost:
+            # The router will not send it to the new owner.
+            stored = await patiently(
+                lambda: self._store.add_late_notifications(key, block, received_at=timestamp),
+                self._router.name,
+            )
+            LATE.inc(len(block))
         self._count(stored)
         if token_keys := [entry.token_key for entry in stored if entry is not None]:
             await self._push_sink.notify(token_keys, received_at)

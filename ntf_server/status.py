@@ -18,6 +18,7 @@ from smp_client.errors import ClientError
 from smp_client.requests import SessionConfig
 from smp_client.session import connect_ntf
 from store.interface import StoreError
+from store.leases import PUSH_PARTS
 from transport.certificates import load_server_files
 
 PROBE = SessionConfig(connect=5.0, answer=5.0)
@@ -49,6 +50,7 @@ async def _print_store(config_dir: Path, config: Config) -> None:
         try:
             await store.open()
             counts = await store.counts()
+            daemons = await store.ownership.daemons()
         finally:
             await store.close()
     except StoreError as error:
@@ -61,6 +63,11 @@ async def _print_store(config_dir: Path, config: Config) -> None:
         f"{counts.active_subscriptions} active, {counts.associated_subscriptions} by service"
     )
     print(f"unsent       {counts.unsent_notifications}")
+    for one in daemons:
+        chores = ", housekeeping" if one.chores else ""
+        print(
+            f"daemon       {one.name}: {one.routers} routers, {one.pushes}/{PUSH_PARTS} of the pushes{chores}"
+        )
 
 
 async def probe(address: NtfServer, config: Config) -> str | None:

@@ -79,7 +79,7 @@ def check_postgres_url(url: str, key: str) -> str:
 
 def daemon_name(config: Config) -> str:
     """Tells the daemons apart that share a database, or whose journals are read together."""
-    return f"{platform.node()}:{config.TRANSPORT.port}"
+    return config.STORE.daemon or f"{platform.node()}:{config.TRANSPORT.port}"
 
 
 @asynccontextmanager

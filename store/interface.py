@@ -183,6 +183,12 @@ class SubscriberStore(Protocol):
     ) -> list[Stored | None]:
         """One block of NMSGs in one transaction, in order; one result each, None without an ACTIVE token."""
 
+    async def add_late_notifications(
+        self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
+    ) -> list[Stored | None]:
+        """Likewise, after LeaseLost: what came before another daemon took the router over. Nothing that the
+        new owner stored is replaced."""
+
 
 class PushStore(TokenMoves, Protocol):
     """For the side of the devices."""

@@ -43,7 +43,7 @@ from store.records import (
     TokenRecord,
 )
 from store.sql_store import SqlModules, SqlStore
-from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, regrouped, runs
+from store.work_queue import CommitObserver, Operation, WorkQueue, regrouped, runs
 
 R = TypeVar("R")
 
@@ -75,12 +75,13 @@ class PostgresStore(SqlStore):
         on_commit: CommitObserver | None = None,
     ) -> None:
         self._auto_migrate = auto_migrate
-        self._pools = Pools(url, size=pool_size, statement_timeout=statement_timeout)
+        self._pools = Pools(url, name=name, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
         self.leases: PostgresLeases = PostgresLeases(
             self._pools, lambda: self._daemon_id, name, seconds=lease_seconds
         )
         self._add = postgres_notifications.adder(lambda: self._daemon_id, self.leases)
+        self._add_late = postgres_notifications.late_adder(self.leases)
         self._create_subscriptions = postgres_subscriptions.creator(caps)
         self._queues = {
             "durable": WorkQueue[Transaction]("store writer", self._writer(on_commit, durable=True)),
@@ -168,9 +169,15 @@ class PostgresStore(SqlStore):
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
-        block = Arrived(key, notifications, received_at)
-        stored = await self._queue("notifications").run(self._add, block)
-        assert not isinstance(stored, Failed)  # raised by the queue
+        return await self._stored(self._add, Arrived(key, notifications, received_at))
+
+    async def add_late_notifications(
+        self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
+    ) -> list[Stored | None]:
+        return await self._stored(self._add_late, Arrived(key, notifications, received_at))
+
+    async def _stored(self, add: Callable[[Any, Any], Any], block: Arrived) -> list[Stored | None]:
+        stored: list[Stored | None] = await self._queue("notifications").run(add, block)
         return stored
 
     # Of pushes, those that this daemon sends

@@ -147,8 +147,10 @@ class Transaction:
 class Pools:
     """The connections of one daemon. Both pools replace connections that were lost."""
 
-    def __init__(self, url: str, *, size: int, statement_timeout: float) -> None:
+    def __init__(self, url: str, *, name: str = "", size: int, statement_timeout: float) -> None:
+        """`name`: as what the connections show in the database's list of them."""
         self._url = url
+        self._name = name
         self._size = size
         self._statement_timeout = statement_timeout
         self._durable: asyncpg.Pool | None = None
@@ -181,9 +183,11 @@ class Pools:
 
     async def _pool(self, size: int, synchronous_commit: str) -> asyncpg.Pool:
         milliseconds = int(self._statement_timeout * 1000)
+        quoted = self._name.replace("'", "''")
         settings = "; ".join(
             (
                 f"SET search_path = {SCHEMA}",
+                f"SET application_name = '{quoted}'",
                 f"SET synchronous_commit = {synchronous_commit}",
                 f"SET statement_timeout = {milliseconds}",
                 f"SET lock_timeout = {milliseconds}",

@@ -51,20 +51,26 @@ WITH held AS MATERIALIZED (
 ), added AS (
     INSERT INTO unsent_notifications (seq, token_key, sub_key, received_at, nonce, meta)
     SELECT seq, token_key, sub_key, received_at, nonce, meta FROM numbered ORDER BY sub_key
-    ON CONFLICT (token_key, sub_key) DO UPDATE SET seq = excluded.seq,
-        received_at = excluded.received_at, nonce = excluded.nonce, meta = excluded.meta
+    ON CONFLICT (token_key, sub_key) {{}}
 )
 SELECT place, token_key, sub_key, token_id, subscription_id FROM target
 UNION ALL SELECT 0, server_key, 0, '', '' FROM held
 """
-_ADD_ALONE = _ADD.format("SELECT DISTINCT server_key FROM unnest($1::bigint[]) i(server_key)")
+_REPLACE = """
+    DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at, nonce = excluded.nonce,
+        meta = excluded.meta
+"""
+_ANYBODY = "SELECT DISTINCT server_key FROM unnest($1::bigint[]) i(server_key)"
+_ADD_ALONE = _ADD.format(_ANYBODY, _REPLACE)
+_ADD_LATE = _ADD.format(_ANYBODY, "DO NOTHING")
 # Locked until the commit: no other daemon becomes owner in between.
 _ADD_AS_OWNER = _ADD.format(
     f"""
     SELECT l.id AS server_key FROM unnest($6::bigint[], $7::bigint[]) i(server_key, fence)
     JOIN leases l ON l.duty = '{Duty.ROUTER}' AND l.id = i.server_key AND l.owner = $8 AND l.fence = i.fence
     FOR SHARE OF l
-    """
+    """,
+    _REPLACE,
 )
 _ENTRY = """
 n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta, s.spelling
@@ -132,6 +138,17 @@ class Arrived(NamedTuple):
     server_key: ServerKey
     notifications: Sequence[Notification]
     received_at: int
+
+
+def late_adder(
+    leases: Fences,
+) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failed]]]:
+    """The batch of `add_late_notifications`: it asks for no fence, and replaces nothing."""
+
+    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failed]:
+        return _results(blocks, await _add(db, _ADD_LATE, blocks), leases)
+
+    return add
 
 
 def adder(

@@ -178,6 +178,8 @@ class SqliteStore(SqlStore):
             lambda tx: sqlite_notifications.add(tx, key, notifications, received_at), durable=False
         )
 
+    add_late_notifications = add_notifications  # there is no other daemon
+
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
         await self._writing.run(sqlite_notifications.set_sent, entries)
 

@@ -51,6 +51,8 @@ class ServerConfig:
     release: Callable[[str], None] | None = None
     "Called once for each connection that was admitted, when it is gone."
     on_handshake_error: Callable[[TransportError], None] | None = None
+    reuse_port: bool = False
+    "Other processes may listen on the same port; the system deals connections out."
 
 
 DEFAULT = ServerConfig()
@@ -85,7 +87,7 @@ class Server:
         absent: OSError | None = None
         for family, _, _, _, address in dict.fromkeys(found):
             try:
-                self._listening.append(_listen(family, address))
+                self._listening.append(_listen(family, address, self._config.reuse_port))
             except OSError as error:
                 if error.errno not in NO_SUCH_FAMILY:
                     self._close_listening()
@@ -390,10 +392,12 @@ class AcceptedStream(TlsStream):
         return super()._last_words() if self._started else b""
 
 
-def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+def _listen(family: int, address: tuple[object, ...], reuse_port: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:  # there is another socket for IPv4
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

@@ -143,6 +143,8 @@ class World:
     _secrets: dict[str, bytes] = field(default_factory=dict)
     unused: list[LoadQueue] = field(default_factory=list)
     "Queues of the devices. Each is notified once, so that no notification replaces another."
+    queues: set[EntityId] = field(default_factory=set)
+    "Notifiers of all of them."
     _read: int = 0
 
     async def measure(
@@ -164,12 +166,12 @@ class World:
                     self._ask(service.liveness, NEWCOMERS_PER_SECOND, seconds, self._live),
                 )
                 running = [tasks.create_task(each) for each in work]
-                sent = await self._notify(seconds, lambda: service.note_memory(self.daemon.memory() - memory))
+                sent = await self.notify(seconds, lambda: service.note_memory(self.daemon.memory() - memory))
                 await asyncio.wait(running)
                 if hostile is not None:
                     hostile.cancel()
-        sent |= await self._notify(CALM_AFTER)
-        await self._pushed(sent, service.pushes)
+        sent |= await self.notify(CALM_AFTER)
+        await self.pushed(sent, service.pushes)
         service.log_bytes_per_second = (self.daemon.log.stat().st_size - logged) / seconds
         assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
         return service
@@ -194,6 +196,7 @@ class World:
         assert all(isinstance(answer, IdSub) for answer in await client.ask_many(snews))
         client.close()
         self.unused += made
+        self.queues |= {queue.notifier_id for queue in made}
         wanted = {queue.notifier_id for queue in made}
         async with asyncio.timeout(DEADLINE):
             while not wanted <= self.router.subscribed_notifiers():
@@ -242,7 +245,7 @@ class World:
     async def _live(self) -> None:
         assert " 200 " in await self.daemon.get("/health/live")
 
-    async def _notify(
+    async def notify(
         self, seconds: float, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[EntityId, float]:
         """Notifications at a steady rate; when each was sent, by the queue's notifier."""
@@ -257,15 +260,18 @@ class World:
             await asyncio.sleep(max(0.0, started + len(sent) / NOTIFICATIONS_PER_SECOND - clock()))
         return sent
 
-    async def _pushed(self, sent: Mapping[EntityId, float], asked: Asked) -> None:
-        """Wait until all of it arrived at the provider."""
+    async def pushed(
+        self, sent: Mapping[EntityId, float], asked: Asked, patience: float = DEADLINE
+    ) -> dict[EntityId, float]:
+        """Wait until all of it arrived at the provider; what did not."""
         asked.asked += len(sent)
         missing = dict(sent)
         with suppress(TimeoutError):
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(patience):
                 while missing:
                     asked.seconds += self._take_pushes(missing)
                     await asyncio.sleep(0.02)
+        return missing
 
     def _take_pushes(self, missing: dict[EntityId, float]) -> list[float]:
         """Open the pushes that came since the last call, as the devices do; how long what they carry took."""
@@ -300,7 +306,13 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running_daemon(folder: Path, env: Mapping[str, str] | None = None) -> AsyncIterator[Daemon]:
+async def running_daemon(
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    log: str = "log",
+    program: Sequence[str] = ("-m", "ntf_server"),
+) -> AsyncIterator[Daemon]:
     """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file."""
     if not (folder / "c").exists():
         made = init(folder)
@@ -311,10 +323,10 @@ async def running_daemon(folder: Path, env: Mapping[str, str] | None = None) -> 
         "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
         "NTF_METRICS_PORT": str(metrics_port),
     }
-    log = folder / "log"
-    with log.open("ab") as stderr:
+    log_file = folder / log
+    with log_file.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c")),
+            *(sys.executable, *program, "start", "--config-dir", str(folder / "c")),
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=os.environ | defaults | dict(env or {}),
@@ -323,9 +335,9 @@ async def running_daemon(folder: Path, env: Mapping[str, str] | None = None) -> 
         assert process.stdout is not None
         async with asyncio.timeout(DEADLINE):
             line = (await process.stdout.readline()).decode()
-        assert line.startswith("Server address: "), log.read_text()
+        assert line.startswith("Server address: "), log_file.read_text()
         address = parse_ntf_server(line.removeprefix("Server address: ").strip())
-        yield Daemon(psutil.Process(process.pid), address, metrics_port, log)
+        yield Daemon(psutil.Process(process.pid), address, metrics_port, log_file)
     finally:
         with suppress(ProcessLookupError):
             process.kill()

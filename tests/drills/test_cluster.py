@@ -1,0 +1,107 @@
+"""Several daemons on one database: one dies, hangs, is cut off, or has a wrong clock."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.drills.cluster import HOUR_AHEAD, LEASE, DatabaseProxy, Outcome, cluster
+from tests.drills.world import DEADLINE
+from tests.postgres import PostgresCluster, running_cluster
+
+SECONDS = 6.0
+TAKEN_OVER = 30.0
+
+
+def check(outcome: Outcome, name: str) -> None:
+    print(outcome.row(name))
+    assert outcome.lost == 0
+    assert outcome.strangers == 0
+    assert outcome.taken_over < TAKEN_OVER
+
+
+async def test_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
+    async with cluster(tmp_path, postgres.new_database()) as made:
+
+        async def kill() -> None:
+            made.daemons[0].process.kill()
+            await made.owned_by(made.daemons[1])
+
+        check(await made.suffer(SECONDS, kill, dies=True), "kill -9 of one of two")
+
+
+async def test_stopped_in_order(tmp_path: Path, postgres: PostgresCluster) -> None:
+    async with cluster(tmp_path, postgres.new_database()) as made:
+
+        async def stop() -> None:
+            made.daemons[0].process.terminate()
+            await asyncio.to_thread(made.daemons[0].process.wait, DEADLINE)
+
+        outcome = await made.suffer(SECONDS, stop)
+        check(outcome, "SIGTERM of one of two")
+        assert outcome.repeated == 0
+
+
+async def test_hangs_past_its_lease(tmp_path: Path, postgres: PostgresCluster) -> None:
+    async with cluster(tmp_path, postgres.new_database()) as made:
+
+        async def hang() -> None:
+            made.daemons[0].process.suspend()
+            await made.owned_by(made.daemons[1])
+            made.daemons[0].process.resume()
+
+        check(await made.suffer(SECONDS + LEASE * 2, hang), "SIGSTOP past the lease, SIGCONT")
+        await made.shared()  # it came back as one of the two
+
+
+async def test_database_restarts(tmp_path: Path) -> None:
+    with running_cluster() as postgres:
+        async with cluster(tmp_path, postgres.new_database()) as made:
+
+            async def restart() -> None:
+                await asyncio.to_thread(postgres.stop)
+                await asyncio.to_thread(postgres.start)
+
+            check(await made.suffer(SECONDS, restart), "restart of the database")
+
+
+async def test_connections_are_cut_in_transactions(tmp_path: Path, postgres: PostgresCluster) -> None:
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url), url]) as made:
+
+        async def cut() -> None:
+            for said in (b"COMMIT", b"unsent_notifications", b"daemons SET alive_until"):
+                proxy.cut_at, before = said, proxy.cuts
+                async with asyncio.timeout(DEADLINE):
+                    while proxy.cuts == before:
+                        proxy.cut()  # prepared statements are named once for each connection
+                        await asyncio.sleep(0.2)
+                proxy.cut_at = b""
+
+        check(await made.suffer(SECONDS, cut), "connections cut in transactions")
+
+
+async def test_nobody_hears_the_others(tmp_path: Path, postgres: PostgresCluster) -> None:
+    """Daemons never connect to each other. Here not even the database carries words between them."""
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    proxy.is_deaf = True
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url)] * 2) as made:
+
+        async def snew() -> None:
+            for world in made.worlds:
+                await world.add_devices(1, 4)
+
+        outcome = await made.suffer(SECONDS, snew)
+        check(outcome, "daemons cut off from each other")
+
+
+async def test_clock_wrong_by_an_hour(tmp_path: Path, postgres: PostgresCluster) -> None:
+    async with cluster(tmp_path, postgres.new_database(), programs={0: HOUR_AHEAD}) as made:
+
+        async def nothing() -> None:
+            pass
+
+        outcome = await made.suffer(SECONDS, nothing)
+        check(outcome, "clock of one an hour ahead")
+        assert outcome.repeated == 0
+        assert len(await made.writers()) == 2
