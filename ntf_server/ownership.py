@@ -41,8 +41,9 @@ BALANCE_INTERVAL = 2.0
 "Between looks for what dead daemons left."
 SWEEP_INTERVAL = 10.0
 "Between looks for tokens whose pushes are ours and of which nobody told us."
-LATE_READING = 2.0
-"In which a daemon reads on at routers that another one owns by now: what they sent it before is not lost."
+LATE_READING = 5.0
+"At most, for which a daemon reads on at a router that another one owns by now: nothing sent before is lost."
+LATE_LOOK = 0.1
 DRAIN_TIMEOUT = 30.0
 "For pushes under way, before their part goes to another daemon."
 
@@ -66,6 +67,8 @@ class OwnershipLoop:
         self._dispatcher = dispatcher
         self._renew_interval = lease_seconds / RENEWALS
         self._balance_at = self._sweep_at = 0.0
+        self._tasks: TaskGroup | None = None
+        self._leaving: set[ServerKey] = set()
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
@@ -81,7 +84,8 @@ class OwnershipLoop:
                 await self._leases.leave()
 
     async def run(self) -> None:
-        async with TaskGroup() as tasks:
+        async with TaskGroup() as self._tasks:
+            tasks = self._tasks
             tasks.create_task(self._watch_time(), name="lease watch")
             tasks.create_task(self._tell(), name="words for other daemons")
             while True:
@@ -119,24 +123,37 @@ class OwnershipLoop:
                 log.error("cut off from the database for too long: all routers and pushes are given up")
                 LAPSED.inc()
                 self._leases.lapse()
-            await self._let_go()
+            self._let_go()
             await asyncio.sleep(LOOK_INTERVAL)
 
-    async def _let_go(self) -> None:
+    def _let_go(self) -> None:
         """End what goes on for routers that are not ours any more. What they sent before is read and kept."""
         lost = [key for key in self._subscriber.watched() if not self._leases.owns(of_router(key))]
-        if lost:
-            await asyncio.sleep(LATE_READING)
-            await self._stop(lost)
+        for key in set(lost) - self._leaving:
+            assert self._tasks is not None
+            self._leaving.add(key)
+            self._tasks.create_task(self._leave(key), name="leaving a router")
 
-    async def _stop(self, keys: Sequence[ServerKey]) -> None:
-        await asyncio.gather(*(self._subscriber.unwatch(key) for key in keys))
+    async def _leave(self, key: ServerKey) -> None:
+        try:
+            await self._read_on([key])
+            if not self._leases.owns(of_router(key)):
+                await self._subscriber.unwatch(key)
+        finally:
+            self._leaving.discard(key)
+
+    async def _read_on(self, keys: Sequence[ServerKey]) -> None:
+        """Until these routers have ended their sessions: their queues are the new owner's then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LATE_READING):
+                while set(keys) & set(self._subscriber.watched()):  # noqa: ASYNC110  # they tell nobody
+                    await asyncio.sleep(LATE_LOOK)
 
     # Shares
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        await self._let_go()
+        self._let_go()
         if now >= self._balance_at:
             self._balance_at = now + BALANCE_INTERVAL
             changes = await self._leases.balance()
@@ -175,7 +192,7 @@ class OwnershipLoop:
         for lease in surplus:
             GIVEN_BACK.labels(lease.duty).inc()
         await self._leases.give_back(surplus)
-        await self._let_go()
+        self._let_go()
 
     async def retire(self) -> None:
         """Before the end, when `run` has ended: others take the routers while this daemon reads on."""
@@ -183,7 +200,7 @@ class OwnershipLoop:
         with contextlib.suppress(StoreError):
             if routers and len(await self._leases.daemons()) > 1:
                 await self._leases.give_back(routers)
-                await asyncio.sleep(LATE_READING)
+                await self._read_on([ServerKey(lease.id) for lease in routers])
 
     # Words of other daemons, and for them
 
