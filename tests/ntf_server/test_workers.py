@@ -75,6 +75,7 @@ async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgr
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(DEADLINE):
             assert await process.wait() == 0
+            await process.stdout.read()
         assert not [worker for worker in workers if worker.is_running()]
     finally:
         for one in {parent, *workers}:
