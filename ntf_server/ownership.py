@@ -175,8 +175,6 @@ class OwnershipLoop:
         keys = [ServerKey(lease.id) for lease in gained if lease.duty is Duty.ROUTER]
         if keys:
             for router in await self._leases.routers(keys):
-                # Anew: a session from before may have been ended by the owner in between.
-                await self._subscriber.unwatch(router.key)
                 self._subscriber.watch(router)
         if any(lease.duty is Duty.PUSHES for lease in gained):
             self._sweep_at = 0.0

@@ -256,6 +256,8 @@ class Router:
         await self._mark_inactive(reason)
         if lasted >= LONGEST_DELAY:
             self._backoff.reset()  # a router that drops every connection at once is left in peace
+        if isinstance(reason, TakenOver) and self._parts.is_shared:
+            return None  # by one that had it before, or has it now; then the next write says so
         if isinstance(reason, TakenOver | PeerMisbehaves):
             return self._leave(reason, lasted)
         return 0 if isinstance(reason, EndSession) and reason.at_once else None

@@ -115,6 +115,8 @@ class Surroundings:
     push_sink: PushSink
     clock: Clock
     journal: EventSink
+    is_shared: bool = False
+    "Several daemons share the routers: they take them over from each other."
 
 
 class ServiceCheck(NamedTuple):

@@ -82,7 +82,7 @@ class RouterSubscriber:
         """`max_routers`: watched at a time."""
         self._store = store
         self._ownership = ownership
-        self._parts = Surroundings(store, push_sink, clock, journal)
+        self._parts = Surroundings(store, push_sink, clock, journal, ownership.is_shared)
         self._config = config
         self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
         # Names that resolve slowly, and hosts that do not answer, hold up nobody who was there before.
