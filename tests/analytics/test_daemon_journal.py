@@ -210,10 +210,11 @@ async def written(tmp_path: Path, quick: None) -> Path:
             await live_pushes(life, queues)
             await asyncio.sleep(daemon_life.ALIVE_INTERVAL * 3)  # until samples of the end are taken
             client.close()
-        async with running(make_app(tmp_path, config)):
+        async with running(make_app(tmp_path, config)) as again:
             wanted = {queue.notifier_id for queue in queues}
             await until(lambda: wanted <= smp.subscribed_notifiers())
             await until(lambda: life.count("ACTIVE") == QUEUES)
+            await until(lambda: [status.subscribed for status in again.subscriber.status()] == [True])
     return tmp_path / "data" / JOURNAL_FOLDER
 
 

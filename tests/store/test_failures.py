@@ -17,7 +17,7 @@ import pytest
 
 from protocol.encoding import EntityId
 from store import migrate
-from store.interface import SchemaError, StoreError, StoreUnavailable
+from store.interface import SchemaError, StoreDamaged, StoreError, StoreUnavailable
 from store.sqlite import SqliteStore
 from store.sqlite_errors import store_errors
 from store.work_queue import QUEUED_OPERATIONS
@@ -162,7 +162,7 @@ async def test_damaged_pages_are_told(tmp_path: Path) -> None:
     await store.open()
     results = await asyncio.gather(*(find_token(store, new.token_id) for new in news), return_exceptions=True)
     errors = {str(result) for result in results if isinstance(result, BaseException)}
-    assert {type(result) for result in results if isinstance(result, BaseException)} == {StoreUnavailable}
+    assert {type(result) for result in results if isinstance(result, BaseException)} == {StoreDamaged}
     assert any("damaged" in error for error in errors)
     await store.close()
 
