@@ -178,7 +178,8 @@ async def measure_proxied(router: OtherProcess, proxying: OtherProcess, seconds:
 
             async def work(sender: Sender = sender, queue: TestQueue = queue) -> int:
                 sent = [sender.request(server, queue.sender_id, Send(False, BODY)) for _ in range(IN_FLIGHT)]
-                assert set(await asyncio.gather(*sent)) == {Ok()}
+                answers = set(await asyncio.gather(*sent))
+                assert answers == {Ok()}, answers
                 return IN_FLIGHT
 
             await work()

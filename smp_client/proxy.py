@@ -32,6 +32,7 @@ from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRa
 from smp_client.errors import BadAnswer, CannotSend, WrongIdentity
 from smp_client.requests import CORR_ID_SIZE
 from smp_client.session import SmpSession
+from transport.attempts import Attempts
 from transport.errors import TransportError
 from transport.identity import check_chain
 
@@ -167,6 +168,7 @@ class Sender:
         self._config = config
         self._now = now
         self._routes: dict[tuple[SmpServer, SmpServer], Route] = {}
+        self._opening = Attempts[tuple[SmpServer, SmpServer], Route | Err]("a route")
 
     async def request(
         self,
@@ -207,7 +209,7 @@ class Sender:
                 return route
             answer = await route.request(command)
             if isinstance(answer, Err) and answer.error.text.startswith(b"PROXY "):
-                self._routes.pop((proxy, server), None)
+                self._forget(proxy, server, route)
             if answer != Err(PROXY_NO_SESSION):
                 break
         return answer
@@ -216,8 +218,15 @@ class Sender:
         known = self._routes.get((proxy, server))
         if known is not None and known.is_open:
             return known
-        self._routes.pop((proxy, server), None)
+        return await self._opening.share((proxy, server), lambda: self._open(proxy, server))
+
+    async def _open(self, proxy: SmpServer, server: SmpServer) -> Route | Err:
         route = await open_route(await self._sessions(proxy), server, self._config.password, self._now)
         if isinstance(route, Route):
             self._routes[proxy, server] = route
         return route
+
+    def _forget(self, proxy: SmpServer, server: SmpServer, route: Route) -> None:
+        """Unless another command has replaced it already."""
+        if self._routes.get((proxy, server)) is route:
+            del self._routes[proxy, server]

@@ -36,6 +36,7 @@ from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 from transport.address_guard import AddressGuard
+from transport.attempts import Attempts
 
 NETWORK = proxy_broker_error(b"NETWORK")
 TIMEOUT = proxy_broker_error(b"TIMEOUT")
@@ -79,7 +80,7 @@ class Relays:
         self._config = config
         self._guard = AddressGuard(allow_private=config.private_relays)
         self._dialer = Dialer(guard=self._guard)
-        self._connecting: dict[RelayKey, asyncio.Task[_Relay]] = {}
+        self._connecting = Attempts[RelayKey, _Relay]("relay")
         self._relays: dict[RelayKey, _Relay] = {}
         self._by_session: dict[bytes, _Relay] = {}
         self._clock = asyncio.get_running_loop().time
@@ -92,18 +93,12 @@ class Relays:
         return sum(relay.waiting for relay in self._relays.values())
 
     async def connect(self, server: SmpServer) -> Pkey:
-        """Whoever waits for the same router waits together; who gives up does not disturb the others."""
         key = _key(server)
         relay = self._usable(key)
         if relay is None:
-            task = self._connecting.get(key)
-            if task is None:
-                if len(self._connecting) >= MAX_CONNECTING:
-                    raise ProtocolError(TIMEOUT)
-                task = asyncio.get_running_loop().create_task(self._connect(key, server), name="relay")
-                task.add_done_callback(_retrieve)
-                self._connecting[key] = task
-            relay = await asyncio.shield(task)
+            if key not in self._connecting and len(self._connecting) >= MAX_CONNECTING:
+                raise ProtocolError(TIMEOUT)
+            relay = await self._connecting.share(key, lambda: self._connect(key, server))
         return relay.key
 
     async def forward(self, session_id: bytes, corr_id: CorrId, command: Pfwd) -> Pres:
@@ -133,10 +128,7 @@ class Relays:
         return Pres(_opened(relay.secret, own_corr_id, corr_id, answer).body)
 
     async def close(self) -> None:
-        for task in self._connecting.values():
-            task.cancel()
-        if self._connecting:
-            await asyncio.wait(self._connecting.values())
+        await self._connecting.close()
         for relay in list(self._relays.values()):
             await self._close(relay)
         self._relays.clear()
@@ -176,8 +168,6 @@ class Relays:
             relay = await self._new_relay(server)
         except ClientError as error:
             raise ProtocolError(_broker_error(error)) from None
-        finally:
-            del self._connecting[key]
         try:
             old = self._in_the_way(key)
         except ProtocolError:
@@ -201,12 +191,6 @@ class Relays:
         assert params.proof is not None
         assert params.shared_secret is not None
         return _Relay(session, params.proof, params.shared_secret, self._clock())
-
-
-def _retrieve(task: asyncio.Task[_Relay]) -> None:
-    """A failure that nobody waits for any more is nobody's concern."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _opened(secret: bytes, own_corr_id: CorrId, corr_id: CorrId, answer: Rres) -> ForwardedAnswer:

@@ -62,6 +62,7 @@ from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
 from smp_client.requests import SESSION_DEFAULTS, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
+from smp_router.proxy_commands import MAX_CONNECTING_PER_CLIENT
 from smp_router.router import Router
 from tests.smp_router.test_links import DATA, with_link
 from tests.smp_router.test_recipients import text
@@ -299,6 +300,19 @@ async def test_many_ask_for_the_same_router_at_once() -> None:
         keys = await asyncio.gather(*(client.ask(Prxy(owners.address)) for client in clients))
         assert len({key.session_id for key in keys if isinstance(key, Pkey)}) == 1
         assert owners.connections == 1
+
+
+async def test_many_commands_at_once_share_one_route() -> None:
+    """More than a proxy lets one client connect at a time."""
+    async with routers(2) as (owners, proxy), connected(owners.address) as owner:
+        queue = await create_queue(owner)
+        async with sender(always(proxy)) as through:
+            await through.request(proxy.address, EntityId(bytes(24)), Send(False, b""))  # the session exists
+            sends = [Send(False, b"%d" % number) for number in range(3 * MAX_CONNECTING_PER_CLIENT)]
+            answers = await asyncio.gather(
+                *(through.request(owners.address, queue.sender_id, send) for send in sends)
+            )
+        assert answers == [Ok()] * len(sends)
 
 
 async def test_private_networks_are_not_for_clients(router: Router) -> None:
