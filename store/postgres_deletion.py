@@ -7,13 +7,9 @@ from typing import Any
 
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
-from protocol.statuses import SubState, TokenStatus
 from store.postgres_engine import Transaction
-from store.records import DeletedSubscription, DeletedToken, Deletion, ServerKey, SubKey, TokenKey
-from store.rows import DELETED, deleted_subscription
-
-PAGE = 500
-"Rows deleted in one transaction: bounds how long other writes wait."
+from store.records import DeletedSubscription, DeletedToken, Deletion, SubKey, TokenKey
+from store.rows import DELETED, DELETED_PAGE, deleted_subscription
 
 _TOKENS = f"""
 SELECT token_key, token_id, device_token, status,
@@ -61,15 +57,15 @@ async def tokens(tx: Transaction, keys: Collection[TokenKey]) -> Deletion:
     rows = await tx.db.fetch(_TOKENS, list(keys))
     marked = [TokenKey(row[0]) for row in rows]
     await tx.db.execute(_MARK, marked)
-    tx.tokens -= len(rows)
-    tx.active_tokens -= sum(row[3] == TokenStatus.ACTIVE for row in rows)
+    for row in rows:
+        tx.token_deleted(row[3])
     subscriptions, more = await _page(tx, marked)
     gone = [DeletedToken(EntityId(row[1]), decode_device_token(row[2]).provider, row[4]) for row in rows]
     return Deletion(gone, subscriptions, more)
 
 
 async def more(tx: Transaction) -> Deletion:
-    keys = [TokenKey(row[0]) for row in await tx.db.fetch(_MARKED, PAGE)]
+    keys = [TokenKey(row[0]) for row in await tx.db.fetch(_MARKED, DELETED_PAGE)]
     subscriptions, _ = await _page(tx, keys)
     return Deletion(subscriptions=subscriptions, more=await tx.db.fetchval(_LEFT))
 
@@ -85,7 +81,7 @@ async def _page(tx: Transaction, keys: Sequence[TokenKey]) -> tuple[list[Deleted
     """One page of the rows of marked tokens, and whether any are left."""
     if not keys:
         return [], False
-    rows = await tx.db.fetch(_ROWS_OF_TOKENS, keys, PAGE)
+    rows = await tx.db.fetch(_ROWS_OF_TOKENS, keys, DELETED_PAGE)
     deleted = await _delete(tx, rows)
     done = await tx.db.execute(_DELETE_EMPTY, keys)
     return deleted, done != f"DELETE {len(keys)}"
@@ -95,13 +91,6 @@ async def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[Delete
     deleted = [deleted_subscription(row) for row in rows]
     for row in deleted:
         tx.deleted(row.server_key, row.notifier_id)
-    associated: dict[ServerKey, list[EntityId]] = {}
-    for row in deleted:
-        if row.associated:
-            associated.setdefault(row.server_key, []).append(row.notifier_id)
-    for server_key, notifier_ids in associated.items():
-        tx.remove_associated(server_key, notifier_ids)
-    tx.active_subscriptions -= sum(row[9] == SubState.ACTIVE for row in rows)
-    tx.subscriptions -= len(rows)
+    tx.subscriptions_deleted(deleted, (row[9] for row in rows))
     await tx.db.execute(_DELETE_ROWS, [row[8] for row in rows])
     return deleted

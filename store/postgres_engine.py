@@ -16,12 +16,13 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 
 from protocol.encoding import EntityId
-from protocol.ids_hash import NO_IDS, ids_hash, xor
+from protocol.ids_hash import NO_IDS, xor
 from store.interface import LeaseLost, StoreUnavailable
 from store.leases import FORGET, Lease, of_router
 from store.postgres_errors import CAUGHT, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
+from store.sums import Sums
 from store.work_queue import CommitObserver, Failed, Operation, runs
 
 T = TypeVar("T")
@@ -73,20 +74,16 @@ class Fences(Protocol):
     def words_about(self, verb: str, words: Iterable[str], first: str) -> list[str]: ...
 
 
-class Transaction:
-    """Sums are collected here and written by `flush`, once for each group of operations."""
+class Transaction(Sums):
+    """Sums are written by `flush`, once for each group of operations."""
 
     def __init__(self, db: asyncpg.Connection, daemon_id: int, leases: Fences) -> None:
+        super().__init__()
         self.db = db
         self.daemon_id = daemon_id
         self.leases = leases
         self._checked: set[Lease] = set()
         self._deleted: dict[ServerKey, list[EntityId]] = {}
-        self.tokens = 0
-        self.active_tokens = 0
-        self.subscriptions = 0
-        self.active_subscriptions = 0
-        self._associated: dict[ServerKey, tuple[int, bytes]] = {}
 
     async def check_owner(self, key: ServerKey) -> None:
         """LeaseLost unless this daemon owns the router, and then until the end of the transaction."""
@@ -103,24 +100,12 @@ class Transaction:
         if self.leases.has_joined and not self.leases.owns(of_router(key)):
             self._deleted.setdefault(key, []).append(notifier_id)
 
-    def add_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        self._change_associated(key, len(notifier_ids), notifier_ids)
-
-    def remove_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        self._change_associated(key, -len(notifier_ids), notifier_ids)
-
-    def _change_associated(self, key: ServerKey, change: int, notifier_ids: Sequence[EntityId]) -> None:
-        if notifier_ids:
-            count, digest = self._associated.get(key, (0, NO_IDS))
-            # Its own inverse: an id that leaves is XORed in again.
-            self._associated[key] = (count + change, xor(digest, ids_hash(notifier_ids)))
-
     async def clear_associated(self, key: ServerKey) -> None:
-        self._associated.pop(key, None)
+        self.associated.pop(key, None)
         await self.db.execute(_WRITE_ASSOCIATED, [key], [0], [NO_IDS])
 
     async def flush(self) -> None:
-        if self._associated:
+        if self.associated:
             await self._flush_associated()
         changes = (self.tokens, self.active_tokens, self.subscriptions, self.active_subscriptions)
         if any(changes):
@@ -134,10 +119,10 @@ class Transaction:
             await self.db.execute(SAY, words)
 
     async def _flush_associated(self) -> None:
-        rows = await self.db.fetch(_READ_ASSOCIATED, list(self._associated))
+        rows = await self.db.fetch(_READ_ASSOCIATED, list(self.associated))
         keys, counts, hashes = [], [], []
         for key, count, digest in rows:
-            change, changed = self._associated[key]
+            change, changed = self.associated[key]
             keys.append(key)
             counts.append(count + change)
             hashes.append(xor(digest, changed))

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import asyncpg
 
 from protocol.encoding import EntityId
-from protocol.statuses import SUBSCRIBABLE, BulkMove, SubInput, SubState, bulk_move
+from protocol.statuses import BulkMove, SubState
 from store.interface import StoreError
-from store.policy import standing_after
 from store.postgres_engine import Transaction
+from store.queue_plan import (
+    CLEAR,
+    DROP,
+    ENDED_STATES,
+    EVER_SUBSCRIBED,
+    MOVED_COLUMNS,
+    RETRY,
+    SOK,
+    SOKS,
+    STATE_PAGE,
+    SUBSCRIBABLE_STATES,
+    SUBSCRIBED_COLUMNS,
+    UNUSED_PAGE,
+    UNUSED_SERVER,
+    Page,
+    listed,
+    plan_moves,
+    plan_subscribed,
+)
 from store.records import (
     Moved,
     QueueEvent,
@@ -28,36 +45,20 @@ from store.rows import (
     encoded_chain,
     queue_row,
     server_record,
-    standing,
     stored_router,
 )
-
-_SOK = bulk_move(SubInput.SUBSCRIBED)
-_SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
-_DROP = bulk_move(SubInput.DISCONNECTED)
-_RETRY = bulk_move(SubInput.RETRIED)
-_CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
-
-
-EVER_SUBSCRIBED = frozenset({_SOK.target, _DROP.target})
-"States that no queue reaches without an answer of its router."
-
-
-def _listed(states: frozenset[SubState]) -> str:
-    return ", ".join(f"'{state}'" for state in sorted(states))
-
 
 _OF_ROUTERS = f"""
 SELECT server_key, hosts, port, key_hash, EXISTS (
         SELECT 1 FROM subscriptions s
-        WHERE s.server_key = v.server_key AND s.state IN ({_listed(EVER_SUBSCRIBED)})
+        WHERE s.server_key = v.server_key AND s.state IN ({EVER_SUBSCRIBED})
     ) AS was_there
 FROM smp_servers v
 WHERE {{}} (
     EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key AND s.retry_at IS NOT NULL)
     OR EXISTS (
         SELECT 1 FROM subscriptions s
-        WHERE s.server_key = v.server_key AND s.state IN ({_listed(SUBSCRIBABLE)})
+        WHERE s.server_key = v.server_key AND s.state IN ({SUBSCRIBABLE_STATES})
     )
 )
 ORDER BY was_there DESC, server_key
@@ -65,23 +66,19 @@ ORDER BY was_there DESC, server_key
 _SERVERS = _OF_ROUTERS.format("")
 SERVERS_AMONG = _OF_ROUTERS.format("server_key = ANY($1::bigint[]) AND")
 _SERVER = f"SELECT {SERVER_COLUMNS} FROM smp_servers WHERE server_key = $1"
-_UNUSED_SERVER = """
-NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)
-    AND NOT EXISTS (SELECT 1 FROM token_routers r WHERE r.server_key = v.server_key)
-"""
-_UNUSED_SERVERS = f"SELECT server_key FROM smp_servers v WHERE {_UNUSED_SERVER} LIMIT $1"
-_DELETE_SERVERS = f"DELETE FROM smp_servers v WHERE server_key = ANY($1::bigint[]) AND {_UNUSED_SERVER}"
+_UNUSED_SERVERS = f"SELECT server_key FROM smp_servers v WHERE {UNUSED_SERVER} LIMIT $1"
+_DELETE_SERVERS = f"DELETE FROM smp_servers v WHERE server_key = ANY($1::bigint[]) AND {UNUSED_SERVER}"
 _OF_SERVER = "SELECT count(*) FROM subscriptions WHERE server_key = $1"
 _SUBSCRIBABLE = f"""
 SELECT coalesce(sum(subscriptions), 0)::bigint - (
-    SELECT count(*) FROM subscriptions WHERE state IN ({_listed(frozenset(SubState) - SUBSCRIBABLE)})
+    SELECT count(*) FROM subscriptions WHERE state IN ({ENDED_STATES})
 )
 FROM totals
 """
 _PAGE = f"""
 (
     SELECT {QUEUE_COLUMNS} FROM subscriptions
-    WHERE server_key = $1 AND associated = {{}} AND sub_key > $2 AND state IN ({_listed(SUBSCRIBABLE)})
+    WHERE server_key = $1 AND associated = {{}} AND sub_key > $2 AND state IN ({SUBSCRIBABLE_STATES})
     ORDER BY sub_key LIMIT $3
 )
 """
@@ -96,18 +93,18 @@ SELECT {QUEUE_COLUMNS} FROM subscriptions WHERE server_key = $1 AND notifier_id 
 _RETRIED = f"""
 UPDATE subscriptions SET state = $4, detail = '', retry_at = NULL WHERE sub_key IN (
     SELECT sub_key FROM subscriptions
-    WHERE server_key = $1 AND retry_at IS NOT NULL AND retry_at <= $2 AND state IN ({_listed(_RETRY.sources)})
+    WHERE server_key = $1 AND retry_at IS NOT NULL AND retry_at <= $2 AND state IN ({listed(RETRY.sources)})
     ORDER BY retry_at LIMIT $3 FOR UPDATE
 )
 RETURNING {QUEUE_COLUMNS}
 """
 _NEXT_RETRY = "SELECT min(retry_at) FROM subscriptions WHERE server_key = $1 AND retry_at IS NOT NULL"
-_CHANGED_ROWS = """
-SELECT s.state, s.detail, s.associated, s.retry_count, s.retry_at, s.sub_key, s.notifier_id,
-    s.subscription_id, t.token_id
-FROM subscriptions s JOIN tokens t USING (token_key)
+_LOCKED_ROWS = """
+SELECT {} FROM subscriptions s JOIN tokens t USING (token_key)
 WHERE s.server_key = $1 AND s.notifier_id = ANY($2::bytea[]) ORDER BY s.sub_key FOR NO KEY UPDATE OF s
 """
+_SUBSCRIBED_ROWS = _LOCKED_ROWS.format(SUBSCRIBED_COLUMNS)
+_CHANGED_ROWS = _LOCKED_ROWS.format(MOVED_COLUMNS)
 _SUBSCRIBED = """
 UPDATE subscriptions SET state = $2, detail = '', associated = $3, retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($1::bigint[])
@@ -143,10 +140,6 @@ WITH cleared AS (
 )
 SELECT count(*) FROM cleared WHERE state = $3
 """
-UNUSED_PAGE = 500
-"Routers deleted in one transaction."
-STATE_PAGE = 10_000
-"Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
 
 
 async def servers(db: asyncpg.Connection) -> list[StoredRouter]:
@@ -190,7 +183,7 @@ async def queues_by_id(
 
 
 async def due_retries(tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-    return [queue_row(row) for row in await tx.db.fetch(_RETRIED, key, now, limit, _RETRY.target.value)]
+    return [queue_row(row) for row in await tx.db.fetch(_RETRIED, key, now, limit, RETRY.target.value)]
 
 
 async def next_retry(db: asyncpg.Connection, key: ServerKey) -> int | None:
@@ -198,74 +191,34 @@ async def next_retry(db: asyncpg.Connection, key: ServerKey) -> int | None:
     return at
 
 
-class _Row(NamedTuple):
-    """Of `_CHANGED_ROWS`, behind the columns of its standing."""
-
-    sub_key: SubKey
-    notifier_id: EntityId
-    subscription_id: EntityId
-    token_id: EntityId
-
-
 async def set_subscribed(
     tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId], service_id: EntityId | None
 ) -> list[Moved]:
     associated = service_id is not None and service_id == await tx.db.fetchval(_SERVICE_ID, key)
-    changed: list[SubKey] = []
-    flipped: list[EntityId] = []
-    moved: list[Moved] = []
-    for state, _, was_associated, _, _, *rest in await tx.db.fetch(_CHANGED_ROWS, key, notifier_ids):
-        row = _Row(*rest)
-        if state in _SOK.sources or was_associated != associated:
-            changed.append(row.sub_key)
-        if state in _SOK.sources:
-            moved.append(Moved(row.subscription_id, row.token_id, SubState(state), _SOK.target))
-        if was_associated != associated:
-            flipped.append(row.notifier_id)
-    tx.active_subscriptions += len(moved)
+    rows = await tx.db.fetch(_SUBSCRIBED_ROWS, key, notifier_ids)
+    changed, moved = plan_subscribed(tx, key, rows, associated)
     if changed:
-        await tx.db.execute(_SUBSCRIBED, changed, _SOK.target.value, associated)
-    (tx.add_associated if associated else tx.remove_associated)(key, flipped)
+        await tx.db.execute(_SUBSCRIBED, changed, SOK.target.value, associated)
     return moved
 
 
 async def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], now: int) -> list[Moved]:
-    found = await tx.db.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
-    rows = [(standing(row), _Row(*row[5:])) for row in found]
-    standings = {row.notifier_id: before for before, row in rows}
-    for notifier_id, event in events:
-        if notifier_id in standings:
-            standings[notifier_id] = standing_after(standings[notifier_id], event, now)
-    changed = [(row, before, standings[row.notifier_id]) for before, row in rows]
-    changed = [(row, before, after) for row, before, after in changed if after != before]
+    rows = await tx.db.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
+    changed, moved = plan_moves(tx, key, rows, events, now)
     if changed:
-        columns = zip(*((row.sub_key, *after) for row, _, after in changed), strict=True)
+        columns = zip(*((sub_key, *after) for sub_key, after in changed), strict=True)
         await tx.db.execute(_CHANGE, *map(list, columns))
-    tx.remove_associated(
-        key, [row.notifier_id for row, before, after in changed if before.associated and not after.associated]
-    )
-    moved = [Moved(row.subscription_id, row.token_id, b.state, a.state) for row, b, a in changed]
-    tx.active_subscriptions += sum(
-        (m.after is SubState.ACTIVE) - (m.before is SubState.ACTIVE) for m in moved
-    )
-    return [move for move in moved if move.before is not move.after]
-
-
-class Page(NamedTuple):
-    """Rows changed, and the last one looked at; None at the end."""
-
-    changed: int
-    last: SubKey | None
+    return moved
 
 
 async def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = await _move_page(tx, _DROP, key, associated, after)
+    page = await _move_page(tx, DROP, key, associated, after)
     tx.active_subscriptions -= page.changed
     return page
 
 
 async def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = await _move_page(tx, _SOKS, key, associated, after)
+    page = await _move_page(tx, SOKS, key, associated, after)
     tx.active_subscriptions += page.changed
     return page
 
@@ -300,7 +253,7 @@ async def clear_service(tx: Transaction, key: ServerKey) -> int:
 
 
 async def _clear_associations(tx: Transaction, key: ServerKey) -> int:
-    active: int = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, _CLEAR.target.value, SubState.ACTIVE.value)
+    active: int = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, CLEAR.target.value, SubState.ACTIVE.value)
     tx.active_subscriptions -= active
     await tx.clear_associated(key)
     return active

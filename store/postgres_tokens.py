@@ -116,10 +116,6 @@ async def create(tx: Transaction, new: NewToken) -> TokenRecord:
     return existing
 
 
-def _count_move(tx: Transaction, before: TokenStatus, after: TokenStatus) -> None:
-    tx.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
-
-
 async def move(tx: Transaction, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
     row = await tx.db.fetchrow(_SEEN, seen.key)
     device_token = encode_device_token(seen.device_token)
@@ -133,7 +129,7 @@ async def move(tx: Transaction, seen: TokenRecord, event: TokenInput, updated_on
         return TokenMove(before, after)
     becomes_active = after is TokenStatus.ACTIVE
     await tx.db.execute(_MOVE, seen.key, after.value, becomes_active, updated_on)
-    _count_move(tx, before, after)
+    tx.token_moved(before, after)
     if not becomes_active:
         return TokenMove(before, after)
     others = [TokenKey(row[0]) for row in await tx.db.fetch(_OTHERS, device_token, seen.key)]
@@ -153,7 +149,7 @@ async def replace_device(
     )
     if done != "UPDATE 1":
         return False
-    _count_move(tx, before, after)
+    tx.token_moved(before, after)
     return True
 
 

@@ -28,6 +28,9 @@ from store.records import (
 DELETED = "deleted"
 "Stands in the place of a token's status while its rows are deleted; no state of the protocol."
 
+DELETED_PAGE = 500
+"Subscriptions deleted in one transaction: bounds how long other writes wait."
+
 TOKEN_COLUMNS = """
 token_key, token_id, device_token, verify_key, dh_private, dh_secret, code, status, verified, cron_minutes,
 cron_due, updated_on

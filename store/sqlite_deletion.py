@@ -11,13 +11,9 @@ from typing import Any
 
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
-from protocol.statuses import SubState, TokenStatus
-from store.records import DeletedSubscription, DeletedToken, Deletion, ServerKey, SubKey, TokenKey
-from store.rows import DELETED, deleted_subscription
+from store.records import DeletedSubscription, DeletedToken, Deletion, SubKey, TokenKey
+from store.rows import DELETED, DELETED_PAGE, deleted_subscription
 from store.sqlite_transaction import Transaction, select_in, update_in
-
-PAGE = 500
-"Rows deleted in one transaction: bounds how long other writes wait."
 
 _TOKEN = f"""
 SELECT token_id, device_token, status,
@@ -49,7 +45,7 @@ def tokens(tx: Transaction, keys: Collection[TokenKey]) -> Deletion:
 
 
 def more(tx: Transaction) -> Deletion:
-    keys = [TokenKey(key) for (key,) in tx.db.execute(_MARKED, (PAGE,))]
+    keys = [TokenKey(key) for (key,) in tx.db.execute(_MARKED, (DELETED_PAGE,))]
     subscriptions, _ = _page(tx, keys)
     (left,) = tx.db.execute(f"SELECT EXISTS ({_MARKED})", (1,)).fetchone()
     return Deletion(subscriptions=subscriptions, more=bool(left))
@@ -67,8 +63,7 @@ def _mark(tx: Transaction, key: TokenKey) -> DeletedToken | None:
     if row is None:
         return None
     token_id, device_token, status, count = row
-    tx.tokens -= 1
-    tx.active_tokens -= status == TokenStatus.ACTIVE
+    tx.token_deleted(status)
     tx.db.execute(_MARK, (key,))
     return DeletedToken(EntityId(token_id), decode_device_token(device_token).provider, count)
 
@@ -77,7 +72,7 @@ def _page(tx: Transaction, keys: Collection[TokenKey]) -> tuple[list[DeletedSubs
     """One page of the rows of marked tokens, and whether any are left."""
     deleted: list[DeletedSubscription] = []
     for key in keys:
-        room = PAGE - len(deleted)
+        room = DELETED_PAGE - len(deleted)
         rows = tx.db.execute(_ROWS_OF_TOKEN, (key, room)).fetchall()
         deleted += _delete(tx, rows)
         if len(rows) == room:
@@ -88,13 +83,6 @@ def _page(tx: Transaction, keys: Collection[TokenKey]) -> tuple[list[DeletedSubs
 
 def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[DeletedSubscription]:
     deleted = [deleted_subscription(row) for row in rows]
-    associated: dict[ServerKey, list[EntityId]] = {}
-    for row in deleted:
-        if row.associated:
-            associated.setdefault(row.server_key, []).append(row.notifier_id)
-    for server_key, notifier_ids in associated.items():
-        tx.remove_associated(server_key, notifier_ids)
-    tx.active_subscriptions -= sum(row[9] == SubState.ACTIVE for row in rows)
-    tx.subscriptions -= len(rows)
+    tx.subscriptions_deleted(deleted, (row[9] for row in rows))
     update_in(tx.db, _DELETE_ROWS, [row[8] for row in rows])
     return deleted

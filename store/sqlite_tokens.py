@@ -107,10 +107,6 @@ def create(tx: Transaction, new: NewToken) -> TokenRecord:
     )
 
 
-def _count_move(tx: Transaction, before: TokenStatus, after: TokenStatus) -> None:
-    tx.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
-
-
 def move(tx: Transaction, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
     row = tx.db.execute(_SEEN, (seen.key,)).fetchone()
     device_token = encode_device_token(seen.device_token)
@@ -123,7 +119,7 @@ def move(tx: Transaction, seen: TokenRecord, event: TokenInput, updated_on: int)
     becomes_active = after is TokenStatus.ACTIVE
     if after is not before:
         tx.db.execute(_MOVE, (after, becomes_active, updated_on, seen.key))
-        _count_move(tx, before, after)
+        tx.token_moved(before, after)
     if not becomes_active or after is before:
         return TokenMove(before, after)
     others = [TokenKey(other) for (other,) in tx.db.execute(_OTHERS, (device_token, seen.key))]
@@ -141,7 +137,7 @@ def replace_device(
     new = (encode_device_token(device_token), code, after, updated_on, key)
     if tx.db.execute(_REPLACE, new).rowcount == 0:
         return False
-    _count_move(tx, before, after)
+    tx.token_moved(before, after)
     return True
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from protocol.encoding import EntityId
-from protocol.ids_hash import NO_IDS, ids_hash, xor
+from protocol.ids_hash import NO_IDS, xor
 from store.records import ServerKey
+from store.sums import Sums
 
 _SIZES = (256, 64, 16, 4, 1)
 "A list in a statement has one of these lengths, so that few different statements stay prepared."
@@ -22,44 +22,19 @@ UPDATE totals SET tokens = tokens + ?, active_tokens = active_tokens + ?, subscr
 """
 
 
-class Transaction:
-    """Sums are collected here and written by `flush`, once for each group of operations."""
+class Transaction(Sums):
+    """Sums are written by `flush`, once for each group of operations."""
 
-    __slots__ = (
-        "_associated",
-        "_last_seq",
-        "_new_seqs",
-        "active_subscriptions",
-        "active_tokens",
-        "db",
-        "subscriptions",
-        "tokens",
-    )
+    __slots__ = ("_last_seq", "_new_seqs", "db")
 
     def __init__(self, db: sqlite3.Connection) -> None:
+        super().__init__()
         self.db = db
-        self.tokens = 0
-        self.active_tokens = 0
-        self.subscriptions = 0
-        self.active_subscriptions = 0
-        self._associated: dict[ServerKey, tuple[int, bytes]] = {}
         self._last_seq: int | None = None
         self._new_seqs = 0
 
-    def add_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        self._change_associated(key, len(notifier_ids), notifier_ids)
-
-    def remove_associated(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        self._change_associated(key, -len(notifier_ids), notifier_ids)
-
-    def _change_associated(self, key: ServerKey, change: int, notifier_ids: Sequence[EntityId]) -> None:
-        if notifier_ids:
-            count, digest = self._associated.get(key, (0, NO_IDS))
-            # Its own inverse: an id that leaves is XORed in again.
-            self._associated[key] = (count + change, xor(digest, ids_hash(notifier_ids)))
-
     def clear_associated(self, key: ServerKey) -> None:
-        self._associated.pop(key, None)
+        self.associated.pop(key, None)
         self.db.execute(_WRITE_ASSOCIATED, (0, NO_IDS, key))
 
     def take_seqs(self, count: int) -> range:
@@ -71,7 +46,7 @@ class Transaction:
         return range(first, first + count)
 
     def flush(self) -> None:
-        for key, (change, digest) in self._associated.items():
+        for key, (change, digest) in self.associated.items():
             row = self.db.execute(_READ_ASSOCIATED, (key,)).fetchone()
             if row is None:  # a router that nobody uses any more was deleted after its last queue
                 continue

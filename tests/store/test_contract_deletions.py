@@ -20,8 +20,8 @@ from store.records import (
     SnewRefusal,
     TokenRecord,
 )
+from store.rows import DELETED_PAGE
 from store.sqlite import SqliteStore
-from store.sqlite_deletion import PAGE
 from tests.store.builders import (
     SERVICE_ID,
     TODAY,
@@ -38,7 +38,7 @@ from tests.store.builders import (
 )
 from tests.store.conftest import StoreFactory
 
-MANY = 2 * PAGE + 10
+MANY = 2 * DELETED_PAGE + 10
 
 
 async def make_large(store: NtfStore, count: int = MANY) -> tuple[TokenRecord, list[NewSubscription]]:
@@ -68,7 +68,7 @@ async def test_a_large_token_is_gone_at_once_and_its_rows_in_pages(store: NtfSto
     deletion = await store.delete_token(token.key)
     assert deletion is not None
     assert deletion.tokens == [DeletedToken(token.token_id, token.device_token.provider, MANY)]
-    assert (len(deletion.subscriptions), deletion.more) == (PAGE, True)
+    assert (len(deletion.subscriptions), deletion.more) == (DELETED_PAGE, True)
     assert await find_token(store, token.token_id) is None
     assert await store.tokens_by_key([token.key]) == []
     assert await store.token_by_device(token.device_token, token.verify_key) is None
@@ -124,7 +124,7 @@ async def test_the_rest_goes_after_a_restart(new_store: StoreFactory) -> None:
     store = new_store()
     await store.open()
     assert await find_token(store, token.token_id) is None
-    assert len(await finish(store)) == len(news) - PAGE
+    assert len(await finish(store)) == len(news) - DELETED_PAGE
     await store.close()
 
 
@@ -148,7 +148,7 @@ async def test_a_purge_takes_much_in_pages(store: NtfStore) -> None:
 
 async def test_other_writes_go_through_while_much_is_deleted(store: NtfStore) -> None:
     """Measured in rows: between any two writes of others, one page is deleted, not everything."""
-    token, _ = await make_large(store, 20 * PAGE)
+    token, _ = await make_large(store, 20 * DELETED_PAGE)
     other = await active_token(store)
     await store.delete_token(token.key)
     deleting = asyncio.ensure_future(finish(store))
@@ -158,7 +158,7 @@ async def test_other_writes_go_through_while_much_is_deleted(store: NtfStore) ->
         await subscribe(store, new_subscription(other.key))
         longest = max(longest, time.monotonic() - started)
         writes += 1
-    assert len(await deleting) == 19 * PAGE
+    assert len(await deleting) == 19 * DELETED_PAGE
     assert writes >= 10, f"{writes} writes, the longest took {longest:.3f} s"
 
 

@@ -9,9 +9,9 @@ import pytest
 from store import migrate
 from store.interface import SchemaError, StoreUnavailable
 from store.records import TokenKey
+from store.rows import DELETED_PAGE
 from store.schema_steps import Step
 from store.sqlite import SqliteStore
-from store.sqlite_deletion import PAGE
 from tests.store.builders import active_token, find_token, new_subscription
 
 LATEST = migrate.STEPS.latest
@@ -140,11 +140,11 @@ async def test_going_back_leaves_a_deleted_token_to_the_older_server(tmp_path: P
     store = SqliteStore(path)
     await store.open()
     token = await active_token(store)
-    await store.create_subscriptions([new_subscription(token.key) for _ in range(2 * PAGE)])
+    await store.create_subscriptions([new_subscription(token.key) for _ in range(2 * DELETED_PAGE)])
     await store.delete_token(token.key)
     await store.close()
     migrate.migrate(path, to=1)
     with closing(migrate.connect(path)) as db:
         assert db.execute("SELECT status, updated_on FROM tokens").fetchall() == [("INVALID", 0)]
-        assert db.execute("SELECT tokens, subscriptions FROM totals").fetchone() == (1, PAGE)
+        assert db.execute("SELECT tokens, subscriptions FROM totals").fetchone() == (1, DELETED_PAGE)
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []

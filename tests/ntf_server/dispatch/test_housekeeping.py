@@ -15,7 +15,7 @@ from protocol.errors import ErrorType
 from protocol.statuses import TokenInput
 from store.journal_schema import DeletionReason, JournalEvent
 from store.records import DeletedSubscription, QueueRow, ServerKey
-from store.sqlite_deletion import PAGE
+from store.rows import DELETED_PAGE
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import Device, World, make_world, until
 from tests.store.builders import look_and_move, new_subscription
@@ -78,7 +78,9 @@ async def test_zero_days_keep_for_ever(slow_world: World, clock: SimulatedClock)
 async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
     async with make_world(tmp_path, SystemClock()) as world:
         device = await world.add_device()
-        await world.store.create_subscriptions([new_subscription(device.key) for _ in range(3 * PAGE)])
+        await world.store.create_subscriptions(
+            [new_subscription(device.key) for _ in range(3 * DELETED_PAGE)]
+        )
         subscriber = Forgotten()
         deletions = Deletions(subscriber, world.journal)
         running = asyncio.ensure_future(
@@ -95,6 +97,6 @@ async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
         await until(is_empty)
         running.cancel()
         await asyncio.wait([running])
-        assert len(subscriber.queues) == 3 * PAGE
+        assert len(subscriber.queues) == 3 * DELETED_PAGE
         (deleted,) = world.journal.of(JournalEvent.TOKEN_DELETED)
-        assert (deleted["count"], deleted["error"]) == (3 * PAGE, DeletionReason.REQUESTED)
+        assert (deleted["count"], deleted["error"]) == (3 * DELETED_PAGE, DeletionReason.REQUESTED)
