@@ -35,8 +35,8 @@ from smp_client.subscriptions import (
     SERVICE_REFUSED,
     Balance,
     Flight,
-    Outcomes,
     ServiceBalance,
+    SubscribeOutcomes,
     WaitingQueues,
     queue_event,
     sort_outcomes,
@@ -323,7 +323,7 @@ class RouterSession:
         if all(isinstance(answer, RequestTimeout) for answer in answers):
             raise EndSession("the router does not answer NSUB")
 
-    async def _store_outcomes(self, outcomes: Outcomes, rows: dict[EntityId, QueueRow]) -> None:
+    async def _store_outcomes(self, outcomes: SubscribeOutcomes, rows: dict[EntityId, QueueRow]) -> None:
         await self._set_subscribed(outcomes.associated, self._service_id)
         await self._set_subscribed(outcomes.individual, None)
         self.individual_queues += len(outcomes.individual)

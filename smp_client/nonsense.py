@@ -25,7 +25,7 @@ class Nonsense(StrEnum):
     "An event of a queue that we do not have."
 
 
-class Patience:
+class NonsenseBudget:
     """That with one peer, in one session."""
 
     def __init__(self, now: float) -> None:

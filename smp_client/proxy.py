@@ -32,9 +32,9 @@ from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRa
 from smp_client.errors import BadAnswer, CannotSend, WrongIdentity
 from smp_client.requests import CORR_ID_SIZE
 from smp_client.session import SmpSession
-from transport.attempts import Attempts
 from transport.errors import TransportError
 from transport.identity import check_chain
+from transport.shared_attempts import SharedAttempts
 
 SenderCommand = Send | Skey | Lkey | Lget
 "What a proxy forwards."
@@ -168,7 +168,7 @@ class Sender:
         self._config = config
         self._now = now
         self._routes: dict[tuple[SmpServer, SmpServer], Route] = {}
-        self._opening = Attempts[tuple[SmpServer, SmpServer], Route | Err]("a route")
+        self._opening = SharedAttempts[tuple[SmpServer, SmpServer], Route | Err]("a route")
 
     async def request(
         self,

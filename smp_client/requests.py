@@ -41,7 +41,7 @@ from smp_client.errors import (
     RequestTimeout,
     SessionClosed,
 )
-from smp_client.nonsense import Nonsense, Patience
+from smp_client.nonsense import Nonsense, NonsenseBudget
 from transport.errors import TransportError
 from transport.streams import TlsStream
 
@@ -111,7 +111,7 @@ class RequestSession(Generic[In, Out]):
         self._ping = ping
         self._on_events = on_events
         self._on_nonsense = on_nonsense
-        self._patience = Patience(asyncio.get_running_loop().time())
+        self._nonsense_budget = NonsenseBudget(asyncio.get_running_loop().time())
         self._config = config
         self._random = random
         self._loop = asyncio.get_running_loop()
@@ -320,7 +320,7 @@ class RequestSession(Generic[In, Out]):
                 self._consumed, self._consuming_since = self._time_consumed(), None
             if not block.items:
                 self.blame(Nonsense.UNREADABLE, 1)
-            self._patience.check()
+            self._nonsense_budget.check()
 
     def _answer(self, item: Received[In] | Rejected) -> None:
         batch, index = self._pending.pop(item.corr_id, (None, 0))
@@ -335,13 +335,13 @@ class RequestSession(Generic[In, Out]):
 
     def blame(self, kind: Nonsense, count: int) -> None:
         """The peer sent something of no use; more than can be put up with ends the session."""
-        self._patience.lose(count, self._loop.time())
+        self._nonsense_budget.lose(count, self._loop.time())
         if self._on_nonsense is not None:
             self._on_nonsense(kind, count)
 
     def praise(self, count: int) -> None:
         """The peer sent something of use."""
-        self._patience.regain(count)
+        self._nonsense_budget.regain(count)
 
     def _end(self, error: ClientError) -> None:
         self._closed.set_result(error)

@@ -118,7 +118,7 @@ def queue_event(message: SmpMessage) -> SubEvent | None:
 
 
 @dataclass(slots=True)
-class Outcomes:
+class SubscribeOutcomes:
     """The answers to a batch of NSUBs, sorted by what is to be done."""
 
     associated: list[EntityId] = field(default_factory=list)
@@ -134,8 +134,8 @@ def sort_outcomes(
     notifier_ids: Sequence[EntityId],
     answers: Sequence[SmpMessage | ClientError],
     service_id: EntityId | None,
-) -> Outcomes:
-    outcomes = Outcomes()
+) -> SubscribeOutcomes:
+    outcomes = SubscribeOutcomes()
     for notifier_id, answer in zip(notifier_ids, answers, strict=True):
         if isinstance(answer, Sok) and answer.service_id is not None:
             if answer.service_id == service_id:

@@ -36,7 +36,7 @@ from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 from transport.address_guard import AddressGuard
-from transport.attempts import Attempts
+from transport.shared_attempts import SharedAttempts
 
 NETWORK = proxy_broker_error(b"NETWORK")
 TIMEOUT = proxy_broker_error(b"TIMEOUT")
@@ -80,7 +80,7 @@ class Relays:
         self._config = config
         self._guard = AddressGuard(allow_private=config.private_relays)
         self._dialer = Dialer(guard=self._guard)
-        self._connecting = Attempts[RelayKey, _Relay]("relay")
+        self._connecting = SharedAttempts[RelayKey, _Relay]("relay")
         self._relays: dict[RelayKey, _Relay] = {}
         self._by_session: dict[bytes, _Relay] = {}
         self._clock = asyncio.get_running_loop().time

@@ -11,14 +11,14 @@ from protocol.encoding import CorrId, EntityId
 from protocol.smp_messages import Pong
 from smp_client.dialer import Dialer
 from smp_client.errors import PeerMisbehaves
-from smp_client.nonsense import MOST, PER_SECOND, Nonsense, Patience
+from smp_client.nonsense import MOST, PER_SECOND, Nonsense, NonsenseBudget
 from smp_client.session import connect_smp
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.errors import TransportError
 
 
 def test_some_at_once_and_little_for_ever() -> None:
-    patience = Patience(0.0)
+    patience = NonsenseBudget(0.0)
     patience.lose(MOST, 0.0)
     patience.check()
     for second in range(1, 1000):
@@ -30,7 +30,7 @@ def test_some_at_once_and_little_for_ever() -> None:
 
 
 def test_what_makes_sense_pays_for_what_does_not() -> None:
-    patience = Patience(0.0)
+    patience = NonsenseBudget(0.0)
     for _ in range(100):
         patience.regain(MOST)
         patience.lose(MOST, 0.0)

@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Attempts(Generic[K, T]):
+class SharedAttempts(Generic[K, T]):
     def __init__(self, name: str) -> None:
         self._name = name
         self._under_way: dict[K, asyncio.Task[T]] = {}
