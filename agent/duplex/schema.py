@@ -164,6 +164,47 @@ CREATE TABLE commands (
 ) STRICT;
 CREATE INDEX commands_connection ON commands (connection_id, command_id);
 """,
+    """
+ALTER TABLE receive_queues ADD COLUMN last_broker_id BLOB;
+CREATE TABLE ntf_token (
+    key INTEGER PRIMARY KEY CHECK (key = 1),
+    server TEXT NOT NULL,
+    device_token BLOB NOT NULL,
+    mode TEXT NOT NULL,
+    period INTEGER NOT NULL,
+    auth_key BLOB NOT NULL,
+    dh_key BLOB NOT NULL,
+    token_id BLOB,
+    dh_secret BLOB,
+    status TEXT NOT NULL,
+    action TEXT,
+    code BLOB,
+    cron INTEGER NOT NULL
+) STRICT;
+CREATE TABLE deleted_ntf_tokens (
+    key INTEGER PRIMARY KEY,
+    server TEXT NOT NULL,
+    token_id BLOB NOT NULL,
+    auth_key BLOB NOT NULL
+) STRICT;
+CREATE TABLE ntf_subscriptions (
+    queue_id INTEGER PRIMARY KEY REFERENCES receive_queues ON DELETE CASCADE,
+    smp_server TEXT NOT NULL,
+    ntf_server TEXT NOT NULL,
+    token_id BLOB NOT NULL,
+    action TEXT,
+    due INTEGER NOT NULL,
+    notifier_key BLOB NOT NULL,
+    dh_key BLOB NOT NULL,
+    notifier_id BLOB,
+    dh_secret BLOB,
+    subscription_id BLOB,
+    status TEXT NOT NULL
+) STRICT;
+CREATE INDEX ntf_subscriptions_smp ON ntf_subscriptions (smp_server, action, due);
+CREATE INDEX ntf_subscriptions_ntf ON ntf_subscriptions (ntf_server, action, due);
+CREATE INDEX ntf_subscriptions_notifier ON ntf_subscriptions (smp_server, notifier_id);
+""",
 )
 
 

@@ -57,6 +57,8 @@ class Tx:
     "Connections that have something to do."
     subscriptions: set[str] = field(default_factory=set)
     "Servers with new receive queues."
+    notifications: set[str] = field(default_factory=set)
+    "Routers and notification servers where something is to be done about notifications."
 
     @contextmanager
     def attempt(self) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""Notifications of connections: the device's token, and a notifier for every receive queue."""

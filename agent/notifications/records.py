@@ -1,0 +1,109 @@
+"""What the agent keeps about notifications: one class per row. Keys and ids never show in a repr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.addresses import NtfServer, SmpServer
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.device_token import DeviceToken
+from protocol.encoding import EntityId
+from protocol.statuses import TokenStatus
+
+MIN_PERIOD = 20
+"Minutes: the server refuses less."
+MAX_PERIOD = 2**16 - 1
+
+
+class Mode(StrEnum):
+    """How the device hears of messages."""
+
+    INSTANT = "instant"
+    "A push for every message: the notification server watches the queues."
+    PERIODIC = "periodic"
+    "A push now and then: the device looks for itself, nobody watches the queues."
+
+
+class TokenAction(StrEnum):
+    """What is to be done next about the token; none: wait for the verification push, or for the user."""
+
+    REGISTER = "REGISTER"
+    VERIFY = "VERIFY"
+    CHECK = "CHECK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """The registration of this device at a notification server."""
+
+    server: NtfServer
+    device_token: DeviceToken
+    mode: Mode
+    period: int = MIN_PERIOD
+    "Minutes between pushes in the periodic mode."
+    auth_key: Ed25519PrivateKey
+    dh_key: X25519PrivateKey
+    token_id: EntityId | None = field(default=None, repr=False)
+    dh_secret: bytes | None = field(default=None, repr=False)
+    "Opens pushes."
+    status: TokenStatus = TokenStatus.NEW
+    action: TokenAction | None = TokenAction.REGISTER
+    code: bytes | None = field(default=None, repr=False)
+    "Set while it is to be sent."
+    cron: int = 0
+    "Minutes between periodic pushes as the server knows them."
+
+    @property
+    def wanted_cron(self) -> int:
+        return self.period if self.mode is Mode.PERIODIC else 0
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its server has to be told something."""
+        if self.action is TokenAction.CHECK:
+            return self.cron != self.wanted_cron
+        return self.action is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedToken:
+    """A token that the server does not know yet to be given up."""
+
+    key: int
+    token_id: EntityId = field(repr=False)
+    auth_key: Ed25519PrivateKey
+
+
+class SubAction(StrEnum):
+    """The next step of a notification subscription; each is stored before it is taken."""
+
+    SMP_KEY = "SMP_KEY"
+    "NKEY at the router, with the keys of the row."
+    NTF_CREATE = "NTF_CREATE"
+    "SNEW at the notification server, with the notifier the router named."
+    NTF_CHECK = "NTF_CHECK"
+    "SCHK when due."
+    SMP_DELETE = "SMP_DELETE"
+    "NDEL at the router, then the row goes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """The notification side of a receive queue."""
+
+    queue_id: int
+    smp_server: SmpServer
+    ntf_server: NtfServer
+    token_id: EntityId = field(repr=False)
+    "For which token it was made: a new token needs new notifiers."
+    action: SubAction | None
+    "None: given up; `status` says why."
+    due: int
+    notifier_key: Ed25519PrivateKey
+    dh_key: X25519PrivateKey
+    notifier_id: EntityId | None = field(default=None, repr=False)
+    dh_secret: bytes | None = field(default=None, repr=False)
+    "Opens the meta of NMSG."
+    subscription_id: EntityId | None = field(default=None, repr=False)
+    status: str = ""

@@ -1,0 +1,235 @@
+"""Rows of the token, of tokens that are given up, and of notification subscriptions."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from typing import Any
+
+from agent.duplex.store import Tx, insert
+from agent.notifications.records import DeletedToken, Mode, SubAction, Subscription, Token, TokenAction
+from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.device_token import decode_device_token, encode_device_token
+from protocol.encoding import EntityId
+from protocol.statuses import TokenStatus
+
+# The token
+
+
+def token_of(db: sqlite3.Connection) -> Token | None:
+    row = db.execute("SELECT * FROM ntf_token").fetchone()
+    if row is None:
+        return None
+    return Token(
+        server=parse_ntf_server(row["server"]),
+        device_token=decode_device_token(row["device_token"]),
+        mode=Mode(row["mode"]),
+        period=row["period"],
+        auth_key=Ed25519PrivateKey(row["auth_key"]),
+        dh_key=X25519PrivateKey(row["dh_key"]),
+        token_id=row["token_id"],
+        dh_secret=row["dh_secret"],
+        status=TokenStatus(row["status"]),
+        action=None if row["action"] is None else TokenAction(row["action"]),
+        code=row["code"],
+        cron=row["cron"],
+    )
+
+
+def put_token(tx: Tx, token: Token) -> None:
+    drop_token(tx)
+    insert(
+        tx.db,
+        "ntf_token",
+        key=1,
+        server=str(token.server),
+        device_token=encode_device_token(token.device_token),
+        mode=token.mode,
+        period=token.period,
+        auth_key=token.auth_key.seed,
+        dh_key=token.dh_key.raw,
+        token_id=token.token_id,
+        dh_secret=token.dh_secret,
+        status=token.status,
+        action=token.action,
+        code=token.code,
+        cron=token.cron,
+    )
+
+
+def drop_token(tx: Tx) -> None:
+    tx.db.execute("DELETE FROM ntf_token")
+
+
+def give_up_token(tx: Tx, token: Token) -> None:
+    """Forget the token, but remember to tell its server."""
+    drop_token(tx)
+    if token.token_id is not None:
+        values = {"token_id": token.token_id, "auth_key": token.auth_key.seed}
+        insert(tx.db, "deleted_ntf_tokens", server=str(token.server), **values)
+        tx.notifications.add(str(token.server))
+
+
+def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[DeletedToken]:
+    sql = "SELECT * FROM deleted_ntf_tokens WHERE server = ? ORDER BY key"
+    return [
+        DeletedToken(key=row["key"], token_id=row["token_id"], auth_key=Ed25519PrivateKey(row["auth_key"]))
+        for row in db.execute(sql, (str(server),))
+    ]
+
+
+def drop_deleted_token(tx: Tx, deleted: DeletedToken) -> None:
+    tx.db.execute("DELETE FROM deleted_ntf_tokens WHERE key = ?", (deleted.key,))
+
+
+# Subscriptions
+
+_AT_ROUTER = "action IN ('SMP_KEY', 'SMP_DELETE')"
+_AT_SERVER = "action IN ('NTF_CREATE', 'NTF_CHECK') AND token_id = (SELECT token_id FROM ntf_token)"
+"What belongs to another token waits for the current one to become active, and is made anew then."
+
+
+def subscriptions(db: sqlite3.Connection) -> list[Subscription]:
+    return [_subscription(row) for row in db.execute("SELECT * FROM ntf_subscriptions ORDER BY queue_id")]
+
+
+def due_at_router(db: sqlite3.Connection, server: SmpServer, now: int, limit: int) -> list[Subscription]:
+    """What is to be done at a router; a queue that is being deleted takes its notifier along."""
+    sql = (
+        f"SELECT s.* FROM ntf_subscriptions s JOIN receive_queues q USING (queue_id) WHERE s.smp_server = ?"
+        f" AND {_AT_ROUTER} AND due <= ? AND NOT q.deleting ORDER BY due, queue_id LIMIT ?"
+    )
+    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+
+
+def due_at_server(db: sqlite3.Connection, server: NtfServer, now: int, limit: int) -> list[Subscription]:
+    sql = (
+        f"SELECT * FROM ntf_subscriptions WHERE ntf_server = ? AND {_AT_SERVER} AND due <= ?"
+        " ORDER BY due, queue_id LIMIT ?"
+    )
+    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+
+
+def subscription_of_notifier(
+    db: sqlite3.Connection, server: SmpServer, notifier_id: EntityId
+) -> Subscription | None:
+    sql = "SELECT * FROM ntf_subscriptions WHERE smp_server = ? AND notifier_id = ?"
+    row = db.execute(sql, (str(server), notifier_id)).fetchone()
+    return None if row is None else _subscription(row)
+
+
+def next_due(db: sqlite3.Connection, now: int) -> int | None:
+    """When something is due that is not due yet."""
+    sql = f"SELECT min(due) FROM ntf_subscriptions WHERE due > ? AND ({_AT_ROUTER} OR {_AT_SERVER})"
+    (due,) = db.execute(sql, (now,)).fetchone()
+    return None if due is None else int(due)
+
+
+def busy_servers(db: sqlite3.Connection, now: int) -> set[str]:
+    """Servers of both kinds at which something is to be done now."""
+    found: set[str] = set()
+    for sql in (
+        f"SELECT DISTINCT smp_server FROM ntf_subscriptions WHERE {_AT_ROUTER} AND due <= ?",
+        f"SELECT DISTINCT ntf_server FROM ntf_subscriptions WHERE {_AT_SERVER} AND due <= ?",
+    ):
+        found |= {server for (server,) in db.execute(sql, (now,))}
+    found |= {server for (server,) in db.execute("SELECT DISTINCT server FROM deleted_ntf_tokens")}
+    token = token_of(db)
+    return found | {str(token.server)} if token is not None and token.is_unfinished else found
+
+
+def put_subscription(tx: Tx, value: Subscription) -> None:
+    """The row as given, in place of the queue's other one; whoever works on it is woken."""
+    tx.db.execute("DELETE FROM ntf_subscriptions WHERE queue_id = ?", (value.queue_id,))
+    insert(
+        tx.db,
+        "ntf_subscriptions",
+        queue_id=value.queue_id,
+        smp_server=str(value.smp_server),
+        ntf_server=str(value.ntf_server),
+        token_id=value.token_id,
+        action=value.action,
+        due=value.due,
+        notifier_key=value.notifier_key.seed,
+        dh_key=value.dh_key.raw,
+        notifier_id=value.notifier_id,
+        dh_secret=value.dh_secret,
+        subscription_id=value.subscription_id,
+        status=value.status,
+    )
+    if value.action in (SubAction.SMP_KEY, SubAction.SMP_DELETE):
+        tx.notifications.add(str(value.smp_server))
+    elif value.action is not None:
+        tx.notifications.add(str(value.ntf_server))
+
+
+def advance_subscription(tx: Tx, before: Subscription, after: Subscription | None) -> None:
+    """`after` in the place of `before`, unless something else was decided in the meantime."""
+    sql = "DELETE FROM ntf_subscriptions WHERE queue_id = ? AND action IS ? AND notifier_key = ?"
+    done = tx.db.execute(sql, (before.queue_id, before.action, before.notifier_key.seed))
+    if done.rowcount and after is not None:
+        put_subscription(tx, after)
+
+
+def _subscription(row: Any) -> Subscription:
+    return Subscription(
+        queue_id=row["queue_id"],
+        smp_server=parse_smp_server(row["smp_server"]),
+        ntf_server=parse_ntf_server(row["ntf_server"]),
+        token_id=row["token_id"],
+        action=None if row["action"] is None else SubAction(row["action"]),
+        due=row["due"],
+        notifier_key=Ed25519PrivateKey(row["notifier_key"]),
+        dh_key=X25519PrivateKey(row["dh_key"]),
+        notifier_id=row["notifier_id"],
+        dh_secret=row["dh_secret"],
+        subscription_id=row["subscription_id"],
+        status=row["status"],
+    )
+
+
+# What is wanted
+
+
+def follow_wishes(tx: Tx, queue_id: int | None = None) -> None:
+    """Bring the subscriptions, or that of one queue, in line with the token, its mode and the connections."""
+    token = token_of(tx.db)
+    instant = token is not None and token.mode is Mode.INSTANT
+    sql = (
+        "SELECT q.queue_id, q.server, c.wants_notifications FROM receive_queues q"
+        " JOIN connections c USING (connection_id) WHERE NOT q.deleting AND NOT c.deleted"
+        " AND ifnull(q.queue_id = ?, 1)"
+    )
+    known = {row.queue_id: row for row in subscriptions(tx.db)} if queue_id is None else {}
+    for queue in tx.db.execute(sql, (queue_id,)).fetchall():
+        before = known.get(queue["queue_id"])
+        wanted = token if instant and queue["wants_notifications"] else None
+        after = _wished(tx, queue, wanted, before)
+        if after is not None and after != before:
+            put_subscription(tx, after)
+
+
+def _wished(tx: Tx, queue: Any, token: Token | None, before: Subscription | None) -> Subscription | None:
+    """The row that a queue should have in place of `before`; None if that may stay."""
+    is_same = (
+        before is not None
+        and token is not None
+        and (before.token_id, before.ntf_server) == (token.token_id, token.server)
+    )
+    if is_same and before is not None and before.action not in (None, SubAction.SMP_DELETE):
+        return None
+    if token is not None and token.token_id is not None and token.status is TokenStatus.ACTIVE:
+        return Subscription(
+            queue_id=queue["queue_id"],
+            smp_server=parse_smp_server(queue["server"]),
+            ntf_server=token.server,
+            token_id=token.token_id,
+            action=SubAction.SMP_KEY,
+            due=tx.now,
+            notifier_key=tx.secrets.ed25519(),
+            dh_key=tx.secrets.x25519(),
+        )
+    if before is None or is_same or before.action is SubAction.SMP_DELETE:
+        return None
+    return replace(before, action=SubAction.SMP_DELETE, due=tx.now)
