@@ -25,6 +25,7 @@ OLDEST = gauge("notifications_oldest_unsent_seconds", "Age of the oldest of them
 DATABASE = gauge("database_bytes", "Size of the database file and its log; 0 for a database server")
 FREE = gauge("disk_free_bytes", "Free space where the data is")
 LAG = gauge("loop_lag_seconds", "How late the event loop was in the last half second")
+TASKS = gauge("loop_tasks", "Tasks of the event loop")
 EXPIRY = gauge("certificate_expiry_timestamp_seconds", "When the online certificate ends, since 1970")
 
 
@@ -47,6 +48,7 @@ class Figures:
 
     async def run(self) -> None:
         while True:
+            TASKS.set(len(asyncio.all_tasks()))
             with contextlib.suppress(OSError):
                 DATABASE.set(await asyncio.to_thread(self._database_size))
                 FREE.set((await asyncio.to_thread(shutil.disk_usage, self._data_dir)).free)

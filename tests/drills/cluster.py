@@ -7,7 +7,6 @@ daemon than its owner. It must note none.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import asyncpg
 
-from agent.wake import MessagePush, parse_push
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, Asked, Daemon, World, free_port, running_daemon
+from tests.drills.world import DEADLINE, Asked, Daemon, World, free_port, repeated_pushes, running_daemon
 
 LEASE = 4.0
 ROUTERS = 4
@@ -121,7 +119,7 @@ class Cluster:
             missing = await world.pushed(sent.result(), outcome.pushes, patience)
             if dies:
                 outcome.in_flight += sum(self._was_in_flight(at) for at in missing.values())
-        outcome.repeated = self.repeated()
+        outcome.repeated = repeated_pushes(self.push)
         outcome.strangers = await self.ask(_STRANGERS)
         return outcome
 
@@ -133,10 +131,6 @@ class Cluster:
         async with asyncio.timeout(DEADLINE):
             while not all(world.queues <= world.router.subscribed_notifiers() for world in self.worlds):
                 await asyncio.sleep(0.02)
-
-    def repeated(self) -> int:
-        messages = [p.push_id for p in self.push.pushes if p.status < 300 and _is_message(p.body)]
-        return sum(count - 1 for count in Counter(messages).values())
 
     async def ask(self, query: str) -> int:
         async with _connected(self.url) as db:
@@ -159,10 +153,6 @@ class Cluster:
                 for duty in ("router", "pushes"):
                     while not await daemon.metric(f'leases_owned{{duty="{duty}"}}'):
                         await asyncio.sleep(0.1)
-
-
-def _is_message(body: str) -> bool:
-    return isinstance(parse_push(body), MessagePush)
 
 
 @asynccontextmanager

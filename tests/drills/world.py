@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -280,16 +281,27 @@ class World:
         return [
             recorded.received - missing.pop(notifier_id)
             for recorded in pushes
-            for notifier_id in self._notifiers(recorded)
+            for notifier_id in self.notifiers(recorded)
             if notifier_id in missing
         ]
 
-    def _notifiers(self, recorded: RecordedPush) -> list[EntityId]:
+    def notifiers(self, recorded: RecordedPush) -> list[EntityId]:
+        """Whose messages a push announces; none if it is not for these devices, or was not accepted."""
         secret = self._secrets.get(recorded.token)
         push = parse_push(recorded.body) if secret is not None and recorded.status < 300 else None
         if secret is None or not isinstance(push, MessagePush):
             return []
         return [e.queue.notifier_id for e in decode_pn_messages(open_push(secret, push.nonce, push.boxed))]
+
+
+def repeated_pushes(push: FakePushServer) -> int:
+    """Pushes of messages that the provider accepted more than once."""
+    messages = [p.push_id for p in push.pushes if p.status < 300 and _is_message(p.body)]
+    return sum(count - 1 for count in Counter(messages).values())
+
+
+def _is_message(body: str) -> bool:
+    return isinstance(parse_push(body), MessagePush)
 
 
 async def _ping(client: NtfClient) -> None:

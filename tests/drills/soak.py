@@ -1,0 +1,349 @@
+"""Mixed traffic for a long time, and everything goes wrong now and then.
+
+python -m tests.drills.soak [--minutes 30] [--rate 30]
+
+Routers notify, clients come and go, and between restarts, outages, reloads and backups an auditor compares
+what the routers emitted with what the provider received. At the end nothing is lost, and memory, descriptors
+and tasks of the daemon are where they were after the first quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from protocol.addresses import SmpQueueNtf
+from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import NO_ENTITY, EntityId
+from protocol.ntf_commands import IdSub, Ok, Schk, Sdel, Snew, Sub, Tdel
+from smp_router.router import Router
+from tests.drills.world import DEADLINE, Daemon, World, repeated_pushes, running_daemon
+from tests.ntf_server.ntf_client import Device, NtfClient
+from transport.cancellation import TaskGroup
+from transport.errors import TransportError
+
+ROUTERS = 3
+DEVICES = 20
+"Of each router."
+CHURN_PAUSE = 2.0
+"Seconds between clients that register, subscribe, check, delete all of it and leave."
+CROWD = 200
+"Clients that connect at the same moment."
+OUTAGE = 5.0
+"Seconds that a router or the provider is away."
+SAMPLE = 2.0
+CUT = 1.0
+"Seconds before a connection was cut: an NMSG has no acknowledgement, so one on its way then may be gone."
+GROWTH = 1.10
+"How much more the last quarter may need than the second, besides `SLACK`."
+SLACK = {"memory": 8e6, "descriptors": 8.0, "tasks": 8.0}
+
+
+@dataclass
+class Sample:
+    at: float
+    memory: float
+    descriptors: float
+    tasks: float
+
+
+@dataclass
+class Verdict:
+    """What the auditor found."""
+
+    emitted: int
+    cut: int
+    "Emitted in the second before their connection was cut, and never received."
+    lost: int
+    repeated: int
+    "Pushes that the provider accepted twice."
+    events: Counter[str]
+    failures: list[str]
+    growth: dict[str, tuple[float, float]]
+    "Of the second quarter and of the last, the median."
+
+    @property
+    def passed(self) -> bool:
+        flat = (self._is_flat(name) for name in self.growth)
+        return not self.lost and not self.failures and all(flat)
+
+    def _is_flat(self, name: str) -> bool:
+        before, after = self.growth[name]
+        return after <= before * GROWTH + SLACK[name]
+
+    def __str__(self) -> str:
+        events = ", ".join(f"{count} {name}" for name, count in self.events.items())
+        lines = [
+            f"emitted {self.emitted}, lost {self.lost}, cut with their connection {self.cut},"
+            f" repeated {self.repeated}",
+            f"events: {events}",
+            *(f"failed: {failure}" for failure in self.failures),
+        ]
+        for name, (before, after) in self.growth.items():
+            verdict = "flat" if self._is_flat(name) else "GROWS"
+            lines.append(f"{name}: {before:,.0f} in the second quarter, {after:,.0f} in the last: {verdict}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Soak:
+    daemon: Daemon
+    push: FakePushServer
+    worlds: list[World]
+    folder: Path
+    sent: dict[EntityId, float] = field(default_factory=dict)
+    cuts: dict[int, list[float]] = field(default_factory=dict)
+    "When the connections of each router were cut."
+    router_of: dict[EntityId, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    async def run(self, seconds: float, rate: float) -> Verdict:
+        async with TaskGroup() as tasks:
+            beside = [
+                tasks.create_task(self._churn(), name="churn"),
+                tasks.create_task(self._sample(), name="samples"),
+            ]
+            sending = [
+                tasks.create_task(self._emit(number, rate / len(self.worlds)))
+                for number in range(len(self.worlds))
+            ]
+            await self._misfortunes(seconds)
+            self.is_over = True
+            await asyncio.wait(sending)
+            for task in beside:
+                task.cancel()
+        return await self._audit()
+
+    async def _emit(self, number: int, rate: float) -> None:
+        world, clock = self.worlds[number], asyncio.get_running_loop().time
+        started, count = clock(), 0
+        while not self.is_over and world.unused:
+            queue = world.unused.pop()
+            self.sent[queue.notifier_id] = wall_clock()
+            self.router_of[queue.notifier_id] = number
+            await world.router.load.emit([queue], 1, fresh=True)
+            count += 1
+            await asyncio.sleep(max(0.0, started + count / rate - clock()))
+
+    # Clients
+
+    async def _churn(self) -> None:
+        for world in itertools.cycle(self.worlds):
+            with suppress(TransportError, OSError):
+                await self._one_client(world)
+            self.events["clients came and went"] += 1
+            await asyncio.sleep(CHURN_PAUSE)
+
+    async def _one_client(self, world: World) -> None:
+        client = await NtfClient.open(self.daemon.address)
+        try:
+            device = Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode()))
+            await device.register(client)
+            await device.verify(client, await world.code(device))
+            (queue,) = world.router.load.create_queues(1)
+            new = Snew(
+                device.token_id, SmpQueueNtf(world.router.address, queue.notifier_id), queue.notifier_key
+            )
+            made = await client.ask(new, NO_ENTITY, device.key)
+            assert isinstance(made, IdSub), made
+            assert isinstance(await client.ask(Schk(), made.subscription_id, device.key), Sub)
+            assert await client.ask(Sdel(), made.subscription_id, device.key) == Ok()
+            assert await client.ask(Tdel(), device.token_id, device.key) == Ok()
+        finally:
+            client.close()
+
+    # What goes wrong
+
+    async def _misfortunes(self, seconds: float) -> None:
+        """In turn, for so long but at least once each; the traffic goes on a little longer."""
+        misfortunes: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("router restarts", self._restart_router),
+            ("provider failures", lambda: self._provider(Fault(api="apns", status=503))),
+            ("backups", self._back_up),
+            ("provider silences", lambda: self._provider(Fault(api="apns", action="silence"))),
+            ("certificate reloads", self._renew_certificate),
+            ("half-open routers", self._half_open),
+            ("provider resets", lambda: self._provider(Fault(api="apns", action="reset"))),
+            ("crowds", self._crowd),
+            ("provider refusals", lambda: self._provider(Fault(api="apns", status=403, reason="Forbidden"))),
+            ("cut routers", self._cut_router),
+            ("cut providers", self._cut_provider),
+        ]
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds - 2 * OUTAGE
+        pause = max(1.0, min(20.0, seconds / len(misfortunes) - OUTAGE))
+        for number, (name, misfortune) in enumerate(itertools.cycle(misfortunes)):
+            await asyncio.sleep(pause)
+            if clock() > end and number >= len(misfortunes):
+                break
+            self.events[name] += 1
+            await misfortune()
+            assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
+        await asyncio.sleep(OUTAGE)
+
+    def _some_router(self) -> int:
+        return sum(self.events.values()) % len(self.worlds)
+
+    def _note_cut(self, number: int) -> None:
+        self.cuts.setdefault(number, []).append(wall_clock())
+
+    async def _restart_router(self) -> None:
+        number = self._some_router()
+        router = self.worlds[number].router
+        port = router.port
+        self._note_cut(number)
+        await router.stop()
+        await asyncio.sleep(OUTAGE)
+        await router.listen("127.0.0.1", port)
+
+    async def _cut_router(self) -> None:
+        number = self._some_router()
+        self._note_cut(number)
+        self.worlds[number].router.faults.drop_connections()
+
+    async def _half_open(self) -> None:
+        faults = self.worlds[self._some_router()].router.faults
+        faults.black_hole()
+        await asyncio.sleep(OUTAGE)
+        faults.black_hole(False)
+
+    async def _provider(self, fault: Fault) -> None:
+        self.push.add_fault(fault)
+        await asyncio.sleep(OUTAGE)
+        self.push.clear_faults()
+
+    async def _cut_provider(self) -> None:
+        self.push.drop_connections()
+
+    async def _renew_certificate(self) -> None:
+        await self._command("cert")
+        self.daemon.process.send_signal(signal.SIGHUP)
+
+    async def _back_up(self) -> None:
+        await self._command("backup", str(self.folder / f"backup-{self.events['backups']}"))
+
+    async def _command(self, *words: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "ntf_server",
+                words[0],
+                "--config-dir",
+                str(self.folder / "c"),
+                *words[1:],
+            ),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        if process.returncode:
+            self.failures.append(f"{words[0]}: {said.decode()[-300:]}")
+
+    async def _crowd(self) -> None:
+        async def come() -> None:
+            with suppress(TransportError, OSError, TimeoutError):
+                (await NtfClient.open(self.daemon.address)).close()
+
+        await asyncio.gather(*(come() for _ in range(CROWD)))
+
+    # What is measured
+
+    async def _sample(self) -> None:
+        while True:
+            process = self.daemon.process
+            tasks = await self.daemon.metric("loop_tasks")
+            sample = Sample(time.monotonic(), self.daemon.memory(), process.num_fds(), tasks)
+            self.samples.append(sample)
+            await asyncio.sleep(SAMPLE)
+
+    async def _audit(self) -> Verdict:
+        read, missing = 0, set(self.sent)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEADLINE):
+                while missing:
+                    pushes = self.push.pushes[read:]
+                    read += len(pushes)
+                    for recorded in pushes:
+                        missing.difference_update(*(world.notifiers(recorded) for world in self.worlds))
+                    await asyncio.sleep(0.2)
+        cut = sum(self._was_cut(notifier_id) for notifier_id in missing)
+        return Verdict(
+            emitted=len(self.sent),
+            cut=cut,
+            lost=len(missing) - cut,
+            repeated=repeated_pushes(self.push),
+            events=self.events,
+            failures=self.failures,
+            growth={name: self._growth(name) for name in SLACK},
+        )
+
+    def _was_cut(self, notifier_id: EntityId) -> bool:
+        at = self.sent[notifier_id]
+        return any(cut - CUT < at <= cut for cut in self.cuts.get(self.router_of[notifier_id], ()))
+
+    def _growth(self, name: str) -> tuple[float, float]:
+        values = [getattr(sample, name) for sample in self.samples]
+        quarter = max(1, len(values) // 4)
+        return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+
+
+@asynccontextmanager
+async def soaking(folder: Path, queues: int) -> AsyncIterator[Soak]:
+    """A daemon with its journal on, routers and a provider; `queues` of each router."""
+    config = FakePushConfig(folder=folder / "push", record_limit=10_000_000)
+    config.folder.mkdir()
+    async with AsyncExitStack() as stack:
+        push = await stack.enter_async_context(FakePushServer(config))
+        env = {
+            "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
+            "NTF_APNS_TEST_PORT": str(push.port),
+            "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+            "NTF_JOURNAL_ENABLED": "on",
+        }
+        daemon = await stack.enter_async_context(running_daemon(folder, env))
+        routers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(ROUTERS)]
+        worlds = [World(daemon, router, push) for router in routers]
+        for world in worlds:
+            await world.add_devices(DEVICES, queues)
+        yield Soak(daemon, push, worlds, folder)
+
+
+async def soak(folder: Path, minutes: float, rate: float) -> Verdict:
+    seconds = minutes * 60
+    async with soaking(folder, int(seconds * rate / ROUTERS) + 2) as made:
+        return await made.run(seconds, rate)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--rate", type=float, default=30.0, help="notifications a second")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ntf-soak-") as name:
+        verdict = asyncio.run(soak(Path(name), args.minutes, args.rate))
+    print(verdict)
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
