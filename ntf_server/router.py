@@ -22,7 +22,6 @@ from ntf_server.router_session import (
     Surroundings,
     TakenOver,
     is_needed,
-    patiently,
 )
 from ntf_server.service_credentials import RouterService
 from protocol.encoding import EntityId
@@ -33,7 +32,6 @@ from smp_client.errors import ClientError, HandshakeFailed, PeerMisbehaves, Wron
 from smp_client.nonsense import Nonsense
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
-from store.interface import LeaseLost, StoreError
 from store.journal_schema import JournalEvent
 from store.records import QueueRow
 
@@ -132,7 +130,7 @@ class Router:
     async def run(self) -> bool:
         """Watch the router until nothing is to be subscribed there (False), or while it cannot be reached
         others wait for its place (True)."""
-        while await patiently(self._prepare, self.known.name):
+        while await self._parts.patiently(self._prepare, self.known.name):
             delay = await self._one_session()
             if not self._was_there and self._is_crowded():
                 return True
@@ -200,10 +198,11 @@ class Router:
         self._session, started = work, self._parts.clock.monotonic()
         try:
             async with session:
-                await work.run(session)
-        except LeaseLost:
-            raise
-        except (EndSession, ClientError, StoreError) as reason:
+                try:
+                    await work.run(session)
+                finally:
+                    await session.finish()  # what a router sent is not sent again
+        except (EndSession, ClientError) as reason:
             lasted = self._parts.clock.monotonic() - started
             return await self._disconnected(reason, lasted)
         finally:
@@ -244,7 +243,7 @@ class Router:
             logger.warning("%s: cannot connect: %s", name, problem)
         self._last_error = problem
         if isinstance(error, HandshakeFailed) and error.error == TE_BAD_SERVICE and self._service.service:
-            await patiently(self._service.refused_in_handshake, name)
+            await self._parts.patiently(self._service.refused_in_handshake, name)
             return None
         await self._mark_inactive(error)
         return IDENTITY_DELAY if isinstance(error, WrongIdentity) else None
@@ -256,7 +255,7 @@ class Router:
         await self._mark_inactive(reason)
         if lasted >= LONGEST_DELAY:
             self._backoff.reset()  # a router that drops every connection at once is left in peace
-        if isinstance(reason, TakenOver) and self._parts.is_shared:
+        if isinstance(reason, TakenOver) and self._parts.ownership.is_shared:
             return None  # by one that had it before, or has it now; then the next write says so
         if isinstance(reason, TakenOver | PeerMisbehaves):
             return self._leave(reason, lasted)
@@ -277,7 +276,7 @@ class Router:
         if self._marked_inactive:
             return
         key, name = self.known.key, self.known.name
-        count = await patiently(lambda: self._parts.store.set_disconnected(key), name)
+        count = await self._parts.patiently(lambda: self._parts.store.set_disconnected(key), name)
         self._marked_inactive = True
         self._parts.journal.record(
             JournalEvent.SMP_DISCONNECTED, server=name, error=type(reason).__name__, changed=count

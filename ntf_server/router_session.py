@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ntf_server.clock import Clock
@@ -43,6 +43,7 @@ from smp_client.subscriptions import (
 )
 from store.interface import LeaseLost, StoreError, SubscriberStore
 from store.journal_schema import JournalEvent
+from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ VERIFY_INTERVAL = 3600.0
 "Between comparisons of our queues with a router's, while a session lasts."
 LONGEST_REST = 60.0
 "Between looks at what is due."
+LEASE_LOOK = 1.0
+"Between looks whether this daemon owns the router again."
+FIRST_RETRY, LONGEST_RETRY = 0.1, 10.0
+"Between attempts to reach a store that fails."
 
 RECEIVED = counter("notifications_received", "Received notifications")
 RECEIVED_OWN = counter("notifications_received_own", "Received notifications, of own servers", ["server"])
@@ -79,6 +84,11 @@ BAD_KEY = SubEvent.failed("the notifier key cannot be used")
 FROM_START = SubKey(0)
 
 R = TypeVar("R")
+
+
+def no_chance() -> float:
+    """For delays that nobody else waits for."""
+    return 0.0
 
 
 class EndSession(Exception):
@@ -115,8 +125,30 @@ class Surroundings:
     push_sink: PushSink
     clock: Clock
     journal: EventSink
-    is_shared: bool = False
-    "Several daemons share the routers: they take them over from each other."
+    ownership: Ownership = SOLE_OWNER
+    "Where several daemons share the routers, they take them over from each other."
+    gives_up: asyncio.Event = field(default_factory=asyncio.Event)
+    "Set when the daemon stops and has waited for the store long enough."
+
+    async def patiently(self, write: Callable[[], Awaitable[R]], name: str) -> R:
+        """Repeat a write until the store takes it: what a router sent is not sent again.
+
+        Meanwhile nothing more is read from that router, so that it keeps the rest.
+        """
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
+        while True:
+            try:
+                return await write()
+            except LeaseLost:
+                raise  # another daemon has the router, and subscribes what this one cannot write
+            except StoreError as error:
+                if self.gives_up.is_set():
+                    raise
+                STORE_RETRIES.inc()
+                logger.error("what %s sent cannot be stored yet: %s", name, error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next()):
+                    await self.gives_up.wait()
 
 
 class ServiceCheck(NamedTuple):
@@ -132,6 +164,7 @@ class RouterSession:
 
     def __init__(self, router: KnownRouter, parts: Surroundings, service: RouterService) -> None:
         self._router = router
+        self._parts = parts
         self._store = parts.store
         self._push_sink = parts.push_sink
         self._clock = parts.clock
@@ -157,13 +190,29 @@ class RouterSession:
         return self._session
 
     async def run(self, session: SmpSession) -> None:
-        """Ends with `EndSession`, `ClientError`, `StoreError` or by cancellation."""
+        """Ends with `EndSession`, `ClientError` or by cancellation. A store that fails for a while does not
+        end it: the router's next words would be lost with the connection."""
         self._session = session  # before anything is read: events need it
         session.when_closed(self._wake.set)
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
+        while True:
+            try:
+                self._check_owner()
+                await self._subscribe_all()
+                backoff.reset()
+                await self._keep()
+            except LeaseLost:
+                await self._only_read(LEASE_LOOK)  # what comes until the new owner has the queues
+            except StoreError as error:
+                logger.error("%s: subscribing waits for the store: %s", self._router.name, error)
+                await self._only_read(backoff.next())
+
+    async def _subscribe_all(self) -> None:
+        self.individual_queues = 0
         # Whatever waits is stored already, so the sweep finds it; what comes from now on waits anew.
         self._router.waiting.clear()
         record = await self._store.server(self._router.key)
-        service = session.params.service
+        service = self.session.params.service
         self._service_id = None if service is None else service.service_id
         await self._service.adopt(record, service)
         balance = Balance.EQUAL
@@ -173,7 +222,6 @@ class RouterSession:
         self.is_subscribed = True
         if balance is not Balance.EQUAL:
             await self._heal()
-        await self._keep()
 
     def look(self, *, shrunk: bool = False) -> None:
         """There may be something to do: queues wait, or (`shrunk`) are gone."""
@@ -184,6 +232,11 @@ class RouterSession:
         """Stop at the next opportunity."""
         self._ending = reason
         self._wake.set()
+
+    def _check_owner(self) -> None:
+        """Before the router is asked for anything: it would take it from the daemon that has it."""
+        if not self._parts.ownership.owns(of_router(self._router.key)):
+            raise LeaseLost("another daemon may own it by now")
 
     def _check_open(self) -> None:
         if self._ending is not None:
@@ -201,6 +254,7 @@ class RouterSession:
         key = self._router.key
         record = await self._store.server(key)
         ours = QueueSet(record.associated_count, record.associated_hash)
+        self._check_owner()
         answer = await self.session.subscribe_service(ours)
         self._verified_at = self._clock.monotonic()
         if not isinstance(answer, Soks):
@@ -300,6 +354,7 @@ class RouterSession:
 
     async def _subscribe(self, rows: Sequence[QueueRow]) -> None:
         self._check_open()
+        self._check_owner()
         usable: dict[EntityId, QueueRow] = {}
         requests: list[Request[SmpCommand]] = []
         unusable: list[QueueEvent] = []
@@ -396,6 +451,14 @@ class RouterSession:
                 await self._wake.wait()
         self._check_open()
 
+    async def _only_read(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    self._wake.clear()
+                    self._check_open()
+                    await self._wake.wait()
+
     # What the router tells, in the task that reads; nothing more is read until it is stored
 
     async def receive(self, events: list[Received[SmpMessage]]) -> None:
@@ -412,7 +475,7 @@ class RouterSession:
                 self.session.blame(Nonsense.UNASKED, 1)
         if ended:
             try:
-                moves = await patiently(lambda: self._move(ended), self._router.name)
+                moves = await self._parts.patiently(lambda: self._move(ended), self._router.name)
             except LeaseLost:
                 return  # their new owner knows; notifications of other queues may still be on their way
             self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
@@ -432,12 +495,12 @@ class RouterSession:
         timestamp = int(self._clock.now())
         key = self._router.key
         try:
-            stored = await patiently(
+            stored = await self._parts.patiently(
                 lambda: self._store.add_notifications(key, block, received_at=timestamp), self._router.name
             )
         except LeaseLost:
             # The router will not send it to the new owner.
-            stored = await patiently(
+            stored = await self._parts.patiently(
                 lambda: self._store.add_late_notifications(key, block, received_at=timestamp),
                 self._router.name,
             )
@@ -466,20 +529,3 @@ async def is_needed(store: SubscriberStore, router: KnownRouter) -> bool:
         return True
     waiting = router.waiting
     return await store.next_retry(router.key) is not None or len(waiting) > 0 or waiting.overflowed
-
-
-async def patiently(write: Callable[[], Awaitable[R]], name: str) -> R:
-    """Repeat a write until the store takes it: what a router sent is not sent again.
-
-    Meanwhile nothing more is read from that router, so that it keeps the rest.
-    """
-    backoff = Backoff(0.1, 10.0, lambda: 0.0)
-    while True:
-        try:
-            return await write()
-        except LeaseLost:
-            raise  # another daemon has the router, and subscribes what this one cannot write
-        except StoreError as error:
-            STORE_RETRIES.inc()
-            logger.error("what %s sent cannot be stored yet: %s", name, error)
-        await asyncio.sleep(backoff.next())

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 STATUS_INTERVAL = 5.0
 "Seconds between updates of the metrics about connections."
+STOP_PATIENCE = 10.0
+"Seconds for which a daemon that stops tries to store what was sent to it."
 DIALS, NEW_DIALS = 64, 32
 "Connections and handshakes under way at once, with routers that were there before and with others."
 NEW_DIALS_EACH = 4
@@ -82,7 +84,7 @@ class RouterSubscriber:
         """`max_routers`: watched at a time."""
         self._store = store
         self._ownership = ownership
-        self._parts = Surroundings(store, push_sink, clock, journal, ownership.is_shared)
+        self._parts = Surroundings(store, push_sink, clock, journal, ownership)
         self._config = config
         self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
         # Names that resolve slowly, and hosts that do not answer, hold up nobody who was there before.
@@ -112,9 +114,12 @@ class RouterSubscriber:
                     watched, waiting = len(self._routers), len(self._parked)
                     logger.warning("too many routers for the open files allowed: %d wait", waiting)
                     logger.info("%d routers are watched", watched)
-                while True:
-                    self._show()
-                    await asyncio.sleep(STATUS_INTERVAL)
+                try:
+                    while True:
+                        self._show()
+                        await asyncio.sleep(STATUS_INTERVAL)
+                finally:
+                    asyncio.get_running_loop().call_later(STOP_PATIENCE, self._parts.gives_up.set)
         finally:
             self._tasks = None
 

@@ -120,6 +120,7 @@ class RequestSession(Generic[In, Out]):
         self._closed: asyncio.Future[ClientError] = self._loop.create_future()
         self._consumed = 0.0
         self._consuming_since: float | None = None
+        self._is_finishing = False
 
     @property
     def params(self) -> SessionParams:
@@ -130,6 +131,11 @@ class RequestSession(Generic[In, Out]):
     @property
     def is_closed(self) -> bool:
         return self._closed.done()
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether events that were read are being dealt with."""
+        return self._consuming_since is not None
 
     def check_open(self) -> None:
         """Raise why the session has ended, if it has."""
@@ -274,7 +280,7 @@ class RequestSession(Generic[In, Out]):
         error: ClientError = SessionClosed("the session was closed")
         try:
             await self._process(early)
-            while True:
+            while not self._is_finishing:
                 data = await self._receive()
                 if not data:
                     error = SessionClosed("the peer closed the connection")
@@ -352,6 +358,12 @@ class RequestSession(Generic[In, Out]):
     async def wait_closed(self) -> ClientError:
         """Wait for the end of the connection; why it ended."""
         return await asyncio.shield(self._closed)
+
+    async def finish(self) -> None:
+        """Read nothing more, and return when events that were read have been dealt with; then `close`."""
+        self._is_finishing = True
+        if self._reader is not None and self.is_consuming:
+            await asyncio.wait([self._reader])
 
     async def close(self) -> None:
         """End the connection and the reading task; every open request fails."""

@@ -357,7 +357,59 @@ async def test_a_store_that_fails_for_a_while_loses_no_notification(plain_daemon
         assert daemon.faults.failures["add_notifications"] == 3
 
 
-async def test_a_store_that_fails_while_subscribing_costs_only_the_session(plain_daemon: Daemon) -> None:
+async def test_a_store_that_fails_keeps_the_session_and_what_was_sent_in_it(plain_daemon: Daemon) -> None:
+    """The reader waits for the store with a notification, and so does whoever looks for something to do."""
+    daemon = plain_daemon
+    calls = ("add_notifications", "server")
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(1)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        for call in calls:
+            daemon.faults.break_down(call)
+        await router.load.emit(queues, 1)
+        await until(lambda: all(daemon.faults.failures[call] > 1 for call in calls))
+        for call in calls:
+            daemon.faults.repair(call)
+        await until(lambda: daemon.unsent() == 1)
+        assert daemon.journal.count(JournalEvent.SMP_CONNECTED) == 1
+
+
+async def test_a_router_is_given_up_when_what_it_sent_is_stored(plain_daemon: Daemon) -> None:
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(1)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        daemon.faults.break_down("add_notifications")
+        await router.load.emit(queues, 1)
+        await until(lambda: daemon.faults.failures["add_notifications"])
+        async with asyncio.TaskGroup() as tasks:
+            leaving = tasks.create_task(daemon.subscriber.unwatch(key))
+            seen = daemon.faults.failures["add_notifications"]
+            await until(lambda: daemon.faults.failures["add_notifications"] > seen)
+            assert not leaving.done()
+            daemon.faults.repair("add_notifications")
+        assert daemon.unsent() == 1
+
+
+async def test_a_daemon_that_stops_waits_for_the_store_but_not_for_ever(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = plain_daemon
+    tune(monkeypatch, STOP_PATIENCE=0.2)
+    async with Router.start() as router, asyncio.timeout(20):
+        async with daemon.running():
+            queues = router.load.create_queues(1)
+            await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+            daemon.faults.break_down("add_notifications")
+            await router.load.emit(queues, 1)
+            await until(lambda: daemon.faults.failures["add_notifications"])
+        assert daemon.unsent() == 0
+
+
+async def test_a_store_that_fails_while_subscribing_costs_only_time(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
     daemon.faults.fail("set_subscribed", StoreUnavailable("the disk is full"), ValueError("a defect"))
     async with Router.start() as router, daemon.running():
