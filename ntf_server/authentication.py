@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TypeAlias, TypeVar
 
 from protocol.authorization import verify
 from protocol.connection import Received
@@ -17,6 +17,8 @@ from store.records import SubscriptionRecord, TokenRecord
 
 VERIFIED_AT_A_TIME = 32
 "Signatures checked before other connections get a turn: a few milliseconds at most."
+
+T = TypeVar("T")
 
 Entity: TypeAlias = TokenRecord | SubscriptionRecord | None
 Request: TypeAlias = Received[NtfCommand]
@@ -47,17 +49,24 @@ class Authenticator:
         return results
 
     async def _find(self, requests: Sequence[Request]) -> list[Entity]:
-        subscription_ids = [r.entity_id for r in requests if isinstance(r.message, _SUBSCRIPTION_COMMANDS)]
-        token_ids = [_token_id(r) for r in requests if not isinstance(r.message, _TOKENLESS_COMMANDS)]
-        subscriptions = iter(await self._store.subscriptions(subscription_ids) if subscription_ids else ())
-        tokens = iter(await self._store.tokens(token_ids) if token_ids else ())
+        """Each entity is read once, also for a client that names its token in every command."""
+        subscription_ids = {r.entity_id for r in requests if isinstance(r.message, _SUBSCRIPTION_COMMANDS)}
+        token_ids = {_token_id(r) for r in requests if not isinstance(r.message, _TOKENLESS_COMMANDS)}
+        subscriptions = await _by_id(self._store.subscriptions, subscription_ids)
+        tokens = await _by_id(self._store.tokens, token_ids)
 
         def find(request: Request) -> Entity:
             if isinstance(request.message, _SUBSCRIPTION_COMMANDS):
-                return next(subscriptions)
-            return None if isinstance(request.message, _TOKENLESS_COMMANDS) else next(tokens)
+                return subscriptions[request.entity_id]
+            return None if isinstance(request.message, _TOKENLESS_COMMANDS) else tokens[_token_id(request)]
 
         return [find(request) for request in requests]
+
+
+async def _by_id(
+    read: Callable[[Sequence[EntityId]], Awaitable[list[T]]], ids: Collection[EntityId]
+) -> dict[EntityId, T]:
+    return dict(zip(ids, await read(list(ids)), strict=True)) if ids else {}
 
 
 def _token_id(request: Request) -> EntityId:

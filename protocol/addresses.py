@@ -110,12 +110,17 @@ def _parse_address(text: str, scheme: bytes) -> tuple[tuple[str, ...], str, byte
 
 
 def pull_smp_server(r: Reader) -> SmpServer:
-    hosts = tuple(_host(host) for host in r.pull_nonempty(Reader.pull_short))
+    return _smp_server(tuple(r.pull_nonempty(Reader.pull_short)), r.pull_short(), r.pull_short())
+
+
+@lru_cache(maxsize=1024)
+def _smp_server(raw_hosts: tuple[bytes, ...], raw_port: bytes, key_hash: bytes) -> SmpServer:
+    """Thousands of queues name the same few routers: each is checked once."""
+    hosts = tuple(map(_host, raw_hosts))
     try:
-        port = r.pull_short().decode("ascii")
+        port = raw_port.decode("ascii")
     except UnicodeDecodeError:
         raise DecodeError from None
-    key_hash = r.pull_short()
     _check(port, key_hash)
     return SmpServer(hosts, port, key_hash)
 

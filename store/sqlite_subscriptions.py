@@ -73,7 +73,7 @@ def creator(caps: RowCaps) -> Batch[Transaction, NewSubscription, CreatedSubscri
     """The batch of `create_subscriptions`: one query for each router, one insertion for all new rows."""
 
     def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
-        servers = {new.server: _server_key(tx, new.server) for new in news}
+        servers = {server: _server_key(tx, server) for server in {new.server for new in news}}
         (last_key,) = tx.db.execute(_LAST_KEY).fetchone()
         owners = _owners(tx, {new.token_key for new in news})
         new_keys = map(SubKey, count(last_key + 1))
