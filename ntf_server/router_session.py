@@ -24,7 +24,7 @@ from protocol.connection import Received
 from protocol.crypto import decode_private_key
 from protocol.encoding import EntityId
 from protocol.errors import DecodeError
-from protocol.smp_messages import Ends, Nmsg, Nsub, QueueSet, SmpCommand, SmpMessage, Soks
+from protocol.smp_messages import Ends, Nmsg, Nsub, Nsubs, QueueSet, SmpCommand, SmpMessage, Soks
 from protocol.statuses import SubEvent, SubState, bulk_move
 from smp_client.backoff import Backoff
 from smp_client.errors import RequestTimeout
@@ -255,7 +255,7 @@ class RouterSession:
         record = await self._store.server(key)
         ours = QueueSet(record.associated_count, record.associated_hash)
         self._check_owner()
-        answer = await self.session.subscribe_service(ours)
+        answer = await self.session.subscribe_service(Nsubs(ours))
         self._verified_at = self._clock.monotonic()
         if not isinstance(answer, Soks):
             if await self._service.refused():

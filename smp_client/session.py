@@ -26,7 +26,7 @@ from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfRe
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceLogin, ServiceRole, SmpClientHandshake
-from protocol.smp_messages import New, Nsub, Nsubs, QueueSet, SmpCommand, SmpMessage, Sub
+from protocol.smp_messages import New, Nsub, Nsubs, SmpCommand, SmpMessage, Sub, Subs
 from protocol.versions import NTF_ALPN, NTF_VERSIONS, SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import ConnectFailed
@@ -60,11 +60,11 @@ class SmpSession(RequestSession[SmpMessage, SmpCommand]):
         with_service = self.params.service is not None and isinstance(request.message, _ASSOCIATES_QUEUE)
         return Outgoing(corr_id, *request, with_service)
 
-    async def subscribe_service(self, expected: QueueSet) -> SmpMessage:
-        """NSUBS: all queues associated with the session's service at once; raises `ClientError`."""
+    async def subscribe_service(self, command: Subs | Nsubs) -> SmpMessage:
+        """All queues associated with the session's service at once; raises `ClientError`."""
         service = self.params.service
         assert service is not None
-        return await self.request(service.service_id, Nsubs(expected), service.private_key)
+        return await self.request(service.service_id, command, service.private_key)
 
 
 class NtfSession(RequestSession[NtfResponse, NtfCommand]):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,15 @@ from typing import Any, TypeVar
 from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt
-from agent.duplex.events import Event, Failed, MessageReceived, ReceiptsReceived, ServerDown, ServerUp
+from agent.duplex.events import (
+    Event,
+    Failed,
+    MessageReceived,
+    ReceiptsReceived,
+    ServerDown,
+    ServerUp,
+    ServiceEvent,
+)
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
@@ -38,13 +46,16 @@ from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
 from agent.duplex.replies import RouterFailure, checked
-from agent.duplex.routers import Acknowledgement, Delivered, RouterLink
+from agent.duplex.routers import Acknowledgement, RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
+from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
 from agent.duplex.store import Change, DuplexStore, Tx
+from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
     add_command,
     connection,
     connections,
+    connections_at,
     new_connection,
     next_command,
     queues_at,
@@ -57,15 +68,14 @@ from agent.duplex.workers import Wait, Workers
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.messages import UserMessage
-from protocol.connection import Received
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Err, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
+from protocol.smp_messages import Err, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
-from smp_client.session import SmpSession, connect_smp
+from smp_client.session import Service, SmpEvents, SmpSession, connect_smp
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 T = TypeVar("T")
@@ -93,6 +103,8 @@ class DuplexConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     proxy: ProxyConfig = NO_PROXY
     "Which routers are not to learn our address."
+    services: bool = False
+    "Subscribe all queues of a router at once, as a service: for agents with thousands of connections."
     now: Callable[[], float] = _wall_time
     random: Callable[[int], bytes] = os.urandom
     kem_pairs: int = 8
@@ -118,6 +130,7 @@ class DuplexAgent:
         self._room.set()
         self._shown: set[tuple[int, int]] = set()
         self._secrets = secrets
+        self._logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
@@ -258,7 +271,7 @@ class DuplexAgent:
         name = server.canonical
         link = self._links.get(name)
         if link is None:
-            link = self._links[name] = RouterLink(server, self._connect, self)
+            link = self._links[name] = RouterLink(name, self._logins.connect, self)
         return link
 
     async def _session(self, server: SmpServer) -> SmpSession:
@@ -271,13 +284,12 @@ class DuplexAgent:
             self._tasks.create_task(link.keep(), name=f"router {server.hosts[0]}")
         return link
 
-    async def _connect(
-        self, server: SmpServer, on_events: Callable[[list[Received[SmpMessage]]], Awaitable[None]]
-    ) -> SmpSession:
+    async def _dial(self, server: SmpServer, on_events: SmpEvents, service: Service | None) -> SmpSession:
         config = self._config
         return await connect_smp(
             server,
             self._dialer,
+            service=service,
             on_events=on_events,
             config=config.session,
             random=config.random,
@@ -299,8 +311,13 @@ class DuplexAgent:
         except ClientError as error:
             return checked(error)
 
-    async def queues(self, server: SmpServer) -> list[ReceiveQueue]:
-        return await self._store.read(lambda db: queues_at(db, server))
+    async def queues(
+        self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
+    ) -> list[ReceiveQueue]:
+        return await self._store.read(lambda db: queues_at(db, server, service_id, after, limit))
+
+    async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
+        return await self._store.read(lambda db: service_queues(db, server, service_id))
 
     async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
         """One transaction for all that came together; then ACKs for what the application need not see."""
@@ -326,15 +343,28 @@ class DuplexAgent:
         for ack in acks:
             self._link(server).acknowledge(ack)
 
-    async def subscribed(self, server: SmpServer, queues: Sequence[ReceiveQueue]) -> None:
-        self._publish(ServerUp(server, tuple(dict.fromkeys(queue.connection_id for queue in queues))))
+    async def subscribed(self, server: SmpServer, queues: Sequence[Subscribed]) -> None:
+        changed = [(queue.queue_id, at) for queue, at in queues if queue.service_id != at]
+        if changed:
+            await self._transact(lambda tx: set_queue_services(tx, changed))
+        self._publish(ServerUp(server, tuple(dict.fromkeys(queue.connection_id for queue, _ in queues))))
 
     async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None:
         self._publish(Failed(queue.connection_id, f"SMP {error.error}"))
 
-    async def lost(self, server: SmpServer) -> None:
-        queues = await self.queues(server)
-        self._publish(ServerDown(server, tuple(dict.fromkeys(queue.connection_id for queue in queues))))
+    async def ended(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
+        await self._transact(lambda tx: subscriptions_ended(tx, server, recipient_ids))
+
+    async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
+        self._publish(
+            ServerDown(server, await self._store.read(lambda db: connections_at(db, server, service_id)))
+        )
+
+    async def service_refused(self, server: SmpServer) -> None:
+        await self._logins.refused(server)
+
+    def service_event(self, event: ServiceEvent) -> None:
+        self._publish(event)
 
     # Connections
 

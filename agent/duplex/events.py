@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protocol.addresses import SmpServer
 from protocol.agent.integrity import Integrity
 from protocol.agent.ratchet_sync import SyncState
+from protocol.smp_messages import QueueSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,48 @@ class ServerDown:
     connection_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionEnded:
+    """END: another client took over a queue of the connection."""
+
+    connection_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUp:
+    """SERVICE_UP: the queues of our service are subscribed, all at once."""
+
+    server: SmpServer
+    queues: QueueSet
+    "What the router had; if that was not what we have, ours were subscribed one by one first."
+    as_expected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDown:
+    """SERVICE_DOWN: the connection to the router is lost, and comes back by itself."""
+
+    server: SmpServer
+    queues: QueueSet
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAll:
+    """SERVICE_ALL: the router has sent what it kept of each queue of our service."""
+
+    server: SmpServer
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnd:
+    """SERVICE_END: another client took over all queues of our service."""
+
+    server: SmpServer
+    queues: QueueSet
+
+
+ServiceEvent = ServiceUp | ServiceDown | ServiceAll | ServiceEnd
+
 Event = (
     Confirmed
     | PeerInfo
@@ -162,4 +205,6 @@ Event = (
     | Deleted
     | ServerUp
     | ServerDown
+    | SubscriptionEnded
+    | ServiceEvent
 )

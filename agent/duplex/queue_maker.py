@@ -85,7 +85,7 @@ class QueueMaker:
         return ReceiveQueue(
             queue_id=0,
             connection_id=0,
-            server=server,
+            server=server.canonical,
             recipient_id=ids.recipient_id,
             recipient_key=recipient_key,
             router_secret=router_secret,
@@ -101,4 +101,5 @@ class QueueMaker:
             replaces=None,
             switch=None,
             deleting=False,
+            service_id=ids.service_id,
         )

@@ -83,6 +83,8 @@ class ReceiveQueue:
     replaces: int | None
     switch: RcvSwitch | None
     deleting: bool
+    service_id: EntityId | None = field(default=None, repr=False)
+    "Which service of ours the router counts it to."
 
     @property
     def address(self) -> QueueAddress:

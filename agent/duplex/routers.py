@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import checked
+from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, Delivered, Owner, Subscriptions
 from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, SECOND, first
 from protocol.connection import Received
 from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Ack, Err, Msg, SmpCommand, SmpMessage, Sub
+from protocol.smp_messages import Ack, Alls, End, Ends, Msg, SmpCommand, SmpMessage
 from smp_client.errors import ClientError
 from smp_client.requests import Request
-from smp_client.session import SmpSession
+from smp_client.session import SmpEvents, SmpSession
+from smp_client.subscriptions import ServiceBalance
 from transport.cancellation import TaskGroup
 
-SUBSCRIBED_AT_ONCE = 1000
-
-Connect = Callable[
-    [SmpServer, Callable[[list[Received[SmpMessage]]], Awaitable[None]]], Awaitable[SmpSession]
-]
-
-
-class Delivered(NamedTuple):
-    """A message of one of our queues."""
-
-    recipient_id: EntityId
-    message: Msg
+Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 
 
 class Acknowledgement(NamedTuple):
     recipient_id: EntityId
     recipient_key: Ed25519PrivateKey
     message_id: bytes
-
-
-class Owner(Protocol):
-    """Who works with what routers send."""
-
-    async def queues(self, server: SmpServer) -> list[ReceiveQueue]:
-        """All that are to be subscribed."""
-
-    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
-        """Messages of our queues."""
-
-    async def subscribed(self, server: SmpServer, queues: Sequence[ReceiveQueue]) -> None: ...
-    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None: ...
-    async def lost(self, server: SmpServer) -> None: ...
 
 
 class RouterLink:
@@ -64,7 +40,8 @@ class RouterLink:
         self._lock = asyncio.Lock()
         self._session: SmpSession | None = None
         self._acks: asyncio.Queue[Acknowledgement] = asyncio.Queue()
-        self._changed = asyncio.Event()
+        self._balance = ServiceBalance()
+        self._subscriptions: Subscriptions | None = None
 
     async def ask(self, request: Request[SmpCommand], corr_id: CorrId | None = None) -> SmpMessage:
         """The answer to one command; raises RouterFailure for none and for `ERR`."""
@@ -86,7 +63,8 @@ class RouterLink:
 
     def subscribe_more(self) -> None:
         """There are queues that the current session does not know."""
-        self._changed.set()
+        if self._subscriptions is not None:
+            self._subscriptions.subscribe_more()
 
     async def keep(self) -> None:
         """Hold a session for our queues until cancelled."""
@@ -100,12 +78,12 @@ class RouterLink:
                 retry = retry.next(RECONNECT)
                 continue
             await self._serve(session)
-            await self._owner.lost(self._server)
 
     async def _serve(self, session: SmpSession) -> None:
+        self._subscriptions = subscriptions = Subscriptions(self._server, session, self._owner, self._balance)
         async with TaskGroup() as tasks:
             work = [
-                tasks.create_task(self._subscribe(session), name=f"subscriptions at {self._server.hosts[0]}"),
+                tasks.create_task(subscriptions.run(), name=f"subscriptions at {self._server.hosts[0]}"),
                 tasks.create_task(self._acknowledge(session), name=f"ACKs to {self._server.hosts[0]}"),
             ]
             await session.wait_closed()
@@ -113,37 +91,8 @@ class RouterLink:
                 task.cancel()
         while not self._acks.empty():  # what they were for comes again
             self._acks.get_nowait()
-
-    async def _subscribe(self, session: SmpSession) -> None:
-        known: set[EntityId] = set()
-        while True:
-            self._changed.clear()
-            queues = [q for q in await self._owner.queues(self._server) if q.recipient_id not in known]
-            known |= {queue.recipient_id for queue in queues}
-            for start in range(0, len(queues), SUBSCRIBED_AT_ONCE):
-                await self._subscribe_batch(session, queues[start : start + SUBSCRIBED_AT_ONCE])
-            await self._changed.wait()
-
-    async def _subscribe_batch(self, session: SmpSession, queues: Sequence[ReceiveQueue]) -> None:
-        requests: list[Request[SmpCommand]] = [
-            Request(queue.recipient_id, Sub(), queue.recipient_key) for queue in queues
-        ]
-        answers = await session.request_many(requests)
-        done = [
-            q for q, answer in zip(queues, answers, strict=True) if not isinstance(answer, Err | ClientError)
-        ]
-        if done:
-            await self._owner.subscribed(self._server, done)
-        for queue, answer in zip(queues, answers, strict=True):
-            if isinstance(answer, Err):
-                await self._owner.unsubscribed(self._server, queue, answer)
-        messages = [
-            Delivered(queue.recipient_id, answer)
-            for queue, answer in zip(queues, answers, strict=True)
-            if isinstance(answer, Msg)
-        ]
-        if messages:
-            await self._owner.received(self._server, messages)
+        self._subscriptions = None
+        await subscriptions.lost()
 
     async def _acknowledge(self, session: SmpSession) -> None:
         while True:
@@ -168,6 +117,14 @@ class RouterLink:
         ]
         if messages:
             await self._owner.received(self._server, messages)
+        ended = [event.entity_id for event in events if isinstance(event.message, End)]
+        if ended:
+            await self._owner.ended(self._server, ended)
+        for event in events:
+            if isinstance(event.message, Ends) and self._subscriptions is not None:
+                self._subscriptions.service_ended(event.message.queues)
+            elif isinstance(event.message, Alls) and self._subscriptions is not None:
+                self._subscriptions.all_sent()
 
     async def close(self) -> None:
         session, self._session = self._session, None

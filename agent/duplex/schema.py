@@ -205,6 +205,15 @@ CREATE INDEX ntf_subscriptions_smp ON ntf_subscriptions (smp_server, action, due
 CREATE INDEX ntf_subscriptions_ntf ON ntf_subscriptions (ntf_server, action, due);
 CREATE INDEX ntf_subscriptions_notifier ON ntf_subscriptions (smp_server, notifier_id);
 """,
+    """
+CREATE TABLE services (
+    server TEXT PRIMARY KEY,
+    certificate BLOB NOT NULL,
+    private_key BLOB NOT NULL,
+    service_id BLOB
+) STRICT, WITHOUT ROWID;
+ALTER TABLE receive_queues ADD COLUMN service_id BLOB;
+""",
 )
 
 

@@ -112,6 +112,7 @@ def add_receive_queue(tx: Tx, queue: ReceiveQueue) -> int:
         mode=mode_text(queue.mode),
         is_primary=int(queue.primary),
         replaces=queue.replaces,
+        service_id=queue.service_id,
     )
 
 
@@ -137,10 +138,21 @@ def receive_queue_of(
     return None if row is None else _receive_queue(row)
 
 
-def queues_at(db: sqlite3.Connection, server: SmpServer) -> list[ReceiveQueue]:
-    """What is to be subscribed at a server."""
-    sql = "SELECT * FROM receive_queues WHERE server = ? AND NOT deleting ORDER BY queue_id"
-    return [_receive_queue(row) for row in db.execute(sql, (str(server),))]
+_ONE_BY_ONE = "server = ?1 AND NOT deleting AND (?2 IS NULL OR service_id IS NOT ?2)"
+"Queues that are subscribed by themselves: all, or those that do not belong to a service."
+
+
+def queues_at(
+    db: sqlite3.Connection, server: SmpServer, service_id: EntityId | None, after: int, limit: int
+) -> list[ReceiveQueue]:
+    """The next queues to be subscribed one by one at a server."""
+    sql = f"SELECT * FROM receive_queues WHERE {_ONE_BY_ONE} AND queue_id > ?3 ORDER BY queue_id LIMIT ?4"
+    return [_receive_queue(row) for row in db.execute(sql, (str(server), service_id, after, limit))]
+
+
+def connections_at(db: sqlite3.Connection, server: SmpServer, service_id: EntityId | None) -> tuple[int, ...]:
+    sql = f"SELECT DISTINCT connection_id FROM receive_queues WHERE {_ONE_BY_ONE} ORDER BY connection_id"
+    return tuple(connection_id for (connection_id,) in db.execute(sql, (str(server), service_id)))
 
 
 def receiving_servers(db: sqlite3.Connection) -> list[SmpServer]:
@@ -171,6 +183,7 @@ def _receive_queue(row: Any) -> ReceiveQueue:
         replaces=row["replaces"],
         switch=None if row["switch"] is None else RcvSwitch(row["switch"]),
         deleting=bool(row["deleting"]),
+        service_id=row["service_id"],
     )
 
 

@@ -54,15 +54,19 @@ class Person:
         return message
 
 
-def config(path: Path, *servers: SmpServer) -> DuplexConfig:
+def config(path: Path, *servers: SmpServer, services: bool = False) -> DuplexConfig:
     return DuplexConfig(
-        path=path, servers=servers, session=SessionConfig(connect=15.0, answer=15.0), kem_pairs=0
+        path=path,
+        servers=servers,
+        session=SessionConfig(connect=15.0, answer=15.0),
+        services=services,
+        kem_pairs=0,
     )
 
 
 @asynccontextmanager
-async def person(path: Path, *servers: SmpServer) -> AsyncIterator[Person]:
-    async with open_duplex(config(path, *servers)) as agent:
+async def person(path: Path, *servers: SmpServer, services: bool = False) -> AsyncIterator[Person]:
+    async with open_duplex(config(path, *servers, services=services)) as agent:
         yield Person(agent)
 
 
