@@ -11,12 +11,22 @@ MAX_REQUESTS = 32
 "Under way at once. Scrapers and health checks are few; others on this machine must not use up the files."
 PLAIN = "text/plain; charset=utf-8"
 OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
+LOADS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+SECURITY = (
+    "Cache-Control: no-store\r\n"
+    "X-Content-Type-Options: nosniff\r\n"
+    "Referrer-Policy: no-referrer\r\n"
+    "Cross-Origin-Resource-Policy: same-origin\r\n"
+)
+"Other sites that the reader has open can neither show these pages nor read them."
 
 
 class Page(NamedTuple):
     content_type: str
     body: bytes
     status: str = OK
+    policy: str = LOADS_NOTHING
+    "What a browser may load for it (Content-Security-Policy)."
 
 
 class HttpPages:
@@ -65,4 +75,5 @@ class HttpPages:
 
 def _response(page: Page) -> bytes:
     head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.content_type}\r\n"
+    head += f"Content-Security-Policy: {page.policy}\r\n{SECURITY}"
     return f"{head}Content-Length: {len(page.body)}\r\nConnection: close\r\n\r\n".encode() + page.body

@@ -66,6 +66,17 @@ async def test_an_incident_appears_on_the_open_page(tmp_path: Path, monkeypatch:
         assert look["wider"] <= 0, look["name"]
 
 
+async def test_other_sites_can_neither_show_nor_read_it(tmp_path: Path) -> None:
+    port = free_port()
+    async with running(make_app(tmp_path, make_config(tmp_path, METRICS={"port": port}))):
+        for path in ("/", "/status.json", "/metrics", "/health/ready", "/nothing"):
+            head = (await get(port, path)).partition("\r\n\r\n")[0]
+            assert "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'" in head, path
+            assert "X-Content-Type-Options: nosniff\r\n" in head, path
+            assert "Cross-Origin-Resource-Policy: same-origin\r\n" in head, path
+            assert "unsafe" not in head, path
+
+
 async def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     port = free_port()
     async with running(make_app(tmp_path, make_config(tmp_path, METRICS={"port": port}))):
