@@ -33,6 +33,7 @@ from agent.duplex.events import (
     ServerUp,
     ServiceEvent,
 )
+from agent.duplex.fetching import Fetches
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
@@ -65,7 +66,10 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait, Workers
-from protocol.addresses import SmpServer, parse_smp_server
+from agent.notifications.notifications import Notifications
+from agent.notifications.sessions import NtfSessions
+from agent.notifications.subscribing import NotificationConfig
+from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.messages import UserMessage
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
@@ -75,7 +79,7 @@ from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
-from smp_client.session import Service, SmpEvents, SmpSession, connect_smp
+from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 T = TypeVar("T")
@@ -105,6 +109,9 @@ class DuplexConfig:
     "Which routers are not to learn our address."
     services: bool = False
     "Subscribe all queues of a router at once, as a service: for agents with thousands of connections."
+    subscribe: bool = True
+    "False for a device that sleeps: its queues are read when a push asks for it."
+    notifications: NotificationConfig = field(default_factory=NotificationConfig)
     now: Callable[[], float] = _wall_time
     random: Callable[[int], bytes] = os.urandom
     kem_pairs: int = 8
@@ -132,10 +139,22 @@ class DuplexAgent:
         self._secrets = secrets
         self._logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
         self._sender = Sender(self._session, config.proxy)
-        self._maker = QueueMaker(config.servers, self._secrets, self._ask)
+        self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
-        self._command_workers = Workers("commands of connection", tasks, self._command_step)
-        self._delivery_workers = Workers("deliveries to queue", tasks, self._delivery_step)
+        self._command_workers: Workers[int] = Workers("commands of connection", tasks, self._command_step)
+        self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
+        self._fetches = Fetches(tasks, self._transact, self._ask, self._publish, self._room.wait)
+        self._ntf_sessions = NtfSessions(self._connect_ntf)
+        self.notifications = Notifications(
+            tasks,
+            store,
+            self._transact,
+            self._session,
+            self._ntf_sessions,
+            None if config.subscribe else self._fetches.start,
+            config.now,
+            config.notifications,
+        )
 
     async def start(self) -> None:
         """Go on with what an earlier run left."""
@@ -151,6 +170,7 @@ class DuplexAgent:
             self._command_workers.wake(connection_id)
         for queue_id in deliveries:
             self._delivery_workers.wake(queue_id)
+        await self.notifications.start()
         self._tasks.create_task(self._clean_up(), name="cleaning up")
 
     async def _clean_up(self) -> None:
@@ -163,6 +183,7 @@ class DuplexAgent:
         for link in self._links.values():
             with suppress(Stopped):
                 await link.close()
+        await self._ntf_sessions.close()
 
     # What a transaction leads to
 
@@ -198,6 +219,7 @@ class DuplexAgent:
             self._command_workers.wake(connection_id)
         for queue_id in tx.deliveries:
             self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
+        self.notifications.wake(tx.notifications)
 
     def _publish(self, event: Event) -> None:
         if isinstance(event, MessageReceived | ReceiptsReceived):
@@ -239,10 +261,14 @@ class DuplexAgent:
     # Workers
 
     async def settled(self) -> None:
-        """Wait until nothing is left to do at the routers, or to be sent."""
-        while not (self._command_workers.idle.is_set() and self._delivery_workers.idle.is_set()):
-            await self._command_workers.idle.wait()
-            await self._delivery_workers.idle.wait()
+        """Wait until nothing is left to do at the routers, or to be sent.
+
+        What a server does not answer about notifications is not waited for: it is tried again later.
+        """
+        workers = (self._command_workers, self._delivery_workers, self._fetches, self.notifications)
+        while not all(each.idle.is_set() for each in workers):
+            for each in workers:
+                await each.idle.wait()
 
     async def _command_step(self, connection_id: int, wait: Wait) -> bool:
         command = await self._store.read(lambda db: next_command(db, connection_id))
@@ -279,7 +305,7 @@ class DuplexAgent:
 
     def _keep(self, server: SmpServer) -> RouterLink:
         link = self._link(server)
-        if server.canonical not in self._kept:
+        if self._config.subscribe and server.canonical not in self._kept:
             self._kept.add(server.canonical)
             self._tasks.create_task(link.keep(), name=f"router {server.hosts[0]}")
         return link
@@ -294,6 +320,10 @@ class DuplexAgent:
             config=config.session,
             random=config.random,
         )
+
+    async def _connect_ntf(self, server: NtfServer) -> NtfSession:
+        config = self._config
+        return await connect_ntf(server, self._dialer, config=config.session, random=config.random)
 
     async def _ask(
         self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
@@ -449,7 +479,9 @@ class DuplexAgent:
             lambda tx: acknowledging.acknowledge(tx, connection_id, message_id, receipt)
         )
         self._shown.discard((connection_id, message_id))
-        if queue is not None:
+        if queue is not None and not self._config.subscribe:
+            self._fetches.acknowledge(queue, broker_id)
+        elif queue is not None:
             ack = Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
             self._link(queue.server).acknowledge(ack)
 
@@ -489,6 +521,8 @@ class DuplexAgent:
     async def delete(self, connection_id: int, *, wait: bool = False) -> None:
         """Delete the connection and its queues; with `wait`, after its messages have gone out."""
         await self._transact(lambda tx: deletion.start_deletion(tx, connection_id, wait=wait))
+        queues = await self._store.read(lambda db: receive_queues(db, connection_id))
+        self._fetches.end(queue.queue_id for queue in queues)
 
     async def connections(self) -> list[Connection]:
         return await self._store.read(connections)

@@ -23,9 +23,6 @@ from agent.duplex.events import (
     MessageReceived,
     ReceiptsReceived,
 )
-from agent.duplex.outgoing import MessageTooLarge, Prohibited
-from agent.duplex.replies import RouterFailure
-from agent.duplex.tables import NoConnection
 from agent.errors import AgentError, Misused
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.errors import DecodeError
@@ -105,11 +102,7 @@ async def act(args: argparse.Namespace) -> None:
         config = DuplexConfig(path=args.folder / STATE_FILE, servers=routers, session=session)
         async with open_duplex(config) as agent:
             await args.talk(agent, args)
-    except NoConnection:
-        raise Misused("there is no such connection") from None
-    except MessageTooLarge:
-        raise Misused("the message is too long") from None
-    except (Prohibited, RouterFailure, StoreError) as error:
+    except StoreError as error:
         raise AgentError(str(error)) from None
 
 

@@ -188,6 +188,12 @@ class ServiceEnd:
 
 ServiceEvent = ServiceUp | ServiceDown | ServiceAll | ServiceEnd
 
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Nothing more waits in the queues that pushes told of; a device may sleep again."""
+
+
 Event = (
     Confirmed
     | PeerInfo
@@ -207,4 +213,5 @@ Event = (
     | ServerDown
     | SubscriptionEnded
     | ServiceEvent
+    | Fetched
 )

@@ -92,7 +92,7 @@ def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
         if conn.kind is ConnectionKind.DUPLEX and conn.sync_state.may_send:
             queue_message(tx, conn, QueueContinue(queue.address))
         return True
-    set_receive_queue(tx, queue.queue_id, last_broker_ts=content.timestamp)
+    set_receive_queue(tx, queue.queue_id, last_broker_ts=content.timestamp, last_broker_id=msg.message_id)
     body = decode_body(content.body)
     if not acceptable(body.client_version, SMP_CLIENT_VERSIONS, queue.client_version):
         raise PeerFault(A_VERSION)

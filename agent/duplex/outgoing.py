@@ -21,6 +21,7 @@ from agent.duplex.tables import (
     set_connection,
     set_send_queue,
 )
+from agent.errors import AgentError
 from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
 from protocol.agent.envelopes import (
     ClientMessage,
@@ -58,12 +59,15 @@ from protocol.encoding import Reader, Writer
 from protocol.smp_messages import Send
 
 
-class Prohibited(Exception):
-    """The call makes no sense in this state of the connection."""
+class Prohibited(AgentError):
+    """The call makes no sense in this state."""
 
 
-class MessageTooLarge(Exception):
+class MessageTooLarge(AgentError):
     """It does not fit into a message of the connection."""
+
+    def __init__(self) -> None:
+        super().__init__("the message is too long")
 
 
 class MessageKind(StrEnum):

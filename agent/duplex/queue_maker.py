@@ -29,10 +29,14 @@ class Ask(Protocol):
 
 
 class QueueMaker:
-    def __init__(self, servers: Sequence[SmpServer], secrets: Secrets, ask: Ask) -> None:
+    def __init__(
+        self, servers: Sequence[SmpServer], secrets: Secrets, ask: Ask, *, subscribe: bool = True
+    ) -> None:
+        """Without `subscribe` the queues are to be read with GET."""
         self.servers = servers
         self._secrets = secrets
         self._ask = ask
+        self._subscribe = subscribe
 
     def choose(self, avoid: Sequence[SmpServer]) -> SmpServer:
         """A router of ours, other than those if there is another."""
@@ -50,7 +54,9 @@ class QueueMaker:
     ) -> ReceiveQueue:
         """A queue that the store does not know yet. If the answer is lost, nobody will ever use the queue."""
         recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
-        command = New(recipient_key=recipient_key.public, dh_key=dh_key.public, mode=mode)
+        command = New(
+            recipient_key=recipient_key.public, dh_key=dh_key.public, subscribe=self._subscribe, mode=mode
+        )
         ids = await self._ask(server, Request(NO_ENTITY, command, recipient_key))
         queue = self._queue(server, mode, recipient_key, dh_key, ids)
         return replace(queue, client_version=client_version, replaces=replaces)
@@ -59,7 +65,13 @@ class QueueMaker:
         """The queue of a short link, and the link's id."""
         recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
         link = prepared.new_link(self._secrets, user_data)
-        command = New(recipient_key=recipient_key.public, dh_key=dh_key.public, mode=prepared.mode, link=link)
+        command = New(
+            recipient_key=recipient_key.public,
+            dh_key=dh_key.public,
+            subscribe=self._subscribe,
+            mode=prepared.mode,
+            link=link,
+        )
         request: Request[SmpCommand] = Request(NO_ENTITY, command, recipient_key)
         ids = await self._ask(prepared.server, request, prepared.corr_id)
         queue = self._queue(prepared.server, prepared.mode, recipient_key, dh_key, ids)

@@ -1,13 +1,15 @@
-"""What an answer of a router means for whoever asked: go on, try again, or give up."""
+"""What an answer of a server means for whoever asked: go on, try again, or give up."""
 
 from __future__ import annotations
 
-from protocol.errors import ErrorType
+from agent.errors import AgentError
+from protocol import ntf_commands as ntf
+from protocol.errors import QUOTA, ErrorType
 from protocol.smp_messages import Err, SmpMessage
 from smp_client.errors import CannotSend, ClientError, HandshakeFailed, WrongIdentity
 
 
-class RouterFailure(Exception):
+class RouterFailure(AgentError):
     """No answer that could be used; the text is for people."""
 
 
@@ -22,8 +24,8 @@ class HostFailure(RouterFailure):
 class RouterRefused(RouterFailure):
     """The router said no, and will say so again."""
 
-    def __init__(self, error: ErrorType) -> None:
-        super().__init__(f"SMP {error}")
+    def __init__(self, error: ErrorType, protocol: str = "SMP") -> None:
+        super().__init__(f"{protocol} {error}")
         self.error = error
 
 
@@ -40,17 +42,32 @@ _HOST = (b"PROXY BROKER HOST", b"PROXY BROKER TRANSPORT VERSION")
 
 
 def checked(answer: SmpMessage | ClientError) -> SmpMessage:
-    """The answer, or what its failure means."""
-    if isinstance(answer, WrongIdentity | HandshakeFailed):
-        raise HostFailure(str(answer))
-    if isinstance(answer, CannotSend):
-        raise RouterRefused(ErrorType(b"LARGE_MSG"))
-    if isinstance(answer, ClientError):
-        raise TemporaryFailure(str(answer) or type(answer).__name__)
-    if isinstance(answer, Err):
-        if answer.error.text.startswith(_TEMPORARY):
-            raise TemporaryFailure(f"SMP {answer.error}")
-        if answer.error.text.startswith(_HOST):
-            raise HostFailure(f"SMP {answer.error}")
-        raise RouterRefused(answer.error)
+    """The answer; raises what its failure means."""
+    failure = failure_of(answer)
+    if failure is not None:
+        raise failure
+    assert not isinstance(answer, ClientError)
     return answer
+
+
+def failure_of(answer: object) -> RouterFailure | None:
+    """What the answer of a router or a notification server means, if it is an error."""
+    if isinstance(answer, WrongIdentity | HandshakeFailed):
+        return HostFailure(str(answer))
+    if isinstance(answer, CannotSend):
+        return RouterRefused(ErrorType(b"LARGE_MSG"))
+    if isinstance(answer, ClientError):
+        return TemporaryFailure(str(answer) or type(answer).__name__)
+    if isinstance(answer, Err):
+        return _failure(answer.error, "SMP")
+    if isinstance(answer, ntf.Err):
+        return TemporaryFailure(f"NTF {QUOTA}") if answer.error == QUOTA else _failure(answer.error, "NTF")
+    return None
+
+
+def _failure(error: ErrorType, protocol: str) -> RouterFailure:
+    if error.text.startswith(_TEMPORARY):
+        return TemporaryFailure(f"{protocol} {error}")
+    if error.text.startswith(_HOST):
+        return HostFailure(f"{protocol} {error}")
+    return RouterRefused(error, protocol)

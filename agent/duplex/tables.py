@@ -17,6 +17,8 @@ from agent.duplex.records import (
     SndSwitch,
 )
 from agent.duplex.store import Tx, insert, update
+from agent.errors import AgentError
+from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.agent.integrity import LastMessage
 from protocol.agent.messages import QueueAddress
@@ -28,8 +30,11 @@ from protocol.encoding import EntityId
 from protocol.smp_messages import QueueMode
 
 
-class NoConnection(Exception):
+class NoConnection(AgentError):
     """There is no such connection, or it is being deleted."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no such connection")
 
 
 _server = lru_cache(1024)(parse_smp_server)
@@ -97,7 +102,7 @@ _ORDER = "ORDER BY is_primary DESC, replaces IS NOT NULL, queue_id"
 
 def add_receive_queue(tx: Tx, queue: ReceiveQueue) -> int:
     tx.subscriptions.add(str(queue.server))
-    return insert(
+    queue_id = insert(
         tx.db,
         "receive_queues",
         connection_id=queue.connection_id,
@@ -114,6 +119,8 @@ def add_receive_queue(tx: Tx, queue: ReceiveQueue) -> int:
         replaces=queue.replaces,
         service_id=queue.service_id,
     )
+    follow_wishes(tx, queue_id)
+    return queue_id
 
 
 def set_receive_queue(tx: Tx, queue_id: int, **values: Any) -> None:

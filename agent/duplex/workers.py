@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from transport.cancellation import TaskGroup
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Wait:
     """How a worker waits between attempts: until its time, or until somebody hurries it."""
 
-    def __init__(self) -> None:
+    def __init__(self, resting: Callable[[bool], None]) -> None:
         self._more = False
         self._hurry = asyncio.Event()
+        self._resting = resting
 
     def wake(self, *, hurry: bool) -> None:
         self._more = True
@@ -28,38 +32,55 @@ class Wait:
 
     async def sleep(self, seconds: float) -> None:
         self._hurry.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+        self._resting(True)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        finally:
+            self._resting(False)
 
 
-Step = Callable[[int, Wait], Awaitable[bool]]
+Step = Callable[[Key, Wait], Awaitable[bool]]
 "Does one thing for a key; False if there was nothing to do."
 
 
-class Workers:
-    def __init__(self, name: str, tasks: TaskGroup, step: Step) -> None:
+class Workers(Generic[Key]):
+    """`idle` is set while nobody works; with `rest_is_idle`, also while all wait for another attempt."""
+
+    def __init__(self, name: str, tasks: TaskGroup, step: Step[Key], *, rest_is_idle: bool = False) -> None:
         self._name = name
         self._tasks = tasks
         self._step = step
-        self._waits: dict[int, Wait] = {}
+        self._rest_is_idle = rest_is_idle
+        self._waits: dict[Key, Wait] = {}
+        self._resting = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def wake(self, key: int, *, hurry: bool = False) -> None:
+    def wake(self, key: Key, *, hurry: bool = False) -> None:
         wait = self._waits.get(key)
         if wait is None:
-            wait = self._waits[key] = Wait()
-            self.idle.clear()
+            wait = self._waits[key] = Wait(self._rest)
+            self._note()
             self._tasks.create_task(self._work(key, wait), name=f"{self._name} {key}")
         wait.wake(hurry=hurry)
 
-    async def _work(self, key: int, wait: Wait) -> None:
+    def _rest(self, begins: bool) -> None:
+        self._resting += 1 if begins else -1
+        self._note()
+
+    def _note(self) -> None:
+        if len(self._waits) == (self._resting if self._rest_is_idle else 0):
+            self.idle.set()
+        else:
+            self.idle.clear()
+
+    async def _work(self, key: Key, wait: Wait) -> None:
         try:
             while wait.more():
                 while await self._step(key, wait):
                     pass
         finally:
             del self._waits[key]
-            if not self._waits:
-                self.idle.set()
+            self._note()

@@ -30,6 +30,13 @@ class LossyProxy:
         self.commands = 0
         "Blocks of commands that went through."
         self.refusing = False
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """From now on nobody gets through."""
+        self.refusing = True
+        for writer in self._open:
+            writer.transport.abort()
 
     def lose(self, after: int = 0) -> None:
         self._left = after
@@ -43,6 +50,7 @@ class LossyProxy:
             return
         server_reader, server_writer = await asyncio.open_connection(*self._target)
         losing = asyncio.Event()
+        self._open.add(writer)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._forward_commands(reader, server_writer, losing))
@@ -50,6 +58,7 @@ class LossyProxy:
         except* (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
+            self._open.discard(writer)
             writer.transport.abort()
             server_writer.transport.abort()
 

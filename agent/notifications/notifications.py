@@ -1,0 +1,275 @@
+"""What an application does about notifications, and a worker per server that carries it out.
+
+phone = agent.notifications
+await phone.register(device_token, Mode.INSTANT, ntf_server)
+await phone.on_push(payload)  # for every push: verifies the token, or reads what the push is about
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from agent.duplex.delivery import Transact
+from agent.duplex.records import ReceiveQueue
+from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
+from agent.duplex.store import Tx
+from agent.duplex.tables import connection, receive_queue, set_connection
+from agent.duplex.workers import Wait, Workers
+from agent.notifications import rows
+from agent.notifications.pushes import (
+    CheckPush,
+    MessagePush,
+    NotificationInfo,
+    PushPayload,
+    VerificationPush,
+    announced,
+    parse_push,
+)
+from agent.notifications.records import MIN_PERIOD, Mode, Subscription, Token
+from agent.notifications.sessions import NtfSessions
+from agent.notifications.subscribing import (
+    Answer,
+    NotificationConfig,
+    after_router,
+    after_server,
+    router_request,
+    server_request,
+    take,
+)
+from agent.notifications.tokens import Superseded, Tokens, delete_token, registered
+from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
+from protocol.agent.retry import FAST, SECOND, Retry, first
+from protocol.device_token import DeviceToken
+from protocol.ntf_commands import NtfCommand, Tdel
+from protocol.smp_messages import SmpCommand
+from protocol.statuses import TokenStatus
+from smp_client.errors import ClientError
+from smp_client.requests import Request
+from smp_client.session import SmpSession
+from transport.cancellation import TaskGroup
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BATCH = 90
+"Rows that go to a server together."
+
+
+class Store(Protocol):
+    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T: ...
+
+
+class Notifications:
+    """Made by the agent, as `agent.notifications`."""
+
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        store: Store,
+        transact: Transact,
+        router: Callable[[SmpServer], Awaitable[SmpSession]],
+        sessions: NtfSessions,
+        fetch: Callable[[list[int]], None] | None,
+        now: Callable[[], float],
+        config: NotificationConfig,
+    ) -> None:
+        """`fetch` reads queues; without it they are subscribed, and messages come by themselves."""
+        self._store = store
+        self._transact = transact
+        self._router = router
+        self._sessions = sessions
+        self._fetch = fetch
+        self._now = now
+        self._after_server = after_server(config)
+        self._tokens = Tokens(transact, sessions)
+        self._tasks = tasks
+        self._workers: Workers[str] = Workers("notifications at", tasks, self._step, rest_is_idle=True)
+        self._retries: dict[str, Retry] = {}
+        self._replanned = asyncio.Event()
+        self.idle = self._workers.idle
+
+    async def start(self) -> None:
+        """Go on with what an earlier run left."""
+        await self._transact(rows.follow_wishes)
+        self.wake(await self._busy())
+        self._tasks.create_task(self._watch(), name="checks of notifications")
+
+    def wake(self, servers: set[str]) -> None:
+        for server in servers:
+            self._workers.wake(server)
+        if servers:
+            self._replanned.set()
+
+    async def _busy(self) -> set[str]:
+        return await self._store.read(lambda db: rows.busy_servers(db, int(self._now())))
+
+    async def _watch(self) -> None:
+        """What was planned for later is begun when it is due."""
+        while True:
+            self._replanned.clear()
+            due = await self._store.read(lambda db: rows.next_due(db, int(self._now())))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else max(0.0, due - self._now())):
+                    await self._replanned.wait()
+                    continue
+            for server in await self._busy():
+                self._workers.wake(server)
+
+    # The token
+
+    async def register(
+        self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int = MIN_PERIOD
+    ) -> TokenStatus:
+        """Make a notification server know this device. With another mode, device or server: change it.
+
+        `period` is in minutes, for the periodic mode. If the network fails, it is done in the background.
+        """
+        return await self._kept(self._tokens.register(device_token, mode, server, period))
+
+    async def verify(self, nonce: bytes, boxed_code: bytes) -> TokenStatus:
+        """Answer the verification push."""
+        return await self._kept(self._tokens.verify(nonce, boxed_code))
+
+    async def check(self) -> TokenStatus:
+        """What the server thinks of the token."""
+        return await self._kept(self._tokens.check())
+
+    async def _kept(self, call: Awaitable[TokenStatus]) -> TokenStatus:
+        """A call whose intent is stored: what is left of it is finished in the background."""
+        try:
+            return await call
+        except Superseded:
+            token = await self.token()
+            return TokenStatus.NEW if token is None else token.status
+        finally:
+            self.wake(await self._busy())
+
+    async def delete(self) -> None:
+        """No more notifications on this device."""
+        await self._transact(delete_token)
+
+    async def token(self) -> Token | None:
+        return await self._store.read(rows.token_of)
+
+    # Connections
+
+    async def set_wanted(self, connection_id: int, wanted: bool) -> None:
+        """Switch notifications of one connection on or off."""
+
+        def change(tx: Tx) -> None:
+            connection(tx.db, connection_id)
+            set_connection(tx, connection_id, wants_notifications=int(wanted))
+            rows.follow_wishes(tx)
+
+        await self._transact(change)
+
+    async def subscriptions(self) -> list[Subscription]:
+        return await self._store.read(rows.subscriptions)
+
+    # Pushes
+
+    async def announced(self, payload: PushPayload) -> list[NotificationInfo]:
+        """What a message push is about."""
+        push = parse_push(payload)
+        if not isinstance(push, MessagePush):
+            return []
+        return await self._store.read(lambda db: announced(db, registered(db), push))
+
+    async def on_push(self, payload: PushPayload) -> list[int]:
+        """Do what a push asks for.
+
+        Returns the connections that are being read; `Fetched` is the event after the last of their messages.
+        An agent that is subscribed reads nothing here: messages come by themselves.
+        """
+        push = parse_push(payload)
+        if isinstance(push, VerificationPush):
+            await self.verify(push.nonce, push.boxed_code)
+            return []
+        if isinstance(push, CheckPush):
+            return self._read(await self._store.read(_all_queues))
+        infos = await self.announced(payload)
+        return self._read([(info.queue_id, info.connection_id) for info in infos])
+
+    def _read(self, queues: list[tuple[int, int]]) -> list[int]:
+        if self._fetch is None:
+            return []
+        self._fetch([queue_id for queue_id, _ in queues])
+        return list(dict.fromkeys(connection_id for _, connection_id in queues))
+
+    # The worker of a server
+
+    async def _step(self, name: str, wait: Wait) -> bool:
+        try:
+            busy = await (self._at_router(name) if name.startswith("smp") else self._at_server(name))
+        except (TemporaryFailure, HostFailure) as failure:
+            level = logging.INFO if isinstance(failure, TemporaryFailure) else logging.WARNING
+            logger.log(level, "notifications: %s", failure)
+            retry = self._retries.get(name) or first(FAST)
+            self._retries[name] = retry.next(FAST)
+            await wait.sleep(retry.delay / SECOND)
+            return True
+        self._retries.pop(name, None)
+        return busy
+
+    async def _at_router(self, name: str) -> bool:
+        server = parse_smp_server(name)
+
+        def look(db: sqlite3.Connection) -> list[tuple[Subscription, ReceiveQueue]]:
+            due = rows.due_at_router(db, server, int(self._now()), BATCH)
+            return [(row, queue) for row in due if (queue := receive_queue(db, row.queue_id)) is not None]
+
+        due = await self._store.read(look)
+        if not due:
+            return False
+        requests: list[Request[SmpCommand]] = [
+            router_request(row, queue.recipient_id, queue.recipient_key) for row, queue in due
+        ]
+        try:
+            session = await self._router(server)
+            answers: list[Answer] = [*await session.request_many(requests)]
+        except ClientError as error:
+            answers = [error] * len(due)
+        _raise(await self._transact(lambda tx: take(tx, [row for row, _ in due], answers, after_router)))
+        return True
+
+    async def _at_server(self, name: str) -> bool:
+        server = parse_ntf_server(name)
+        deleted = await self._delete_tokens(server)
+        token = await self.token()
+        if token is None or token.server != server:
+            return deleted
+        if token.is_unfinished:
+            await self._tokens.resume(token)
+            return True
+        due = await self._store.read(lambda db: rows.due_at_server(db, server, int(self._now()), BATCH))
+        if not due:
+            return deleted
+        requests = [server_request(row, token) for row in due]
+        answers: list[Answer] = [*await self._sessions.ask_many(server, requests)]
+        _raise(await self._transact(lambda tx: take(tx, due, answers, self._after_server)))
+        return True
+
+    async def _delete_tokens(self, server: NtfServer) -> bool:
+        """What the server refuses is gone there."""
+        deleted = await self._store.read(lambda db: rows.deleted_tokens(db, server))
+        for token in deleted:
+            request: Request[NtfCommand] = Request(token.token_id, Tdel(), token.auth_key)
+            with suppress(RouterRefused):
+                await self._sessions.ask(server, request)
+            await self._transact(lambda tx, token=token: rows.drop_deleted_token(tx, token))  # type: ignore[misc]
+        return bool(deleted)
+
+
+def _all_queues(db: sqlite3.Connection) -> list[tuple[int, int]]:
+    sql = "SELECT queue_id, connection_id FROM receive_queues WHERE NOT deleting ORDER BY queue_id"
+    return [(queue_id, connection_id) for queue_id, connection_id in db.execute(sql)]
+
+
+def _raise(failure: RouterFailure | None) -> None:
+    if failure is not None:
+        raise failure
