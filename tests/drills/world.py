@@ -214,7 +214,7 @@ class World:
         async with asyncio.timeout(DEADLINE):
             while True:
                 for recorded in self.push.pushes:
-                    if recorded.token == device.token.token.decode():
+                    if recorded.token == device.token.token.decode() and recorded.status < 300:
                         verification = parse_push(recorded.body)
                         assert isinstance(verification, VerificationPush)
                         self._secrets[recorded.token] = device.secret
