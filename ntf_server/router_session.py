@@ -54,7 +54,7 @@ BATCH_SIZE = 900
 "Queues asked for at once."
 UNANSWERED_DELAY = 10.0
 "Before a queue is asked for again whose request was not answered."
-VERIFY_INTERVAL = 3600.0
+VERIFY_INTERVAL = 180.0
 "Between comparisons of our queues with a router's, while a session lasts."
 LONGEST_REST = 60.0
 "Between looks at what is due."
