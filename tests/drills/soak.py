@@ -317,6 +317,9 @@ async def soaking(folder: Path, queues: int) -> AsyncIterator[Soak]:
             "NTF_APNS_TEST_PORT": str(push.port),
             "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
             "NTF_JOURNAL_ENABLED": "on",
+            "NTF_LIMITS_COMMANDS_PER_SECOND": "0",  # all clients are this one process
+            "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
+            "NTF_LIMITS_ADDRESS_VERIFICATIONS_PER_HOUR": "0",
         }
         daemon = await stack.enter_async_context(running_daemon(folder, env))
         routers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(ROUTERS)]
