@@ -12,6 +12,6 @@ check: ## formatter, linter and types only
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: ## the short benchmarks, one after the other
+bench: ## all benchmarks with smaller sizes, about three minutes
 	scripts/setup dev
-	for name in protocol tls store; do .venv/bin/python -m bench.$$name; done
+	.venv/bin/python -m bench --quick

@@ -1,23 +1,20 @@
-"""What connections cost: `python -m bench.agent` talks over real routers and TLS, all in one process."""
+"""What connections of agents cost over real routers and TLS, all in one process."""
 
 from __future__ import annotations
 
-import asyncio
 import resource
-import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
 from agent.duplex.events import Confirmed, Connected, MessageReceived, ServerUp
-from bench.measure import Row, print_rows
+from bench.measure import Row, figure
+from bench.part import Part
 from protocol.addresses import SmpServer
 from smp_router.router import Router
 
-MESSAGES = 200
 HANDSHAKES = 10
-CONNECTIONS = 1000
 
 
 async def _event(agent: DuplexAgent, kind: type) -> object:
@@ -43,55 +40,55 @@ async def _read(agent: DuplexAgent, count: int) -> None:
         await agent.ack(event.connection_id, event.message_id)
 
 
-async def _one_way(alice: DuplexAgent, hers: int, bob: DuplexAgent) -> None:
-    for number in range(MESSAGES):
+async def _one_way(alice: DuplexAgent, hers: int, bob: DuplexAgent, messages: int) -> None:
+    for number in range(messages):
         await alice.send(hers, b"%d" % number)
-    await _read(bob, MESSAGES)
+    await _read(bob, messages)
 
 
-async def _turns(alice: DuplexAgent, hers: int, bob: DuplexAgent, his: int) -> None:
-    for _ in range(MESSAGES // 4):
+async def _turns(alice: DuplexAgent, hers: int, bob: DuplexAgent, his: int, count: int) -> None:
+    for _ in range(count):
         await alice.send(hers, b"question")
         await _read(bob, 1)
         await bob.send(his, b"answer")
         await _read(alice, 1)
 
 
-async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+async def _timed(work: Awaitable[object]) -> tuple[float, float]:
     """Seconds of the clock, and of the processor."""
     clock, cpu = time.perf_counter(), time.process_time()
-    await work()
+    await work
     return time.perf_counter() - clock, time.process_time() - cpu
 
 
-async def _talk(folder: Path, server: SmpServer, other: SmpServer, pq: bool) -> list[Row]:
-    kind = "with PQ" if pq else "without PQ"
+async def _talk(folder: Path, server: SmpServer, other: SmpServer, pq: bool, messages: int) -> list[Row]:
+    kind, turns = "with PQ" if pq else "without PQ", messages // 4
     config = DuplexConfig(path=folder / f"alice{pq}.db", servers=[server])
     async with (
         open_duplex(config) as alice,
         open_duplex(DuplexConfig(path=folder / f"bob{pq}.db", servers=[other])) as bob,
     ):
         hers, his = await _connect(alice, bob, pq)
-        rows = []
-        seconds, cpu = await _timed(lambda: _one_way(alice, hers, bob))
-        rows.append(Row(f"one way, {kind}", MESSAGES / seconds, "messages/s"))
-        rows.append(Row("  CPU of both agents and the router", cpu / MESSAGES * 1000, "ms"))
-        seconds, _ = await _timed(lambda: _turns(alice, hers, bob, his))
-        rows.append(Row(f"question and answer, {kind}", seconds / (MESSAGES // 4) * 1000, "ms"))
+        sending, cpu = await _timed(_one_way(alice, hers, bob, messages))
+        talking, _ = await _timed(_turns(alice, hers, bob, his, turns))
 
         async def handshakes() -> None:
             for _ in range(HANDSHAKES):
                 await _connect(alice, bob, pq)
 
-        seconds, _ = await _timed(handshakes)
-        rows.append(Row(f"handshake, {kind}", seconds / HANDSHAKES * 1000, "ms"))
-        return rows
+        connecting, _ = await _timed(handshakes())
+    return [
+        figure(f"messages one way, {kind}", "1/s", messages / sending),
+        figure(f"a message, both agents and routers, {kind}", "ms CPU", cpu / messages * 1000),
+        figure(f"question and answer, {kind}", "ms", talking / turns * 1000),
+        figure(f"handshake, {kind}", "ms", connecting / HANDSHAKES * 1000),
+    ]
 
 
-async def _start(folder: Path, server: SmpServer) -> list[Row]:
+async def _start(folder: Path, server: SmpServer, connections: int) -> list[Row]:
     config = DuplexConfig(path=folder / "many.db", servers=[server])
     async with open_duplex(config) as agent:
-        for _ in range(CONNECTIONS):
+        for _ in range(connections):
             await agent.create_invitation(pq=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     clock = time.perf_counter()
@@ -100,22 +97,32 @@ async def _start(folder: Path, server: SmpServer) -> list[Row]:
         seconds = time.perf_counter() - clock
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return [
-        Row(f"start with {CONNECTIONS} connections until all are subscribed", seconds, "s"),
-        Row("  memory beyond the peak before", grown / CONNECTIONS, "kB each"),
+        figure("start until all connections are subscribed", "s", seconds),
+        figure("memory of a connection beyond the peak before", "kB", grown / connections),
     ]
 
 
-async def run() -> list[Row]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        async with Router.start() as one, Router.start() as two:
-            rows = [row for pq in (False, True) for row in await _talk(folder, one.address, two.address, pq)]
-            return rows + await _start(folder, one.address)
+async def measure(folder: Path, *, messages: int = 100, connections: int = 400) -> list[Row]:
+    async with Router.start() as one, Router.start() as two:
+        rows: list[Row] = []
+        for pq in (False, True):
+            rows += await _talk(folder, one.address, two.address, pq, messages)
+        return rows + await _start(folder, one.address, connections)
 
 
-def main() -> bool:
-    return print_rows("Connections", asyncio.run(run()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(not main())
+AGENT = Part(
+    name="agent",
+    title="Connections of agents",
+    measure=measure,
+    quick={"messages": 60, "connections": 200},
+    repeats=2,
+    seconds=25,
+    quick_seconds=8,
+    why="What a person at a device waits for.",
+    how="Two agents and two routers in one process over loopback TLS. Every message is on the disk"
+    " before it is sent and again before it is acknowledged. Question and answer: four SENDs and"
+    " ACKs, two changes of direction. A handshake: from the link to both connected.",
+    bound="a queue hands out one message at a time and waits for its ACK, so one connection's rate is"
+    " that of the round trip and two commits, not of the processor. Of a handshake the network"
+    " sees, one after the other: SKEY, NEW and SEND of the joiner, SKEY and SEND of the creator.",
+)

@@ -1,22 +1,21 @@
-"""All reports over 1 and 10 million events: time and peak memory, next to DuckDB's on the same files."""
+"""All reports over journals of growing size: time and peak memory, next to DuckDB's on the same files."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from bench.measure import Row, at_most, print_rows
+from bench.measure import Row, beside, figure
+from bench.part import Part
 
 POLL_SECONDS = 0.2
-ALL = "all reports, nothing known yet"
+DUCKDB = "DuckDB"
 _DUCKDB = """
 import sys
 from analytics.inputs import Limits, Window
@@ -52,7 +51,7 @@ def run(command: list[str]) -> Cost:
             time.sleep(POLL_SECONDS)
         output.seek(0)
         if process.returncode:
-            raise SystemExit(output.read().decode(errors="replace"))
+            raise RuntimeError(output.read().decode(errors="replace"))
     return Cost(time.perf_counter() - started, cpu, peak / 1e6)
 
 
@@ -69,45 +68,61 @@ def tree_usage(process: psutil.Popen) -> tuple[float, float]:
     return size, used
 
 
-def measure(events: int, folder: Path) -> dict[str, Cost]:
+def costs(events: int, folder: Path, *, new_day: bool) -> dict[str, Cost]:
     """Generator, reports and DuckDB on a journal of so many events."""
     journal, out = folder / "journal", str(folder / "out")
     command = [sys.executable, "-m", "analytics"]
     report = [*command, "report", "all", "--journal", str(journal), "--out", out]
-    costs = {"generate": run([*command, "generate", "--out", str(journal), "--events", str(events)])}
-    costs[ALL] = run(report)
-    shutil.rmtree(journal / "_rollups")
-    last = max(journal.glob("date=*"))
-    last.rename(folder / last.name)
-    run(report)
-    (folder / last.name).rename(last)
-    costs["reports after one new day"] = run(report)
-    costs["reports, nothing new"] = run(report)
-    costs["DuckDB, 14 of the tables, from the events"] = run([sys.executable, "-c", _DUCKDB, str(journal)])
-    return costs
+    run([*command, "generate", "--out", str(journal), "--events", str(events)])
+    found = {"nothing known yet": run(report)}
+    if new_day:
+        shutil.rmtree(journal / "_rollups")
+        last = max(journal.glob("date=*"))
+        last.rename(folder / last.name)
+        run(report)
+        (folder / last.name).rename(last)
+        found["after one new day"] = run(report)
+    found["nothing new"] = run(report)
+    found[DUCKDB] = run([sys.executable, "-c", _DUCKDB, str(journal)])
+    return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 10_000_000])
-    sizes = parser.parse_args().events
+def measure(folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new_day: int = 1) -> list[Row]:
     rows: list[Row] = []
-    costs: list[tuple[int, Cost]] = []
-    for events in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            measured = measure(events, Path(folder))
-        costs.append((events, measured[ALL]))
-        for name, cost in measured.items():
-            what = f"{events:,} events: {name}"
-            rows.append(Row(what, cost.seconds, "s wall"))
-            rows.append(Row(what, cost.cpu, "s CPU"))
-            rows.append(Row(what, cost.megabytes, "MB at its peak"))
-    for (few, small), (many, large) in pairwise(costs):
-        growth = (large.cpu / small.cpu) / (many / few)
-        rows.append(at_most(f"CPU growth from {few:,} to {many:,}, 1 is linear", growth, "", 1.0))
-    met = print_rows("Analytics", rows)
-    return 0 if met else 1
+    first: tuple[int, Cost] | None = None
+    for amount in events:
+        (folder / str(amount)).mkdir()
+        found = costs(amount, folder / str(amount), new_day=bool(new_day))
+        duckdb = found.pop(DUCKDB)
+        for name, cost in found.items():
+            what = f"{amount:,} events, {name}"
+            rows += [
+                figure(f"{what}: time", "s", cost.seconds, peer=beside(DUCKDB, duckdb.seconds)),
+                figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu)),
+                figure(f"{what}: memory", "MB", cost.megabytes, peer=beside(DUCKDB, duckdb.megabytes)),
+            ]
+        whole = found["nothing known yet"]
+        if first is None:
+            first = amount, whole
+        else:
+            growth = (whole.cpu / first[1].cpu) / (amount / first[0])
+            what = f"CPU from {first[0]:,} to {amount:,} events, 1 is linear"
+            rows.append(figure(what, "times", growth, aim=1.0))
+    return rows
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+ANALYTICS = Part(
+    name="analytics",
+    title="Analytics",
+    measure=measure,
+    quick={"events": (50_000,), "new_day": 0},
+    repeats=1,
+    seconds=80,
+    quick_seconds=20,
+    why="Reports run beside a daemon, on the same machine.",
+    how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
+    " with 14 of the tables, from the same files, each time from all events. Larger journals:"
+    " `--only analytics --set analytics.events=1000000,10000000`.",
+    bound="Spark's start takes seconds, whatever there is to do; then reading events that no rollup"
+    " holds yet.",
+)

@@ -1,36 +1,100 @@
-"""How benchmarks measure: CPU time per unit, best of many short runs, as other processes only add to it."""
+"""How benchmarks measure and what they report: figures with their spread, beside a peer of the same run."""
 
 from __future__ import annotations
 
 import gc
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
-ROUNDS = 60
+ROUNDS = 20
 ROUND_SECONDS = 0.01
+
+
+class Better(Enum):
+    LOWER = "lower"
+    HIGHER = "higher"
+    NEITHER = "neither"
+
+
+UNITS: Mapping[str, Better] = {
+    "us CPU": Better.LOWER,
+    "ms CPU": Better.LOWER,
+    "s CPU": Better.LOWER,
+    "us": Better.LOWER,
+    "ms": Better.LOWER,
+    "s": Better.LOWER,
+    "B": Better.LOWER,
+    "kB": Better.LOWER,
+    "MB": Better.LOWER,
+    "times": Better.LOWER,
+    "% of budget": Better.LOWER,
+    "lost": Better.LOWER,
+    "1/s": Better.HIGHER,
+    "in all": Better.NEITHER,
+}
+"Every unit that a figure may have, and which way it is better."
+
+
+def ratio(unit: str, value: float, peer: float) -> float:
+    """How well we do beside a peer: 1 is as well, 2 twice as fast or half the cost."""
+    ours, theirs = (value, peer) if UNITS[unit] is Better.HIGHER else (peer, value)
+    return ours / theirs if theirs else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The same work done by something else in the same run; `aim` is the least ratio wanted."""
+
+    name: str
+    values: tuple[float, ...]
+    aim: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a report. `met` is None where nothing was promised."""
+    """One figure, once for each repeat. `aim` is the most or the least wanted, as its unit has it."""
 
     name: str
-    value: float
     unit: str
-    target: str = ""
-    met: bool | None = None
+    values: tuple[float, ...]
+    aim: float | None = None
+    peer: Peer | None = None
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Repeat by repeat: a slow minute of the machine slows both."""
+        theirs = self.peer.values if self.peer else ()
+        return tuple(ratio(self.unit, ours, peer) for ours, peer in zip(self.values, theirs, strict=False))
+
+    @property
+    def met(self) -> bool | None:
+        """None where nothing is aimed at."""
+        verdicts = []
+        if self.aim is not None:
+            typical = median(self.values)
+            verdicts.append(typical >= self.aim if self.higher else typical <= self.aim)
+        if self.peer is not None and self.peer.aim is not None:
+            verdicts.append(median(self.ratios) >= self.peer.aim)
+        return all(verdicts) if verdicts else None
+
+    @property
+    def higher(self) -> bool:
+        return UNITS[self.unit] is Better.HIGHER
 
 
-def at_most(name: str, value: float, unit: str, limit: float) -> Row:
-    return Row(name, value, unit, f"<= {limit:g}", value <= limit)
+def figure(name: str, unit: str, *values: float, aim: float | None = None, peer: Peer | None = None) -> Row:
+    if unit not in UNITS:
+        raise ValueError(f"{name}: no such unit: {unit}")
+    return Row(name, unit, values, aim, peer)
 
 
-def at_least(name: str, value: float, unit: str, limit: float) -> Row:
-    return Row(name, value, unit, f">= {limit:g}", value >= limit)
+def beside(name: str, *values: float, at_least: float | None = None) -> Peer:
+    return Peer(name, values, at_least)
 
 
 def best_of(
@@ -40,7 +104,8 @@ def best_of(
 ) -> dict[str, float]:
     """Microseconds of CPU time per unit of each work; a work is a callable and the units one call does.
 
-    Rounds of all works take turns, so that a busy machine disturbs them alike and their ratios stay fair.
+    The best round counts, as other processes only add to it. Rounds of all works take turns, so that a busy
+    machine disturbs them alike and their ratios stay fair.
     """
     repeats = {name: _repeats(call, round_seconds) for name, (call, _) in works.items()}
     best = dict.fromkeys(works, float("inf"))
@@ -66,13 +131,6 @@ def _cpu(call: Callable[[], object], count: int) -> float:
     return time.process_time() - start
 
 
-def print_rows(title: str, rows: Sequence[Row]) -> bool:
-    """Prints the table; True if every target was met."""
-    table = Table(title=title)
-    for heading in ("what", "value", "unit", "target", ""):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
-    verdicts = {None: "", True: "met", False: "MISSED"}
-    for row in rows:
-        table.add_row(row.name, f"{row.value:.3g}", row.unit, row.target, verdicts[row.met])
-    Console().print(table)
-    return all(row.met is not False for row in rows)
+def resident_memory() -> int:
+    """Bytes of this process in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

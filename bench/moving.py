@@ -1,7 +1,5 @@
 """How long a server is stopped when its data moves from SQLite to PostgreSQL.
 
-    python -m bench.moving [--subscriptions 1000000]
-
 A process writes to the SQLite store as a server would (SNEW, NMSG, deletions) while `ntf-server migrate --to
 postgres --online` copies it. When the command asks for it, the process is ended; the stop lasts until the
 command has switched the configuration and a store opened in PostgreSQL answers.
@@ -9,19 +7,18 @@ command has switched the configuration and a store opened in PostgreSQL answers.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from bench.measure import Row, at_most, print_rows
+from bench.measure import Row, figure
+from bench.part import Part
 from bench.store import make_database
 from ntf_server import setup
 from ntf_server.data_folder import held
@@ -32,7 +29,12 @@ from transport.certificates import KeyAlgorithm
 LONGEST_STOP = 10.0
 
 
-def measure(folder: Path, url: str, subscriptions: int) -> list[Row]:
+def measure(folder: Path, *, subscriptions: int = 1_000_000) -> list[Row]:
+    with running_cluster() as cluster:
+        return moved(folder, cluster.new_database(), subscriptions)
+
+
+def moved(folder: Path, url: str, subscriptions: int) -> list[Row]:
     options = setup.InitOptions(
         config_dir=folder / "c",
         data_dir=folder / "d",
@@ -57,23 +59,21 @@ def measure(folder: Path, url: str, subscriptions: int) -> list[Row]:
         mover = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         assert mover.stdout is not None
         for line in mover.stdout:
-            print(line, end="", flush=True)
             if "Stop the server now" in line:
                 break
         stopped = time.perf_counter()
         writer.terminate()
         writer.wait()
-    for line in mover.stdout:
-        print(line, end="", flush=True)
+    mover.stdout.read()
     assert mover.wait() == 0
     counts = asyncio.run(_counts(url))
     stop = time.perf_counter() - stopped
     reader.join()
     return [
-        Row("subscriptions at the end", counts, "rows"),
-        Row("writes acknowledged meanwhile", len(written), ""),
-        Row("copying while the server runs", stopped - began, "s"),
-        at_most("stop", stop, "s", LONGEST_STOP),
+        figure("subscriptions at the end", "in all", counts),
+        figure("writes acknowledged meanwhile", "in all", len(written)),
+        figure("copying while the server runs", "s", stopped - began),
+        figure("stop", "s", stop, aim=LONGEST_STOP),
     ]
 
 
@@ -89,14 +89,17 @@ async def _counts(url: str) -> int:
     return counts.subscriptions
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subscriptions", type=int, default=1_000_000)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_cluster() as cluster:
-        rows = measure(Path(folder), cluster.new_database(), args.subscriptions)
-    return 0 if print_rows("SQLite to PostgreSQL, online", rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+MOVING = Part(
+    name="moving",
+    title="Moving to PostgreSQL",
+    measure=measure,
+    quick={"subscriptions": 20_000},
+    repeats=1,
+    seconds=90,
+    quick_seconds=8,
+    why="A server that outgrows SQLite should hardly stop for it.",
+    how="A process writes to the SQLite store as fast as it can (SNEW, NMSG, deletions) while"
+    " `ntf-server migrate --to postgres --online` copies it. The stop lasts from the command's"
+    " request until a store opened in PostgreSQL answers.",
+    bound="what the writer changed since it was copied last, and comparing counts and hashes of both sides.",
+)

@@ -1,21 +1,12 @@
-"""Pushes per second and CPU per push of both APNs clients against the fake push service.
-
-Run: python -m bench.push_clients [--count 20000] [--clients curl aioapns] [--delays 0 0.05] [--one-cpu]
-CPU times are only comparable on an otherwise idle machine. With --one-cpu the fake service never runs at the
-same time as what is measured, at about half the rate.
-A long run (--count 100000) is also the memory soak: resident memory is shown after a tenth and at the end.
-"""
+"""Pushes per second and CPU per push of both APNs clients against the fake push service."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
-import tempfile
 import time
 import uuid
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Literal
@@ -24,6 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from nacl.bindings import crypto_box_afternm
 
+from bench.measure import Row, beside, figure, resident_memory
+from bench.part import Part
 from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.config import ApnsConfig
@@ -35,33 +28,11 @@ from protocol.device_token import ApnsToken, Provider
 PADDED_SIZE = 3072
 NONCE_SIZE = 24
 SECRET = bytes(range(32))
-PAGE = os.sysconf("SC_PAGE_SIZE")
+WORKERS = 500
+"Pushes under way at once."
+AIM_US = 150
 
-
-@dataclass(frozen=True)
-class Measured:
-    """One run."""
-
-    client: str
-    delay: float
-    count: int
-    seconds: float
-    cpu: float
-    early_memory: int
-    final_memory: int
-
-    def line(self) -> str:
-        """A row of the table."""
-        growth = (self.final_memory - self.early_memory) / 1024
-        return (
-            f"{self.client:8} {self.delay * 1000:6.0f} ms {self.count:8} {self.count / self.seconds:10.0f}/s "
-            f"{self.cpu / self.count * 1e6:8.0f} us {self.final_memory / 2**20:8.1f} MiB {growth:+8.0f} KiB"
-        )
-
-
-def resident_memory() -> int:
-    """Bytes of this process in memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+Client = Literal["curl", "aioapns"]
 
 
 def cpu_time() -> float:
@@ -99,14 +70,10 @@ async def push_many(provider: ApnsProvider, count: int, workers: int) -> None:
             tasks.create_task(work())
 
 
-async def measure(
-    client: Literal["curl", "aioapns"],
-    fake: FakePushProcess,
-    key: Path,
-    args: argparse.Namespace,
-    delay: float,
-) -> Measured:
-    """Run one client at one answer time."""
+async def pushing(
+    client: Client, fake: FakePushProcess, key: Path, count: int, delay: float
+) -> tuple[float, float, float]:
+    """One client at one answer time: pushes per second, CPU of each, and growth of memory in kB."""
     await fake.control(delay=delay)
     http = CurlHttp2()
     config = ApnsConfig(
@@ -121,45 +88,53 @@ async def measure(
     )
     provider = ApnsProvider(config, make_apns_client(config, http), wall_clock, 10.0)
     try:
-        await push_many(provider, max(args.count // 10, 1), args.workers)
-        early_memory, cpu, started = resident_memory(), cpu_time(), time.perf_counter()
-        await push_many(provider, args.count, args.workers)
+        await push_many(provider, max(count // 10, 2 * WORKERS), WORKERS)
+        memory, cpu, started = resident_memory(), cpu_time(), time.perf_counter()
+        await push_many(provider, count, WORKERS)
         seconds, cpu = time.perf_counter() - started, cpu_time() - cpu
-        return Measured(client, delay, args.count, seconds, cpu, early_memory, resident_memory())
+        return count / seconds, cpu / count * 1e6, (resident_memory() - memory) / 1024
     finally:
         await provider.close()
         await http.close()
 
 
-async def run(args: argparse.Namespace) -> None:
-    """Measure everything that was asked for."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        key = make_key(folder)
-        async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
-            print("client   answer after    count     pushes/s  CPU/push       memory     growth")
-            for client in args.clients:
-                for delay in args.delays:
-                    print((await measure(client, fake, key, args, delay)).line(), flush=True)
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=20_000, help="pushes per run")
-    parser.add_argument("--workers", type=int, default=500, help="pushes under way at once")
-    parser.add_argument("--clients", nargs="+", choices=["curl", "aioapns"], default=["curl", "aioapns"])
-    parser.add_argument(
-        "--delays", nargs="+", type=float, default=[0.0, 0.05], help="answer times in seconds"
-    )
-    parser.add_argument("--one-cpu", action="store_true", help="run everything on one CPU")
-    args = parser.parse_args()
-    if args.one_cpu:
+async def measure(
+    folder: Path, *, pushes: int = 5_000, delays_ms: tuple[int, ...] = (0, 50), one_cpu: int = 0
+) -> list[Row]:
+    if one_cpu:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    asyncio.run(run(args))
+    key, rows = make_key(folder), []
+    async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
+        for delay in delays_ms:
+            rate, cpu, grown = await pushing("curl", fake, key, pushes, delay / 1000)
+            other_rate, other_cpu, _ = await pushing("aioapns", fake, key, pushes, delay / 1000)
+            rows += [
+                figure(f"answers after {delay} ms", "1/s", rate, peer=beside("aioapns", other_rate)),
+                figure(
+                    f"a push, answers after {delay} ms",
+                    "us CPU",
+                    cpu,
+                    aim=AIM_US,
+                    peer=beside("aioapns", other_cpu),
+                ),
+                figure(f"memory grown, answers after {delay} ms", "kB", grown),
+            ]
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+PUSH_CLIENTS = Part(
+    name="push_clients",
+    title="HTTP/2 clients",
+    measure=measure,
+    quick={"pushes": 1_500},
+    repeats=2,
+    seconds=25,
+    quick_seconds=7,
+    why="Requests to providers are most of what a push costs.",
+    how="Both APNs clients with 500 pushes under way, each encrypted and put into JSON, against the"
+    " fake push service in another process, which answers at once or after a while. With `--set"
+    " push_clients.pushes=100000` it is also the memory test; with `push_clients.one_cpu=1`"
+    " everything shares one processor.",
+    bound="two thirds of the cost are inside libcurl, and the longer answers take, the more streams are"
+    " open and looked at. libcurl takes a third of what aioapns takes, so it is the default.",
+)

@@ -1,7 +1,5 @@
 """From a received NMSG to the request at the provider: store, dispatcher and APNs client together.
 
-Run: python -m bench.push_path [--client curl] [--delays 0 0.05] [--tokens 5000] [--rate 500] [--seconds 4]
-
 Three questions, each at every answer time of the fake push service:
 - burst: 100 tokens x 10 queues x 5 rounds at once; until every queue's newest notification was pushed
 - sustained: one notification for each of many tokens; pushes per second, CPU per push
@@ -10,7 +8,6 @@ Three questions, each at every answer time of the fake push service:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -21,8 +18,9 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from bench.measure import Row, figure
+from bench.part import Part
 from bench.push_clients import cpu_time, make_key
 from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
@@ -46,6 +44,10 @@ BLOCK = 80
 "NMSGs of one router block."
 BURST_TOKENS, BURST_QUEUES, BURST_ROUNDS = 100, 10, 5
 TIMEOUT = 120.0
+BURST_AIMS = {0: 1.5, 50: 2.5}
+"Seconds, by how many milliseconds answers take."
+P99_AIMS_MS = {500: 20, 1000: 10}
+"By notifications a second."
 
 
 @dataclass
@@ -127,10 +129,9 @@ def device_name(number: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncIterator[Side]:
+async def push_side(fake: FakePushProcess, key: Path) -> AsyncIterator[Side]:
     """A fresh store and a running dispatcher."""
     http = CurlHttp2()
-    options: dict[str, Any] = {"client": client}
     config = ApnsConfig(
         key_file=key,
         key_id="KEY",
@@ -139,7 +140,6 @@ async def push_side(fake: FakePushProcess, client: str, key: Path) -> AsyncItera
         test_port=fake.port,
         allow_test_provider=True,
         test_ca_file=Path(fake.ca_file),
-        **options,
     )
     timed = Timed(ApnsProvider(config, make_apns_client(config, http), wall_clock, 10.0))
     with tempfile.TemporaryDirectory() as name:
@@ -167,8 +167,8 @@ def blocks(ids: Sequence[EntityId]) -> list[Sequence[EntityId]]:
     return [ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK)]
 
 
-async def burst(side: Side) -> str:
-    """All NMSGs at once."""
+async def burst(side: Side) -> float:
+    """Seconds until all NMSGs, given at once, are pushed."""
     key, tokens = await side.add_tokens(BURST_TOKENS, BURST_QUEUES)
     ids = [notifier_id for token in tokens for notifier_id in token]
     started = time.perf_counter()
@@ -176,11 +176,11 @@ async def burst(side: Side) -> str:
         for block in blocks(ids):
             await side.receive(key, block)
     await side.all_sent()
-    return f"{time.perf_counter() - started:.2f} s"
+    return time.perf_counter() - started
 
 
-async def sustained(side: Side, count: int) -> str:
-    """Everything is stored already when the clock starts: only pushing is measured."""
+async def sustained(side: Side, count: int) -> tuple[float, float]:
+    """Pushes per second and CPU of each; everything is stored already when the clock starts."""
     key, tokens = await side.add_tokens(count, 1)
     received = time.monotonic()
     keys = []
@@ -192,11 +192,11 @@ async def sustained(side: Side, count: int) -> str:
     await side.dispatcher.notify(keys, received)
     await side.all_sent()
     seconds, cpu = time.perf_counter() - started, cpu_time() - cpu
-    return f"{count / seconds:.0f} pushes/s, {cpu / count * 1e6:.0f} us CPU per push"
+    return count / seconds, cpu / count * 1e6
 
 
-async def latency(side: Side, rate: float, seconds: float) -> str:
-    """Single notifications, each for another token."""
+async def latency(side: Side, rate: float, seconds: float) -> tuple[float, float]:
+    """Milliseconds, p50 and p99, of single notifications, each for another token."""
     count = int(rate * seconds)
     key, tokens = await side.add_tokens(count, 1)
     received: list[float] = []
@@ -208,43 +208,50 @@ async def latency(side: Side, rate: float, seconds: float) -> str:
     await side.all_sent()
     delays = [side.timed.requests[device_name(number)] - at for number, at in enumerate(received)]
     cuts = statistics.quantiles(delays, n=100)
-    return f"p50 {cuts[49] * 1000:.1f} ms, p99 {cuts[98] * 1000:.1f} ms"
+    return cuts[49] * 1000, cuts[98] * 1000
 
 
-async def run(args: argparse.Namespace) -> None:
-    """Answer all questions."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        key = make_key(folder)
-        async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
-            for delay in args.delays:
-                await fake.control(delay=delay)
-                async with push_side(fake, args.client, key) as side:
-                    print(f"{delay * 1000:.0f} ms: burst {await burst(side)}", flush=True)
-                async with push_side(fake, args.client, key) as side:
-                    print(f"{delay * 1000:.0f} ms: {await sustained(side, args.tokens)}", flush=True)
-                async with push_side(fake, args.client, key) as side:
-                    print(
-                        f"{delay * 1000:.0f} ms: {await latency(side, args.rate, args.seconds)}", flush=True
-                    )
+async def measure(
+    folder: Path,
+    *,
+    tokens: int = 4_000,
+    seconds: float = 3.0,
+    rates: tuple[int, ...] = (500, 1000),
+    delays_ms: tuple[int, ...] = (0, 50),
+) -> list[Row]:
+    key, rows = make_key(folder), []
+    async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
+        for delay in delays_ms:
+            await fake.control(delay=delay / 1000)
+            after = f"answers after {delay} ms"
+            async with push_side(fake, key) as side:
+                rows.append(figure(f"burst, {after}", "s", await burst(side), aim=BURST_AIMS.get(delay)))
+            async with push_side(fake, key) as side:
+                rate, cpu = await sustained(side, tokens)
+                rows += [figure(f"pushes, {after}", "1/s", rate), figure(f"a push, {after}", "us CPU", cpu)]
+            for rate in rates:
+                async with push_side(fake, key) as side:
+                    p50, p99 = await latency(side, rate, seconds)
+                at = f"at {rate}/s, {after}"
+                rows += [
+                    figure(f"NMSG to request {at}, p50", "ms", p50),
+                    figure(f"NMSG to request {at}, p99", "ms", p99, aim=P99_AIMS_MS.get(rate)),
+                ]
+    return rows
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--client", choices=["curl", "aioapns"], default="curl")
-    parser.add_argument(
-        "--delays", nargs="+", type=float, default=[0.0, 0.05], help="answer times in seconds"
-    )
-    parser.add_argument("--tokens", type=int, default=5_000, help="tokens of the sustained run")
-    parser.add_argument(
-        "--rate", type=float, default=500.0, help="notifications per second of the steady run"
-    )
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of the steady run")
-    asyncio.run(run(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()
+PUSH_PATH = Part(
+    name="push_path",
+    title="From notification to push",
+    measure=measure,
+    quick={"tokens": 1_000, "seconds": 1.0, "rates": (500,)},
+    repeats=2,
+    seconds=50,
+    quick_seconds=9,
+    why="The delay that a person sees, and how many people one daemon serves.",
+    how="Store, dispatcher and APNs client in one process, the fake push service in another. Burst:"
+    " 100 devices with 10 queues each get 5 rounds of NMSGs at once; until every queue's newest is"
+    " pushed. Pushes: one for each of many devices, all of them stored already. NMSG to request:"
+    " single notifications at a steady rate.",
+    bound="half of a push is the HTTP/2 client's; encryption, the store and the dispatcher share the rest.",
+)

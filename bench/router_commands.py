@@ -1,4 +1,4 @@
-"""What the router does a second, in memory and stored: `python -m bench.router_commands [--seconds N]`.
+"""What the router does a second, in memory and stored.
 
 The router (and for proxied commands a second one) runs in another process, the clients in this one. Bodies
 have the full size that the protocol pads messages to. Stored figures include waiting for the disk at each
@@ -7,14 +7,11 @@ commit.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import multiprocessing
 import os
-import resource
 import secrets
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -23,6 +20,8 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.measure import Row, beside, figure, resident_memory
+from bench.part import Part
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.connection import Outgoing
 from protocol.encoding import CorrId
@@ -43,7 +42,8 @@ IN_FLIGHT = 16
 QUEUES_MEASURED, MESSAGES_MEASURED, SMALL_BODY = 50_000, 20_000, 1_000
 CPU = "cpu"
 "Asks the other process how much processor time it has used."
-MEMORY = ("memory per queue", "memory per message of 1000 bytes", "database per message of 1000 bytes")
+STORED = "stored"
+MEMORY = ("memory of a queue", "memory of a message of 1000 bytes", "database for a message of 1000 bytes")
 CONFIG = RouterConfig(quota=1_000_000, max_messages=10_000_000, private_relays=True)
 
 
@@ -190,11 +190,6 @@ async def measure_proxied(router: OtherProcess, proxying: OtherProcess, seconds:
         return Figures(at_router.per_second, at_router.cpu + at_proxy)
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
 def _size(database: Path | None) -> int:
     return 0 if database is None else database.stat().st_size
 
@@ -209,21 +204,21 @@ async def fill(pipe: Pipe, database: Path | None) -> None:
         queues = router.load.create_queues(100)
         await state.records.durable(state.records.made)
         gc.collect()
-        before = resident()
+        before = resident_memory()
         for _ in range(QUEUES_MEASURED // 1000):
             router.load.create_queues(1000)
             await state.records.durable(state.records.made)
         gc.collect()
-        per_queue = (resident() - before) / QUEUES_MEASURED
+        per_queue = (resident_memory() - before) / QUEUES_MEASURED
         size = _size(database)
-        before = resident()
+        before = resident_memory()
         async with connected(router.address) as client:
             for first in range(0, MESSAGES_MEASURED, 200):
                 ids = [queues[(first + i) % len(queues)].sender_id for i in range(200)]
                 await ask_together(client, Send(False, os.urandom(SMALL_BODY)), list(ids))
         await state.records.maintain()
         gc.collect()
-        per_message = (resident() - before) / MESSAGES_MEASURED
+        per_message = (resident_memory() - before) / MESSAGES_MEASURED
         on_disk = (_size(database) - size) / MESSAGES_MEASURED
         pipe.send((per_queue, per_message, on_disk))
 
@@ -241,35 +236,47 @@ def measure_memory(database: Path | None) -> tuple[float, float, float]:
     return figures
 
 
-def measure(folder: Path, stored: bool, seconds: float) -> tuple[dict[str, Figures], tuple[float, ...]]:
+def figures(folder: Path, seconds: float) -> tuple[dict[str, Figures], tuple[float, ...]]:
+    """Of a router without and one with a database, by the folder for it."""
+
     def database(name: str) -> Path | None:
-        return folder / f"{name}.db" if stored else None
+        return folder / f"{name}.db" if folder.name == STORED else None
 
     with OtherProcess(database("one")) as router:
-        figures = asyncio.run(measure_messages(router, seconds))
+        found = asyncio.run(measure_messages(router, seconds))
         with OtherProcess(None) as proxy:
-            figures["SEND through a proxy, both routers"] = asyncio.run(
-                measure_proxied(router, proxy, seconds)
-            )
-    return figures, measure_memory(database("two"))
+            found["SEND through a proxy"] = asyncio.run(measure_proxied(router, proxy, seconds))
+    return found, measure_memory(database("two"))
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
-    with tempfile.TemporaryDirectory() as folder:
-        (memory, in_memory), (stored, on_disk) = (
-            measure(Path(folder), kind, seconds) for kind in (False, True)
-        )
-    print(f"{'':36}{'in memory':>22}{'stored':>22}")
-    for name in memory:
-        columns = "".join(f"{f.per_second:9,.0f}/s {f.cpu:8,.0f} us" for f in (memory[name], stored[name]))
-        print(f"{name:36}{columns}")
-    for name, one, other in zip(MEMORY, in_memory, on_disk, strict=True):
-        print(f"{name:36}{one:19,.0f} B {other:19,.0f} B")
+def measure(folder: Path, *, seconds: float = 1.5) -> list[Row]:
+    (folder / STORED).mkdir()
+    in_memory, sizes = figures(folder / "in memory", seconds)
+    stored, stored_sizes = figures(folder / STORED, seconds)
+    rows: list[Row] = []
+    for name, one in in_memory.items():
+        other = stored[name]
+        rows += [
+            figure(f"{name}, stored", "1/s", other.per_second, peer=beside("in memory", one.per_second)),
+            figure(f"{name}, stored: CPU", "us CPU", other.cpu, peer=beside("in memory", one.cpu)),
+        ]
+    for name, plain, kept in zip(MEMORY, sizes, stored_sizes, strict=True):
+        rows.append(figure(f"{name}, stored", "B", kept, peer=beside("in memory", plain) if plain else None))
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+ROUTER_COMMANDS = Part(
+    name="router_commands",
+    title="The SMP router's commands",
+    measure=measure,
+    quick={"seconds": 0.4},
+    repeats=1,
+    seconds=30,
+    quick_seconds=15,
+    why="The router serves as one for people to run, too.",
+    how="Bodies of 16,000 bytes, so each SEND and MSG fills a block; eight connections with sixteen"
+    " commands under way each; clients in one process, the router in another (for proxied"
+    " commands, CPU of both routers). Stored waits for the disk at every commit, which many"
+    " commands share; an ACK waits for its own, as each connection has one under way.",
+    bound="TLS and signatures; the disk's flush for an ACK.",
+)

@@ -1,0 +1,115 @@
+"""Comparing results: what got slower beyond the spread is found, a slower machine is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import results
+from bench.compare import changes
+from bench.measure import Row, beside, figure
+from bench.results import PartResult, Results
+from tests.test_architecture import ROOT
+
+
+def made(rows: Sequence[Row], *, speed: float = 60, error: str = "", size: int = 1) -> Results:
+    part = PartResult(
+        name="part",
+        options={"size": size},
+        rows=rows,
+        repeats=1,
+        seconds=1.0,
+        load=(0.0, 0.0),
+        yardstick=[speed],
+        error=error,
+    )
+    machine = results.this_machine()
+    return Results(
+        started="then", commit="c", quick=False, machine=machine, load=(0.0, 0.0), seconds=1.0, parts=[part]
+    )
+
+
+def cost(*values: float) -> list[Row]:
+    return [figure("cost", "us CPU", *values)]
+
+
+def rate(*values: float) -> list[Row]:
+    return [figure("rate", "1/s", *values)]
+
+
+def shared(ours: float, theirs: float) -> list[Row]:
+    return [figure("cost", "us CPU", ours, ours * 1.01, peer=beside("other", theirs, theirs))]
+
+
+WORSE, SAME, BETTER = "worse", "same", "better"
+CASES = {
+    "spreads that meet": (cost(10, 11, 12), cost(12, 13, 14), SAME),
+    "spreads apart": (cost(10, 11, 12), cost(12.5, 13, 14), WORSE),
+    "apart, but hardly": (cost(10.0, 10.1), cost(10.2, 10.3), SAME),
+    "a lower rate": (rate(100, 110), rate(80, 85), WORSE),
+    "a higher rate": (rate(100, 110), rate(130, 140), BETTER),
+    "less": (cost(10, 11), cost(5, 6), BETTER),
+    "measured once": (cost(10), cost(12), SAME),
+    "measured once, and much worse": (cost(10), cost(14), WORSE),
+    "both slower": (shared(10, 5), shared(20, 10), SAME),
+    "slower than its peer": (shared(10, 5), shared(20, 5), WORSE),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "verdict"), CASES.values(), ids=CASES)
+def test_verdicts(old: list[Row], new: list[Row], verdict: str) -> None:
+    [change] = changes(made(old), made(new))
+    assert verdict == (WORSE if change.worse else BETTER if change.beyond else SAME)
+
+
+def test_a_slower_machine_is_no_slower_program() -> None:
+    [change] = changes(made(cost(10, 11)), made(cost(20, 22), speed=120))
+    assert not change.beyond
+    [change] = changes(made(rate(10, 11)), made(rate(5, 5.5), speed=120))
+    assert not change.beyond
+    [change] = changes(made([figure("size", "MB", 10, 11)]), made([figure("size", "MB", 20, 22)], speed=120))
+    assert change.worse
+
+
+def test_other_sizes_are_not_compared() -> None:
+    assert not list(changes(made(cost(1)), made(cost(9), size=2)))
+
+
+def run(folder: Path, old: Results, new: Results) -> subprocess.CompletedProcess[str]:
+    results.write(old, folder / "old.json")
+    results.write(new, folder / "new.json")
+    command = [sys.executable, "-m", "bench", "compare", str(folder / "old.json"), str(folder / "new.json")]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_command_fails_if_anything_got_slower(tmp_path: Path) -> None:
+    done = run(tmp_path, made(cost(10, 11)), made(cost(20, 21)))
+    assert done.returncode == 1
+    assert "SLOWER  part: cost" in done.stdout
+    done = run(tmp_path, made(cost(10, 11)), made(cost(10, 11)))
+    assert (done.returncode, done.stdout) == (0, "1 figures compared: 0 slower beyond the spread, 0 better\n")
+
+
+def test_the_command_fails_if_a_part_did(tmp_path: Path) -> None:
+    done = run(tmp_path, made(cost(10, 11)), made([], error="E: broken"))
+    assert done.returncode == 1
+    assert "part: failed: E: broken" in done.stdout
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    whole = made([*shared(10, 5), figure("lost", "lost", 0, aim=0)])
+    results.write(whole, tmp_path / "x.json")
+    again = results.read(tmp_path / "x.json")
+    assert replace(again, machine=whole.machine, parts=()) == replace(whole, parts=())
+    assert again.parts[0].rows == whole.parts[0].rows
+
+
+def test_results_of_another_schema_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="schema 99"):
+        results.read(tmp_path / "x.json")
