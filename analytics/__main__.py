@@ -184,11 +184,13 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         console.print(f"{name}: {rows:,} rows", highlight=False)
     console.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
     for note in result.page.notes:
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     for finding in result.page.findings:
-        console.print(f"! {finding.text}", highlight=False, markup=False)
+        console.print(f"! {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for segment in result.checked.bad:
-        console.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False)
+        console.print(
+            f"skipped {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True
+        )
     print(result.path)
     if args.check and result.page.findings:
         raise ProblemsFound
@@ -242,7 +244,9 @@ def run_compact(args: argparse.Namespace, console: Console) -> None:
     )
     console.print(f"{done.copies:,} copies of events left out", highlight=False)
     for segment in done.bad:
-        console.print(f"left alone {segment.path}: {segment.error}", highlight=False, markup=False)
+        console.print(
+            f"left alone {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def run_retain(args: argparse.Namespace, console: Console) -> None:

@@ -47,8 +47,11 @@ def find(tables: Tables, thresholds: Thresholds) -> list[Finding]:
         *scores(tables.get("health", ()), thresholds),
         *providers(tables.get("delivery_providers", ()), thresholds),
         *gaps(tables.get("incidents_gaps", ())),
-        *masses(tables.get("incidents_disconnects", ())),
+        *masses(tables.get("incidents_disconnects", ()), tables.get("health_outages", ())),
         *restarts(tables.get("incidents_restarts", ()), thresholds),
+        *provider_outages(tables.get("incidents_providers", ())),
+        *refusals(tables.get("incidents_refused", ())),
+        *dead_tokens(tables.get("incidents_tokens", ())),
         *losses(tables.get("incidents_losses", ())),
     ]
     return sorted(found, key=lambda finding: (-finding.weight, finding.text))
@@ -64,13 +67,18 @@ def outages(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         is_loss = row["kind"] != "disconnected" and size >= limits.lost_subscriptions
         too_long = row["is_open"] or lasted >= limits.outage_seconds
         if is_loss or (too_long and size):
-            yield Finding(outage_weight(row), outage_text(row), "outage")
+            yield Finding(weight(row["subscriptions"], row), outage_text(row), "outage")
 
 
-def outage_weight(row: Row) -> float:
-    """Open ones first, then by how many subscriptions waited how long."""
-    waited: float = row["subscriptions"] * (60 + (row["heal_s"] or 0))
+def weight(size: float, row: Row) -> float:
+    """What has not healed first, then by how many subscriptions or pushes waited how long."""
+    waited: float = size * (60 + (row["heal_s"] or 0))
     return waited + (1e12 if row["is_open"] else 0)
+
+
+def healing(row: Row) -> str:
+    """Whether it is over, and how long it took."""
+    return "and has not healed" if row["is_open"] else f"healed after {span(row['heal_s'])}"
 
 
 def outage_text(row: Row) -> str:
@@ -83,8 +91,7 @@ def outage_text(row: Row) -> str:
     said = how.format(
         n=number(row["subscriptions"]), all=number(row["of_subscriptions"]), when=moment(row["start"])
     )
-    end = "and has not healed" if row["is_open"] else f"healed after {span(row['heal_s'])}"
-    return f"{row['server']} {said}, {end}."
+    return f"{row['server']} {said}, {healing(row)}."
 
 
 def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
@@ -102,15 +109,14 @@ def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         failed = row["failure_rate"] or 0
         if failed > limits.failure_rate:
             many = f"{number(row['failed'])} of {number(row['sent'] + row['failed'])}"
-            yield Finding(
-                1e6 + row["failed"], f"{row['provider']} did not take {many} pushes ({failed:.1%}).", "push"
-            )
+            text = f"{row['provider']} did not take {many} pushes ({failed:.1%})."
+            yield Finding(row["failed"] * 60, text, "push")
         late = row["latency_ms_p95"] or 0
         if late > limits.latency_ms:
             text = (
                 f"Pushes through {row['provider']} are late: 5 of 100 take longer than {span(late / 1000)}."
             )
-            yield Finding(1e6 + late, text, "latency")
+            yield Finding(0.05 * row["sent"] * late / 1000, text, "latency")
 
 
 def gaps(rows: Rows | tuple[()]) -> Found:
@@ -121,12 +127,17 @@ def gaps(rows: Rows | tuple[()]) -> Found:
         yield Finding(row["missed"] * 60, f"{text} notifications {when}.", "gap")
 
 
-def masses(rows: Rows | tuple[()]) -> Found:
+def masses(rows: Rows | tuple[()], outages: Rows | tuple[()]) -> Found:
     """Many routers at once: the network, not a router."""
     for row in rows:
+        parts = [o for o in outages if row["start"] <= o["start"] <= row["end"]]
+        is_open = any(o["is_open"] for o in parts)
+        ends = [o["end"] - row["start"] for o in parts if not o["is_open"]]
+        whole = {"is_open": is_open, "heal_s": max(ends, default=0) / SECOND_US}
         many = f"{row['servers']} of {row['servers_seen']} routers went away at once"
-        text = f"{many} on {moment(row['start'])}, with {number(row['subscriptions'])} subscriptions."
-        yield Finding(row["subscriptions"] * 60, text, "mass disconnect")
+        text = f"{many} on {moment(row['start'])} with {number(row['subscriptions'])} subscriptions"
+        end = f", {healing(whole)}" if parts else ""
+        yield Finding(weight(row["subscriptions"], whole), f"{text}{end}.", "mass disconnect")
 
 
 def restarts(rows: Rows | tuple[()], limits: Thresholds) -> Found:
@@ -136,18 +147,43 @@ def restarts(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         if row["clean"] is False or (down >= limits.down_seconds and not row["others_running"]):
             how = "died" if row["clean"] is False else "was stopped"
             text = f"{row['daemon']} {how} and was back on {moment(row['start'])} after {span(down)}"
+            text += f" with {number(row['subscriptions'] or 0)} subscriptions"
             again = (
                 "" if row["restore_s"] is None else f"; 99 % were active again {span(row['restore_s'])} later"
             )
             yield Finding((row["subscriptions"] or 0) * (60 + down), f"{text}{again}.", "restart")
 
 
+def provider_outages(rows: Rows | tuple[()]) -> Found:
+    """Providers that took no pushes for a while."""
+    for row in rows:
+        how = "refused us" if row["reason"] == "refused" else "was down"
+        waited = "" if row["waited"] is None else f", {number(row['waited'])} pushes waited"
+        text = f"{row['provider']} {how} on {moment(row['start'])}{waited}, {healing(row)}."
+        yield Finding(weight(row["waited"] or 0, row), text, "provider")
+
+
+def refusals(rows: Rows | tuple[()]) -> Found:
+    """Routers that do not know subscriptions any more, or gave them to somebody else."""
+    for row in rows:
+        many = f"{number(row['subscriptions'])} of {number(row['of_subscriptions'])} subscriptions"
+        text = f"{row['server']} refused {many} ({row['reason']}) on {moment(row['start'])}"
+        yield Finding(weight(row["subscriptions"], row), f"{text}, {healing(row)}.", "refused")
+
+
+def dead_tokens(rows: Rows | tuple[()]) -> Found:
+    """Many devices at once that a provider calls invalid."""
+    for row in rows:
+        many = f"{number(row['tokens'])} of {number(row['of_tokens'])} tokens"
+        text = f"{row['provider']} called {many} invalid ({row['reason']}) on {moment(row['start'])}"
+        held = f"they hold {number(row['subscriptions'])} subscriptions"
+        yield Finding(weight(row["subscriptions"], row), f"{text}, {held}, {healing(row)}.", "tokens")
+
+
 def losses(rows: Rows | tuple[()]) -> Found:
     """The journal itself is incomplete."""
     if lost := sum(row["events"] for row in rows):
-        yield Finding(
-            1e3 + lost, f"The journal lacks {number(lost)} events that could not be written.", "journal"
-        )
+        yield Finding(lost, f"The journal lacks {number(lost)} events that could not be written.", "journal")
 
 
 def number(value: float) -> str:

@@ -51,6 +51,7 @@ ERRORS = [
     "UNREGISTERED",
     *[reason.value for reason in DeletionReason],
     "dropped",
+    "down",
 ]
 RETRY_ERRORS, LOST, TOKEN_ERRORS = (0, 3), 3, (4, 8)
 REFUSED = ERRORS.index("UNAVAILABLE")
@@ -102,6 +103,8 @@ class Answers:
     "start_us, end_us, servers, subscriptions"
     restarts: list[dict[str, Any]] = field(default_factory=list)
     "start_us, down_us, restore_us, subscriptions, clean"
+    provider_outages: list[dict[str, Any]] = field(default_factory=list)
+    "provider, start_us, end_us, waited"
 
 
 class Part:
@@ -153,7 +156,18 @@ class Generator:
             yield from self._restart(at, clean=number % 2 == 0)
         first = np.array([self.plan.start_us])
         yield Part(first, E.SERVER_STARTED, count=0, daemon=0)
+        yield from self._provider_outage()
         yield from self._signs_of_life()
+
+    def _provider_outage(self) -> Iterator[Part]:
+        """The first provider takes no pushes for some minutes, at a time when nothing else happens."""
+        start = int(self.incident_times.min(initial=self.plan.end_us)) - QUIET
+        lasted, waited = int(self._seconds(600, 0.3, 1)[0]), int(self.rng.integers(50, 500))
+        times = np.array([start]), np.array([start + lasted])
+        yield Part(times[0], E.PROVIDER_DOWN, provider=0, error=ERRORS.index("down"))
+        yield Part(times[1], E.PROVIDER_UP, provider=0, latency_us=lasted, count=waited)
+        outage = {"provider": PROVIDERS[0], "start_us": start, "end_us": start + lasted, "waited": waited}
+        self.answers.provider_outages.append(outage)
 
     def _signs_of_life(self) -> Iterator[Part]:
         """What the daemon says of itself: that it lives, how subscriptions are, what it could not write."""

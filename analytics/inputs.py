@@ -43,3 +43,5 @@ class Limits:
     "A mass disconnect takes at least so many servers,"
     mass_share: float = 0.3
     "and at least this share of the servers seen that day."
+    refused_share: float = 0.05
+    "Subscriptions a router refuses, or tokens a provider calls invalid, within an hour: at least this share."

@@ -35,6 +35,7 @@ class RouterLog:
     _down: Outage | None = None
     _missing: int = 0
     _lost: Outage | None = None
+    _left: int = 0
 
     def see(self, row: dict[str, Any]) -> None:
         """The next event in the order of time."""
@@ -72,19 +73,21 @@ class RouterLog:
         self._regain(us, row["count"])
 
     def _regain(self, us: int, number: int) -> None:
-        self._missing = max(0, self._missing - number)
+        self._missing -= min(self._missing, max(0, number))
         if self._down is not None and self._missing * 100 <= self._down.size:
             self._down.close(us)
             self._down, self._missing = None, 0
 
     def _on_smp_service_subscribed(self, us: int, row: dict[str, Any]) -> None:
         self._regain(us, row["changed"] or 0)
-        if self._lost is not None and row["count"] >= row["expected"]:
-            self._lost.close(us)
-            self._lost = None
+        # What is under the service at the router is served, whoever made it so: a journal may lack a second.
+        served = min(row["count"], row["expected"])
+        self._regain(us, self._missing - max(0, row["total"] - served))
+        if row["count"] >= row["expected"]:
+            self._settle(us, row["count"] - self._left)
 
     def _on_smp_drift(self, us: int, row: dict[str, Any]) -> None:
-        size = max(0, row["expected"] - row["count"])
+        size, self._left = max(0, row["expected"] - row["count"]), row["count"]
         if self._lost is None and size:
             self._lost = Outage(self.server, LOST, us, size)
             self.outages.append(self._lost)
@@ -92,9 +95,17 @@ class RouterLog:
             self._lost.size = max(self._lost.size, size)
 
     def _on_smp_healed(self, us: int, row: dict[str, Any]) -> None:
-        if self._lost is not None:
-            self._lost.close(us, row["latency_us"])
-            self._lost = None
+        self._settle(us, row["count"], row["latency_us"])
+
+    def _settle(self, us: int, number: int, took_us: int | None = None) -> None:
+        """So many of what was lost are bound again. The router does not know the rest: see their statuses."""
+        if self._lost is None:
+            return
+        self._lost.size = min(self._lost.size, number)
+        self._lost.close(us, took_us)
+        if self._lost.size <= 0:
+            self.outages.remove(self._lost)
+        self._lost = None
 
 
 def find_outages(rows: Iterable[dict[str, Any]]) -> list[Outage]:

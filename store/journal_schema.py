@@ -97,6 +97,9 @@ class JournalEvent(StrEnum):
     PUSH_TRIMMED = "push_trimmed"
     CRON_SENT = "cron_sent"
 
+    PROVIDER_DOWN = "provider_down"
+    PROVIDER_UP = "provider_up"
+
     SERVER_STARTED = "server_started"
     SERVER_ALIVE = "server_alive"
     SERVER_STOPPED = "server_stopped"
@@ -209,6 +212,11 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
     ),
     E.PUSH_TRIMMED: _event("count: entries that did not fit", f"{_PUSH} count", "", MINUTE_US),
     E.CRON_SENT: _event("a periodic push", _TOKEN, "", MINUTE_US),
+    E.PROVIDER_DOWN: _event("takes no pushes; error: down or refused", "provider error"),
+    E.PROVIDER_UP: _event(
+        "takes pushes again; latency_us: how long it did not, count: how often a push had to wait for it",
+        "provider latency_us count",
+    ),
     E.SERVER_STARTED: _event("count: subscriptions to be made active again", "daemon uptime_us count"),
     E.SERVER_ALIVE: _event(
         "from time to time; total: subscriptions, count: active", "daemon uptime_us", "count total"

@@ -7,7 +7,7 @@ from analytics.outages import find_outages
 from analytics.warehouse import Rows, Warehouse
 
 OUTAGE_EVENTS = """
-SELECT server, us, event, changed, "count", expected, latency_us FROM (
+SELECT server, us, event, changed, "count", expected, total, latency_us FROM (
   SELECT * FROM life WHERE event IN ('smp_connected', 'smp_disconnected', 'smp_service_subscribed',
     'smp_service_reset', 'smp_drift', 'smp_healed')
   UNION ALL BY NAME

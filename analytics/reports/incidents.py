@@ -83,6 +83,65 @@ FROM follow LEFT JOIN restored USING (writer) LEFT JOIN others USING (writer)
 WHERE started_us >= $start ORDER BY start, daemon
 """
 
+PROVIDERS = """
+WITH runs AS (
+  SELECT writer, max(us) AS last_us, bool_or(event = 'server_stopped')
+    OR lead(min(us)) OVER (PARTITION BY max(daemon) ORDER BY min(us)) IS NOT NULL AS is_over
+  FROM life GROUP BY writer),
+followed AS (
+  SELECT d.provider, d.us AS start_us, d.error, u."count" AS waited, u.latency_us,
+    coalesce(u.us, CASE WHEN is_over THEN last_us END) AS end_us
+  FROM life d JOIN runs USING (writer) LEFT JOIN life u ON u.event = 'provider_up'
+    AND u.writer = d.writer AND u.provider = d.provider AND u.seq > d.seq
+  WHERE d.event = 'provider_down' QUALIFY row_number() OVER (PARTITION BY d.writer, d.seq ORDER BY u.seq) = 1)
+SELECT start_us AS start, end_us AS "end", provider, error AS reason, waited,
+  coalesce(latency_us, end_us - start_us) / 1e6 AS heal_s, end_us IS NULL AS is_open
+FROM followed WHERE coalesce(end_us, $end) >= $start ORDER BY start, provider
+"""
+
+FEWEST = 3  # less happens every day and is about single people
+
+REFUSED = f"""
+WITH known AS (
+  SELECT subscription, min(us) FILTER (status_to = 'ACTIVE') AS active_us FROM history
+  WHERE event IN ('sub_created', 'sub_status_changed') GROUP BY subscription),
+went AS (
+  SELECT l.subscription, l.server, l.status_to AS reason, l.us, s.gone_us,
+    (SELECT min(b.us) FROM life b WHERE b.subscription = l.subscription AND b.status_to = 'ACTIVE'
+       AND b.us >= l.us AND b.event = 'sub_status_changed') AS back_us
+  FROM life l JOIN known k ON k.subscription = l.subscription AND k.active_us <= l.us
+    JOIN subs s ON s.subscription = l.subscription
+  WHERE l.event = 'sub_status_changed' AND l.us >= $start
+    AND l.status_to NOT IN ('NEW', 'PENDING', 'ACTIVE', 'INACTIVE', 'DELETED')),
+held AS (SELECT server, count(*) AS held FROM subs WHERE coalesce(gone_us, $end) >= $start GROUP BY server)
+SELECT min(us) AS start, CASE WHEN bool_and(settled) THEN max(least(back_us, gone_us)) END AS "end",
+  server, reason, count(*) AS subscriptions, any_value(held) AS of_subscriptions, count(back_us) AS came_back,
+  greatest(1, max(least(back_us, gone_us) - us) / 1e6) AS heal_s, NOT bool_and(settled) AS is_open
+FROM (SELECT *, coalesce(back_us, gone_us) IS NOT NULL AS settled FROM went) JOIN held USING (server)
+GROUP BY server, reason, us - us % $hour
+HAVING count(*) >= greatest({FEWEST}, $refused_share * any_value(held)) ORDER BY start, server, reason
+"""
+
+TOKENS = f"""
+WITH went AS (
+  SELECT l.token, l.provider, l.error AS reason, l.us, t.gone_us,
+    (SELECT count(*) FROM subs s WHERE s.token = l.token AND s.first_us <= l.us
+       AND coalesce(s.gone_us, $end) >= l.us) AS subscriptions,
+    (SELECT min(b.us) FROM life b WHERE b.token = l.token AND b.event = 'token_verified' AND b.us >= l.us)
+      AS back_us
+  FROM life l JOIN token_lives t USING (token) WHERE l.event = 'token_invalid' AND l.us >= $start),
+held AS (SELECT provider, count(*) AS held FROM token_lives WHERE coalesce(gone_us, $end) >= $start
+         GROUP BY provider)
+SELECT min(us) AS start, CASE WHEN bool_and(settled) THEN max(least(back_us, gone_us)) END AS "end",
+  provider, reason, count(*) AS tokens, any_value(held) AS of_tokens,
+  sum(subscriptions)::BIGINT AS subscriptions,
+  count(back_us) AS came_back, greatest(1, max(least(back_us, gone_us) - us) / 1e6) AS heal_s,
+  NOT bool_and(settled) AS is_open
+FROM (SELECT *, coalesce(back_us, gone_us) IS NOT NULL AS settled FROM went) JOIN held USING (provider)
+GROUP BY provider, reason, us - us % $hour
+HAVING count(*) >= greatest({FEWEST}, $refused_share * any_value(held)) ORDER BY start, provider, reason
+"""
+
 LOSSES = """
 SELECT us AS start, error AS reason, "count" AS events FROM life
 WHERE event = 'events_lost' AND us >= $start ORDER BY us
@@ -95,5 +154,8 @@ def tables(warehouse: Warehouse) -> dict[str, Rows]:
         "incidents_gaps": warehouse.rows(GAPS),
         "incidents_disconnects": warehouse.rows(MASS),
         "incidents_restarts": warehouse.rows(RESTARTS),
+        "incidents_providers": warehouse.rows(PROVIDERS),
+        "incidents_refused": warehouse.rows(REFUSED),
+        "incidents_tokens": warehouse.rows(TOKENS),
         "incidents_losses": warehouse.rows(LOSSES),
     }

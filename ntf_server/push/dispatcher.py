@@ -425,10 +425,16 @@ class Dispatcher:
         self._room.set()
 
     def _note_provider(self, provider: Provider, error: PushError | None) -> None:
-        if self._scheduler.breaker_state(Destination(provider)) is BreakerState.CLOSED:
+        destination = Destination(provider)
+        if self._scheduler.breaker_state(destination) is BreakerState.CLOSED:
             if self._trouble.pop(provider, None) is not None:
                 self._outages[provider].note("")
+                self._events.provider_up(
+                    provider, self._clock.monotonic(), self._scheduler.held_back(destination)
+                )
         elif isinstance(error, (ProviderDown, ProviderRefusesUs)):
+            if provider not in self._trouble:
+                self._events.provider_down(provider, self._clock.monotonic(), error)
             self._trouble[provider] = problem = f"{_how(error)}: {error.reason}"
             self._outages[provider].note(problem)
 

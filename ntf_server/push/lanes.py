@@ -177,6 +177,8 @@ class Target:
     "Urgent jobs, with their times: the store does not know them."
     backlog: bool = False
     "Tokens were left in the store."
+    held: int = 0
+    "How often a job was sent away since the breaker last opened."
 
     def lane(self, job: Job) -> Lane:
         return self.urgent if job.urgent else self.messages

@@ -11,7 +11,7 @@ from ntf_server.journal import EventSink
 from ntf_server.metrics import counter, gauge, histogram
 from ntf_server.push.composing import Entry, Push
 from ntf_server.push.lanes import Kind
-from ntf_server.push.provider import Destination
+from ntf_server.push.provider import Destination, ProviderRefusesUs, PushError
 from ntf_server.push.scheduler import PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
@@ -64,6 +64,7 @@ class PushEvents:
         self._record = journal.record
         self._wall_time = wall_time
         self._push_seconds = {p: PUSH_SECONDS.labels(p.tag).observe for p in Provider}
+        self._down_since: dict[Provider, float] = {}
 
     def composed(self, push: Push) -> None:
         """A message push is about to be handed to its provider."""
@@ -140,6 +141,20 @@ class PushEvents:
         TOKENS_INVALID.labels(reason.value).inc()
         self._record(
             JournalEvent.TOKEN_INVALID, token=token.token_id, provider=_tag(token), error=reason.value
+        )
+
+    def provider_down(self, provider: Provider, now: float, error: PushError) -> None:
+        self._down_since[provider] = now
+        reason = "refused" if isinstance(error, ProviderRefusesUs) else "down"
+        self._record(JournalEvent.PROVIDER_DOWN, provider=provider.tag, error=reason)
+
+    def provider_up(self, provider: Provider, now: float, held_back: int) -> None:
+        lasted = now - self._down_since.pop(provider)
+        self._record(
+            JournalEvent.PROVIDER_UP,
+            provider=provider.tag,
+            latency_us=int(lasted * MICROSECONDS),
+            count=held_back,
         )
 
     def statement_device_gone(self) -> None:

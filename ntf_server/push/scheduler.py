@@ -124,6 +124,11 @@ class PushScheduler:
         target = self._targets.get(destination)
         return BreakerState.CLOSED if target is None else target.breaker.state
 
+    def held_back(self, destination: Destination) -> int:
+        """How often a push had to wait since the destination was last found down."""
+        target = self._targets.get(destination)
+        return 0 if target is None else target.held
+
     # What comes
 
     def add(self, job: Job, since: float | None) -> Added:
@@ -409,8 +414,10 @@ class PushScheduler:
         if target.probe == job:
             target.probe = None
             target.breaker.probe_failed(now, after)
+            target.held -= 1  # it was counted before it became the probe
         elif target.breaker.failed(now, after):
             opened = True
+            target.held = 0
             self._park_queued(target, now)
         else:
             return False
@@ -419,6 +426,7 @@ class PushScheduler:
 
     def _park(self, target: Target, job: Job, since: float | None) -> Added:
         """Send a job away until the destination is up again."""
+        target.held += 1
         if job.urgent:
             if len(target.parked) >= target.urgent.bound:
                 return Added.DROPPED

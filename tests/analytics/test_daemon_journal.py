@@ -320,6 +320,7 @@ async def test_the_generator_writes_what_the_daemon_writes(written: Path, tmp_pa
             contract = CONTRACT[JournalEvent(event)]
             assert all(contract.allows(shape) for shape in shapes), event
     rare = {E.PUSH_COALESCED, E.PUSH_TRIMMED, E.PUSH_RETRIED, E.CRON_SENT, E.EVENTS_LOST}
+    rare |= {E.PROVIDER_DOWN, E.PROVIDER_UP}
     assert set(daemons) | {event.value for event in rare} == set(generated) == {e.value for e in JournalEvent}
     for event in set(daemons) & set(generated):
         may = CONTRACT[JournalEvent(event)].may

@@ -51,6 +51,10 @@ def test_planted_incidents(seed: int, tmp_path: Path) -> None:
         (r["start_us"], r["subscriptions"], r["clean"], r["down_us"] / 1e6, r["restore_us"] / 1e6)
         for r in sorted(answers.restarts, key=lambda r: int(r["start_us"]))
     ]
+    assert [(r["provider"], r["start"], r["end"], r["waited"]) for r in found["incidents_providers"]] == [
+        (o["provider"], o["start_us"], o["end_us"], o["waited"]) for o in answers.provider_outages
+    ]
+    assert found["incidents_refused"] == found["incidents_tokens"] == []
     outages = health.tables(warehouse)["health_outages"]
     assert not any(row["is_open"] for row in outages)
     assert {row["kind"] for row in outages} <= {"disconnected", "lost", "service reset"}

@@ -80,7 +80,7 @@ class Names(html.parser.HTMLParser):
 
 
 def test_every_table_is_one_plain_file_of_each_kind_for_its_owner(local: Path) -> None:
-    assert len(list(local.glob("*.parquet"))) == 22
+    assert len(list(local.glob("*.parquet"))) == 25
     for path in local.glob("*.parquet"):
         table = pq.read_table(path)
         rows = rows_of(local, path.stem)

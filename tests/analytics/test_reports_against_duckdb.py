@@ -24,6 +24,9 @@ WORKED_OUT_BY_HAND = {
     "delivery_kinds",
     "delivery_outcomes",
     "tokens_deleted",
+    "incidents_providers",
+    "incidents_refused",
+    "incidents_tokens",
     "incidents_losses",
     "capacity_projection",
 }

@@ -10,6 +10,7 @@ import pytest
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.clock import SystemClock
+from ntf_server.push.breaker import JITTER, LONGEST_PAUSE
 from store.journal_schema import JournalEvent
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import World, make_world, running, until
@@ -58,6 +59,13 @@ async def test_ten_minutes_without_the_provider(slow_world: World, clock: Simula
         assert world.all_messages(device) == {q.notifier_id: world.sent[q.notifier_id] for q in device.queues}
     # One push per device was enough, as each has few queues.
     assert world.fake.requests - requests <= DEVICES + 10
+    (down,) = world.journal.of(JournalEvent.PROVIDER_DOWN)
+    (up,) = world.journal.of(JournalEvent.PROVIDER_UP)
+    assert (down["provider"], down["error"], up["provider"]) == ("AT", "down", "AT")
+    assert 0.8 * OUTAGE <= up["latency_us"] / 1e6 <= OUTAGE + LONGEST_PAUSE * (1 + JITTER)
+    assert (
+        0.9 * BLOCKS * BLOCK <= up["count"] <= BLOCKS * BLOCK
+    )  # what came before the breaker opened waited too
 
 
 @pytest.mark.parametrize(
