@@ -48,7 +48,7 @@ def signed_statement(
         data=data,
     )
     signature = sr25519.sign(pair, signed_bytes(unsigned))
-    return encode_statement(replace(unsigned, proof=Signed(Scheme.SR25519, signature, pair[0])))
+    return encode_statement(unsigned._replace(proof=Signed(Scheme.SR25519, signature, pair[0])))
 
 
 class Answer(NamedTuple):

@@ -75,7 +75,11 @@ class Reader:
         return self._data[start:]
 
     def pull_byte(self) -> int:
-        return self.pull_bytes(1)[0]
+        pos = self._pos
+        if pos >= self._end:
+            raise DecodeError
+        self._pos = pos + 1
+        return self._data[pos]
 
     def pull_bool(self) -> bool:
         char = self.pull_bytes(1)

@@ -10,13 +10,12 @@ import nacl.bindings
 import nacl.exceptions
 import sr25519
 
-from protocol.statements import HASH_SIZE, Scheme, Signed, Statement, signed_bytes
+from protocol.statements import HASH_SIZE, Proof, Scheme, Signed, signed_part
 
 
-def is_genuine(statement: Statement) -> bool:
-    """Whether the proof is a signature of the statement by the signer it names. Never raises."""
-    proof = statement.proof
-    return isinstance(proof, Signed) and _CHECKS[proof.scheme](proof, signed_bytes(statement))
+def is_genuine(encoded: bytes, proof: Proof | None) -> bool:
+    """Whether the proof of an encoded statement is a signature of it by the signer named. Never raises."""
+    return isinstance(proof, Signed) and _CHECKS[proof.scheme](proof, signed_part(encoded, proof))
 
 
 def verify_sr25519(signature: bytes, message: bytes, public_key: bytes) -> bool:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from protocol.encoding import Reader, Writer
+from protocol.encoding import Reader, Writer, new_tuple
 from protocol.errors import DecodeError
 
 FIELD_SIZE = 32
@@ -24,7 +24,8 @@ MAX_TOPICS = 4
 
 _COMPACT_MODES = {1: 0b00, 2: 0b01, 4: 0b10}
 "Bytes of a compact number to its lowest two bits; the fourth form is for numbers that no statement has."
-_COMPACT_SIZES = {mode: size for size, mode in _COMPACT_MODES.items()}
+_COMPACT_FORMS = {0b00: (1, 0), 0b01: (2, 1 << 6), 0b10: (4, 1 << 14)}
+"The other way round, with the lowest number that has this form."
 
 
 class Tag(IntEnum):
@@ -42,6 +43,8 @@ class Tag(IntEnum):
 
 
 TOPIC_TAGS = (Tag.TOPIC1, Tag.TOPIC2, Tag.TOPIC3, Tag.TOPIC4)
+# Plain numbers: statements come by the thousand, and members of an enumeration are slow.
+_PROOF, _EXPIRY, _DATA = int(Tag.PROOF), int(Tag.EXPIRY), int(Tag.DATA)
 
 
 class _Form(NamedTuple):
@@ -58,12 +61,13 @@ class Scheme(Enum):
     SECP256K1 = _Form(2, 65, 33)
 
 
-_SCHEMES = {scheme.value.variant: scheme for scheme in Scheme}
+_SCHEMES = {scheme.value.variant: (scheme, scheme.value.signature, scheme.value.signer) for scheme in Scheme}
 ON_CHAIN_VARIANT = 3
+_BEFORE_SIGNATURE = 3
+"Bytes of a signed statement: the count of its fields, the proof's tag, its variant."
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(NamedTuple):
     """A proof that the holder of a key made the statement."""
 
     scheme: Scheme
@@ -83,15 +87,16 @@ class OnChain:
 Proof = Signed | OnChain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class Statement(NamedTuple):
+    """Do not print."""
+
     expiry: int
     topics: tuple[bytes | None, ...] = (None,) * MAX_TOPICS
     "By place, one for each of `TOPIC_TAGS`."
     proof: Proof | None = None
-    decryption_key: bytes | None = field(default=None, repr=False)
+    decryption_key: bytes | None = None
     channel: bytes | None = None
-    data: bytes | None = field(default=None, repr=False)
+    data: bytes | None = None
 
     @property
     def expires_at(self) -> int:
@@ -108,26 +113,25 @@ def decode_statement(encoded: bytes) -> Statement:
     """DecodeError for anything that is not exactly one statement, in the one form it has."""
     r = Reader(encoded)
     proof: Proof | None = None
-    values: dict[Tag, bytes] = {}
+    values: list[bytes | None] = [None] * len(Tag)
     before = -1
     for _ in range(_pull_compact(r)):
-        tag = _pull_tag(r, before)
-        if tag is Tag.PROOF:
+        tag = r.pull_byte()
+        if not before < tag <= _DATA:
+            raise DecodeError
+        if tag == _PROOF:
             proof = _pull_proof(r)
+        elif tag == _DATA:
+            values[tag] = r.pull_bytes(_pull_compact(r))
         else:
-            values[tag] = _pull_value(r, tag)
+            values[tag] = r.pull_bytes(EXPIRY_SIZE if tag == _EXPIRY else FIELD_SIZE)
         before = tag
     r.check_end()
-    if Tag.EXPIRY not in values:
+    _, decryption_key, expiry, channel, *topics, data = values
+    if expiry is None:
         raise DecodeError
-    return Statement(
-        proof=proof,
-        decryption_key=values.get(Tag.DECRYPTION_KEY),
-        expiry=int.from_bytes(values[Tag.EXPIRY], "little"),
-        channel=values.get(Tag.CHANNEL),
-        topics=tuple(values.get(tag) for tag in TOPIC_TAGS),
-        data=values.get(Tag.DATA),
-    )
+    number = int.from_bytes(expiry, "little")
+    return new_tuple(Statement, (number, tuple(topics), proof, decryption_key, channel, data))
 
 
 def encode_statement(statement: Statement) -> bytes:
@@ -149,22 +153,14 @@ def signed_bytes(statement: Statement) -> bytes:
     return w.value()
 
 
+def signed_part(encoded: bytes, proof: Signed) -> bytes:
+    """The same of a statement that was decoded, cut out of its encoding: the proof stands first."""
+    return encoded[_BEFORE_SIGNATURE + len(proof.signature) + len(proof.signer) :]
+
+
 def statement_hash(encoded: bytes) -> bytes:
     """The name of a statement, of its whole encoding."""
     return hashlib.blake2b(encoded, digest_size=HASH_SIZE).digest()
-
-
-def _pull_tag(r: Reader, before: int) -> Tag:
-    number = r.pull_byte()
-    if not before < number <= Tag.DATA:
-        raise DecodeError
-    return Tag(number)
-
-
-def _pull_value(r: Reader, tag: Tag) -> bytes:
-    if tag is Tag.DATA:
-        return r.pull_bytes(_pull_compact(r))
-    return r.pull_bytes(EXPIRY_SIZE if tag is Tag.EXPIRY else FIELD_SIZE)
 
 
 def _values(statement: Statement) -> list[tuple[Tag, bytes]]:
@@ -192,10 +188,11 @@ def _pull_proof(r: Reader) -> Proof:
     if variant == ON_CHAIN_VARIANT:
         who, block_hash = r.pull_bytes(FIELD_SIZE), r.pull_bytes(FIELD_SIZE)
         return OnChain(who, block_hash, int.from_bytes(r.pull_bytes(EVENT_INDEX_SIZE), "little"))
-    scheme = _SCHEMES.get(variant)
-    if scheme is None:
+    form = _SCHEMES.get(variant)
+    if form is None:
         raise DecodeError
-    return Signed(scheme, r.pull_bytes(scheme.value.signature), r.pull_bytes(scheme.value.signer))
+    scheme, signature, signer = form
+    return new_tuple(Signed, (scheme, r.pull_bytes(signature), r.pull_bytes(signer)))
 
 
 def _push_proof(w: Writer, proof: Proof) -> None:
@@ -209,11 +206,12 @@ def _push_proof(w: Writer, proof: Proof) -> None:
 def _pull_compact(r: Reader) -> int:
     """A SCALE compact number of up to four bytes, in its shortest form."""
     first = r.pull_byte()
-    size = _COMPACT_SIZES.get(first & 0b11)
-    if size is None:
+    form = _COMPACT_FORMS.get(first & 0b11)
+    if form is None:
         raise DecodeError
-    number = int.from_bytes(bytes((first,)) + r.pull_bytes(size - 1), "little") >> 2
-    if _compact_size(number) != size:
+    size, lowest = form
+    number = first >> 2 | int.from_bytes(r.pull_bytes(size - 1), "little") << 6
+    if number < lowest:
         raise DecodeError
     return number
 

@@ -47,6 +47,7 @@ from store.statement_records import (
     GatewayCaps,
     GatewaySubscription,
     NewGatewaySubscription,
+    Page,
     PushKey,
     PushRecord,
     ReceivedStatement,
@@ -273,9 +274,12 @@ class StatementStore(Protocol):
     async def watched_topics(self, limit: int) -> list[bytes]:
         """Topics that rules name, each once."""
 
-    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+    async def accept_statements(
+        self, statements: Sequence[ReceivedStatement], now: float, page: Page = ...
+    ) -> Accepted:
         """One push for each subscription with a rule for the sender and one of the topics (the first that has
-        one), once for each statement, within the limit of the sender and the client."""
+        one), once for each statement, within the limit of the sender and the client. Those of a page only:
+        the answer tells whether there is another."""
 
     async def push_records(self, subscription_id: bytes) -> list[PushRecord]: ...
 

@@ -11,15 +11,19 @@ from protocol.device_token import encode_device_token
 from store.postgres_engine import Transaction
 from store.statement_plan import (
     MAX_DATA,
+    PAGE,
     Candidate,
-    Pair,
+    Found,
     Plan,
+    accepted,
     candidates,
     decode_window,
     encode_times,
     idle_at,
     keep_until,
+    part_of,
     plan,
+    wanted_rules,
 )
 from store.statement_rate import Window
 from store.statement_records import (
@@ -29,6 +33,8 @@ from store.statement_records import (
     GatewaySubscription,
     Match,
     NewGatewaySubscription,
+    Page,
+    Pair,
     PushKey,
     PushRecord,
     ReceivedStatement,
@@ -89,6 +95,14 @@ _MATCH = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
 FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
 JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
+LIMIT $3 FOR SHARE OF s
+"""
+_MATCH_PART = """
+SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
+FROM unnest($1::bytea[]) i(topic) CROSS JOIN LATERAL (
+    SELECT * FROM statement_rules WHERE topic = i.topic AND sender = $2 AND sub_key > $3
+    ORDER BY sub_key LIMIT $4
+) r JOIN statement_subscriptions s USING (sub_key)
 ORDER BY r.sub_key FOR SHARE OF s
 """
 _PUSHED = """
@@ -260,22 +274,39 @@ async def topics(db: asyncpg.Connection, limit: int) -> list[bytes]:
     return [row[0] for row in await db.fetch(_TOPICS, limit)]
 
 
-async def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
-    found = candidates(statements, await _matches(tx, statements))
-    if not found:
-        return Accepted([])
-    ids = [one.match.subscription_id for one in found]
-    hashes = [one.statement.statement_hash for one in found]
+async def accept(
+    tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page
+) -> Accepted:
+    found = await _found(tx, statements, page)
+    chosen = candidates(found)
+    if not chosen:
+        return Accepted([], cut=found.cut, following=found.following)
+    ids = [one.match.subscription_id for one in chosen]
+    hashes = [one.statement.statement_hash for one in chosen]
     pushed = {(row[0], row[1]) for row in await tx.db.fetch(_PUSHED, ids, hashes)}
-    pairs = {(one.statement.sender, one.match.client_id) for one in found}
-    planned = plan(found, pushed, await _windows(tx, sorted(pairs)), now)
-    return Accepted(await _store(tx, planned, now), planned.limited, planned.repeated)
+    pairs = {(one.statement.sender, one.match.client_id) for one in chosen}
+    planned = plan(chosen, pushed, await _windows(tx, sorted(pairs)), now, page)
+    return accepted(found, planned, await _store(tx, planned, now))
 
 
-async def _matches(tx: Transaction, statements: Sequence[ReceivedStatement]) -> list[Match]:
-    rules = {Rule(one.sender, topic): None for one in statements for topic in one.topics}
-    rows = await tx.db.fetch(_MATCH, [rule.topic for rule in rules], [rule.sender for rule in rules])
-    return [Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4]) for row in rows]
+async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:
+    if not page.after:
+        rest = statements[page.done :]
+        rules = wanted_rules(rest)
+        rows = await tx.db.fetch(
+            _MATCH, [topic for topic, _ in rules], [sender for _, sender in rules], PAGE + 1
+        )
+        if len(rows) <= PAGE:
+            return Found(rest, [_match(row) for row in rows])
+    one = statements[page.done]
+    by_topic: dict[bytes, list[Match]] = {topic: [] for topic in one.topics}
+    for row in await tx.db.fetch(_MATCH_PART, one.topics, one.sender, page.after, PAGE):
+        by_topic[row[1]].append(_match(row))
+    return part_of(statements, page, list(by_topic.values()))
+
+
+def _match(row: Sequence[Any]) -> Match:
+    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4])
 
 
 async def _windows(tx: Transaction, pairs: Sequence[Pair]) -> dict[Pair, Window]:

@@ -34,10 +34,12 @@ from store.records import (
 )
 from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
+    FIRST_PAGE,
     Accepted,
     GatewayCaps,
     GatewaySubscription,
     NewGatewaySubscription,
+    Page,
     PushKey,
     PushRecord,
     ReceivedStatement,
@@ -288,8 +290,12 @@ class SqlStore(ABC):
     async def watched_topics(self, limit: int) -> list[bytes]:
         return await self._read(lambda db: self._sql.statements.topics(db, limit))
 
-    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
-        return await self._write(lambda tx: self._sql.statements.accept(tx, statements, now), durable=False)
+    async def accept_statements(
+        self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
+    ) -> Accepted:
+        return await self._write(
+            lambda tx: self._sql.statements.accept(tx, statements, now, page), durable=False
+        )
 
     async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
         return await self._read(lambda db: self._sql.statements.pushes(db, keys))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any
 
 from protocol.device_token import encode_device_token
-from store.sqlite_transaction import Transaction, insert_rows, select_in, update_in
+from store.sqlite_transaction import Transaction, insert_rows, select_in, select_rows, update_in
 from store.statement_plan import (
     MAX_DATA,
+    PAGE,
     Candidate,
-    Pair,
+    Found,
     Plan,
+    accepted,
     candidates,
     decode_window,
     encode_times,
     idle_at,
     keep_until,
+    part_of,
     plan,
+    wanted_rules,
 )
 from store.statement_rate import Window
 from store.statement_records import (
@@ -27,6 +33,8 @@ from store.statement_records import (
     GatewaySubscription,
     Match,
     NewGatewaySubscription,
+    Page,
+    Pair,
     PushKey,
     PushRecord,
     ReceivedStatement,
@@ -73,21 +81,32 @@ WITH RECURSIVE named(topic) AS (
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT ?
 """
 _MATCH = """
+WITH wanted(topic, sender) AS (VALUES {})
+SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
+FROM wanted CROSS JOIN statement_rules r USING (topic, sender)
+CROSS JOIN statement_subscriptions s USING (sub_key)
+"""
+_MATCH_PART = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
 FROM statement_rules r CROSS JOIN statement_subscriptions s USING (sub_key)
-WHERE r.topic = ? AND r.sender = ?
+WHERE r.topic = ? AND r.sender = ? AND r.sub_key > ? ORDER BY r.sub_key LIMIT ?
 """
 _PUSHED = """
-SELECT subscription_id, statement_hash FROM statement_pushes
-WHERE subscription_id = ? AND statement_hash = ?
+WITH made(subscription_id, statement_hash) AS (VALUES {})
+SELECT subscription_id, statement_hash
+FROM made CROSS JOIN statement_pushes USING (subscription_id, statement_hash)
 """
-_WINDOW = "SELECT accepted, silent_until FROM statement_rates WHERE sender = ? AND client_id = ?"
+_WINDOWS = """
+WITH pairs(sender, client_id) AS (VALUES {})
+SELECT sender, client_id, accepted, silent_until
+FROM pairs CROSS JOIN statement_rates USING (sender, client_id)
+"""
 _SET_WINDOW = """
 REPLACE INTO statement_rates (sender, client_id, accepted, silent_until, idle_at) VALUES {}
 """
 _PUSH = """
 INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
-VALUES (?, ?, ?, ?, ?, ?)
+VALUES {} RETURNING push_key, subscription_id, statement_hash
 """
 _PENDING = "INSERT INTO pending_statements (push_key, sub_key, data) VALUES {}"
 _LOAD = """
@@ -204,68 +223,75 @@ def topics(db: sqlite3.Connection, limit: int) -> list[bytes]:
     return [row[0] for row in db.execute(_TOPICS, (limit,))]
 
 
-def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
-    found = candidates(statements, _matches(tx, statements))
-    pushed = {
-        row
-        for one in found
-        for row in tx.db.execute(_PUSHED, (one.match.subscription_id, one.statement.statement_hash))
-    }
-    pairs = {(one.statement.sender, one.match.client_id) for one in found}
-    planned = plan(found, pushed, _windows(tx, pairs), now)
-    return Accepted(_store(tx, planned, now), planned.limited, planned.repeated)
+def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page) -> Accepted:
+    found = _found(tx, statements, page)
+    chosen = candidates(found)
+    made = [(one.match.subscription_id, one.statement.statement_hash) for one in chosen]
+    pushed = set(select_rows(tx.db, _PUSHED, made))
+    planned = plan(chosen, pushed, _windows(tx, chosen), now, page)
+    return accepted(found, planned, _store(tx, planned, now))
 
 
-def _matches(tx: Transaction, statements: Sequence[ReceivedStatement]) -> list[Match]:
-    rules = {Rule(one.sender, topic): None for one in statements for topic in one.topics}
-    return [
-        Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4])
-        for rule in rules
-        for row in tx.db.execute(_MATCH, (rule.topic, rule.sender))
+def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:
+    if not page.after:
+        rest = statements[page.done :]
+        rows = list(islice(select_rows(tx.db, _MATCH, wanted_rules(rest)), PAGE + 1))
+        if len(rows) <= PAGE:
+            return Found(rest, [_match(row) for row in rows])
+    one = statements[page.done]
+    by_topic = [
+        [_match(row) for row in tx.db.execute(_MATCH_PART, (topic, one.sender, page.after, PAGE))]
+        for topic in one.topics
     ]
+    return part_of(statements, page, by_topic)
 
 
-def _windows(tx: Transaction, pairs: set[Pair]) -> dict[Pair, Window]:
-    rows = ((pair, tx.db.execute(_WINDOW, pair).fetchone()) for pair in pairs)
-    return {pair: decode_window(*row) for pair, row in rows if row is not None}
+def _match(row: Sequence[Any]) -> Match:
+    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4])
+
+
+def _windows(tx: Transaction, chosen: Sequence[Candidate]) -> dict[Pair, Window]:
+    pairs = dict.fromkeys([(one.statement.sender, one.match.client_id) for one in chosen])
+    return {
+        (sender, client_id): decode_window(times, silent_until)
+        for sender, client_id, times, silent_until in select_rows(tx.db, _WINDOWS, list(pairs))
+    }
 
 
 def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
-    insert_rows(
-        tx.db,
-        _SET_WINDOW,
-        [
-            (*pair, encode_times(window), window.silent_until, idle_at(now))
-            for pair, window in planned.windows.items()
-        ],
-    )
-    keys = [_store_push(tx, one, now) for one in planned.pushes]
-    insert_rows(
-        tx.db,
-        _PENDING,
-        [
-            (key, one.match.key, one.statement.data[: MAX_DATA + 1])
-            for key, one in zip(keys, planned.pushes, strict=True)
-        ],
-    )
-    return keys
-
-
-def _store_push(tx: Transaction, one: Candidate, now: float) -> PushKey:
-    statement, match = one
-    row = tx.db.execute(
-        _PUSH,
+    windows = [
+        (*pair, encode_times(window), window.silent_until, idle_at(now))
+        for pair, window in planned.windows.items()
+    ]
+    insert_rows(tx.db, _SET_WINDOW, windows)
+    keys = {
+        (subscription_id, statement_hash): PushKey(key)
+        for key, subscription_id, statement_hash in select_rows(
+            tx.db, _PUSH, [_push_row(one, now) for one in planned.pushes]
+        )
+    }
+    pending = [
         (
-            match.subscription_id,
-            statement.statement_hash,
-            statement.sender,
-            match.rule.topic,
-            int(now),
-            keep_until(statement, now),
-        ),
+            keys[one.match.subscription_id, one.statement.statement_hash],
+            one.match.key,
+            one.statement.data[: MAX_DATA + 1],
+        )
+        for one in planned.pushes
+    ]
+    insert_rows(tx.db, _PENDING, pending)
+    return sorted(keys.values())
+
+
+def _push_row(one: Candidate, now: float) -> tuple[Any, ...]:
+    statement, match = one
+    return (
+        match.subscription_id,
+        statement.statement_hash,
+        statement.sender,
+        match.rule.topic,
+        int(now),
+        keep_until(statement, now),
     )
-    assert row.lastrowid is not None
-    return PushKey(row.lastrowid)
 
 
 def pushes(db: sqlite3.Connection, keys: Sequence[PushKey]) -> list[StatementPush]:

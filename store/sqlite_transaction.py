@@ -102,6 +102,15 @@ def select_each(db: sqlite3.Connection, sql: str, ids: Sequence[bytes]) -> dict[
     return found
 
 
+def select_rows(
+    db: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[Any, ...]]:
+    """What is returned by a statement that has `{}` where its VALUES go."""
+    for piece in chunks(rows):
+        flat = [value for row in piece for value in row]
+        yield from db.execute(_with_rows(sql, len(piece), len(piece[0])), flat)
+
+
 def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
     """Rows changed by a statement that has `{}` where its IN list goes."""
     return sum(
@@ -114,9 +123,8 @@ def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]
 
     Several rows in one step: each step gives up the interpreter lock and has to get it back.
     """
-    for piece in chunks(rows):
-        flat = [value for row in piece for value in row]
-        db.execute(_with_rows(sql, len(piece), len(piece[0])), flat)
+    for _ in select_rows(db, sql, rows):
+        pass
 
 
 @cache

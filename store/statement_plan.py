@@ -7,15 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from store.statement_rate import COOL_DOWN, WINDOW, Window, decide
-from store.statement_records import GatewayKey, Match, ReceivedStatement, Rule
+from store.statement_records import (
+    Accepted,
+    GatewayKey,
+    Match,
+    Page,
+    Pair,
+    PushKey,
+    ReceivedStatement,
+    Rule,
+)
 
 MAX_DATA = 5120
 "Bytes of a statement's data that are kept: more fits into no push, whatever its channel."
 AUDIT_SECONDS = 30 * 24 * 60 * 60
 "How long a push is remembered at least; as long as its statement can come again in any case."
 
-Pair = tuple[bytes, bytes]
-"Sender and client: whom the limit is for."
+PAGE = 1000
+"Matching rules that one transaction looks at."
+FAN_OUT = 100_000
+"Subscriptions that one statement may be for; it is looked at after each page."
 
 
 class Plan(NamedTuple):
@@ -24,6 +35,16 @@ class Plan(NamedTuple):
     "Those that changed."
     limited: int
     repeated: int
+    decided: Mapping[tuple[Pair, bytes], bool]
+
+
+class Found(NamedTuple):
+    """The statements of a page and the rules they meet."""
+
+    statements: Sequence[ReceivedStatement]
+    matches: Sequence[Match]
+    cut: int = 0
+    following: Page | None = None
 
 
 class Candidate(NamedTuple):
@@ -33,44 +54,82 @@ class Candidate(NamedTuple):
     match: Match
 
 
-def candidates(statements: Sequence[ReceivedStatement], matches: Sequence[Match]) -> list[Candidate]:
+def wanted_rules(statements: Sequence[ReceivedStatement]) -> list[tuple[bytes, bytes]]:
+    """Topics and senders, each pair once."""
+    return list(dict.fromkeys([(topic, one.sender) for one in statements for topic in one.topics]))
+
+
+def part_of(
+    statements: Sequence[ReceivedStatement], page: Page, by_topic: Sequence[Sequence[Match]]
+) -> Found:
+    """A page of one statement that is for many. `by_topic`: at most `PAGE` matches of each of its topics, in
+    the order of their keys. All of a subscription's are on one page, so that the first topic is known."""
+    last = min((matches[-1].key for matches in by_topic if len(matches) == PAGE), default=None)
+    matches = [match for each in by_topic for match in each if last is None or match.key <= last]
+    told = page.told + len({match.key for match in matches})
+    if last is not None and told < FAN_OUT:
+        following: Page | None = Page(page.done, last, told)
+    else:
+        following = Page(page.done + 1) if page.done + 1 < len(statements) else None
+    is_cut = last is not None and told >= FAN_OUT
+    return Found([statements[page.done]], matches, int(is_cut), following)
+
+
+def candidates(found: Found) -> list[Candidate]:
     by_rule: dict[Rule, list[Match]] = {}
-    for match in matches:
+    for match in found.matches:
         by_rule.setdefault(match.rule, []).append(match)
-    found = []
+    topics = {rule.topic for rule in by_rule}
+    chosen = []
     done: set[tuple[GatewayKey, bytes]] = set()
-    for statement in statements:
+    for statement in found.statements:
+        if topics.isdisjoint(statement.topics):
+            continue  # most of them
         for topic in statement.topics:
             for match in by_rule.get(Rule(statement.sender, topic), ()):
                 once = match.key, statement.statement_hash
                 if once not in done:
                     done.add(once)
-                    found.append(Candidate(statement, match))
-    return found
+                    chosen.append(Candidate(statement, match))
+    return chosen
 
 
 def plan(
-    found: Sequence[Candidate],
+    chosen: Sequence[Candidate],
     pushed: Collection[tuple[bytes, bytes]],
     windows: Mapping[Pair, Window],
     now: float,
+    page: Page,
 ) -> Plan:
-    """`pushed`: (subscription id, statement hash) of pushes made before; they do not count for the limit."""
-    new = [one for one in found if (one.match.subscription_id, one.statement.statement_hash) not in pushed]
+    """`pushed`: (subscription id, statement hash) of pushes made before. A statement that a client was told
+    of does not count for the limit again."""
+    decided = dict(page.decided)
+    new = []
+    for one in chosen:
+        if (one.match.subscription_id, one.statement.statement_hash) in pushed:
+            decided[_once(one)] = True
+        else:
+            new.append(one)
     changed: dict[Pair, Window] = {}
-    decided: dict[tuple[Pair, bytes], bool] = {}
-    for statement, match in new:
-        pair = statement.sender, match.client_id
-        once = pair, statement.statement_hash
+    for one in new:
+        once = pair, _ = _once(one)
         if once not in decided:
             before = changed.get(pair) or windows.get(pair) or Window()
             decided[once], changed[pair] = decide(before, now)
-    planned = [
-        one
-        for one in new
-        if decided[(one.statement.sender, one.match.client_id), one.statement.statement_hash]
-    ]
-    return Plan(planned, changed, len(new) - len(planned), len(found) - len(new))
+    planned = [one for one in new if decided[_once(one)]]
+    return Plan(planned, changed, len(new) - len(planned), len(chosen) - len(new), decided)
+
+
+def _once(one: Candidate) -> tuple[Pair, bytes]:
+    statement, match = one
+    return (statement.sender, match.client_id), statement.statement_hash
+
+
+def accepted(found: Found, planned: Plan, keys: Sequence[PushKey]) -> Accepted:
+    following = found.following
+    if following is not None and following.after:
+        following = following._replace(decided=planned.decided)
+    return Accepted(keys, planned.limited, planned.repeated, found.cut, following)
 
 
 def keep_until(statement: ReceivedStatement, now: float) -> int:

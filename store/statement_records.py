@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 from protocol.device_token import DeviceToken
@@ -109,14 +110,38 @@ class Match(NamedTuple):
     client_id: bytes
 
 
+Pair = tuple[bytes, bytes]
+"Sender and client: whom the limit is for."
+
+
+class Page(NamedTuple):
+    """How far a batch of statements is: one may be for more subscriptions than a transaction should hold."""
+
+    done: int = 0
+    "So many statements are."
+    after: GatewayKey = GatewayKey(0)
+    "The next one is up to here;"
+    told: int = 0
+    "it was for so many subscriptions so far,"
+    decided: Mapping[tuple[Pair, bytes], bool] = MappingProxyType({})
+    "and this is what the limit said to it, by statement hash: it counts once for a client."
+
+
+FIRST_PAGE = Page()
+
+
 class Accepted(NamedTuple):
-    """What became of a batch of statements."""
+    """What became of a page of statements."""
 
     pushes: Sequence[PushKey]
     limited: int = 0
     "Notifications of a sender to a client beyond the limit."
     repeated: int = 0
     "Pushes made before."
+    cut: int = 0
+    "Statements for more subscriptions than one may be for: the rest hears nothing."
+    following: Page | None = None
+    "Where to go on; None: that was all."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

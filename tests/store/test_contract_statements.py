@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from protocol.device_token import ApnsToken, Provider
+from store import statement_plan
 from store.interface import NtfStore
-from store.statement_plan import AUDIT_SECONDS, MAX_DATA
+from store.statement_plan import AUDIT_SECONDS, MAX_DATA, PAGE
 from store.statement_rate import COOL_DOWN, LIMIT, WINDOW
 from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
@@ -324,3 +325,51 @@ async def test_topics_are_told_once_each(store: NtfStore) -> None:
         await subscribed(store, *(rule(topic=topic) for topic in topics))
     assert await store.watched_topics(10) == topics
     assert await store.watched_topics(3) == topics[:3]
+
+
+async def accepted_pages(store: NtfStore, *statements: ReceivedStatement) -> list[Accepted]:
+    pages = [await accept(store, *statements)]
+    while (page := pages[-1].following) is not None:
+        pages.append(await store.accept_statements(statements, NOW, page))
+    return pages
+
+
+async def crowd(store: NtfStore, size: int, wanted: Rule) -> list[NewGatewaySubscription]:
+    """So many subscriptions with a rule; those beyond a page are of the first clients again."""
+    made = [new(client=(number % PAGE).to_bytes(32, "big")) for number in range(size)]
+    for at in range(0, size, 100):
+        part = made[at : at + 100]
+        await asyncio.gather(*(store.add_gateway_subscription(one, None, CAPS) for one in part))
+        await asyncio.gather(*(edit(store, one, RuleEdit.ADD, wanted) for one in part))
+    return made
+
+
+async def test_a_statement_for_many_is_told_page_by_page(store: NtfStore) -> None:
+    first = rule()
+    second = rule(sender=first.sender)
+    made = await crowd(store, PAGE + 100, second)
+    both = made[0]
+    await edit(store, both, RuleEdit.ADD, first)
+    came = statement(second, first)
+    pages = await accepted_pages(store, came, statement(rule(sender=first.sender)))
+    assert [page.cut for page in pages] == [0] * len(pages)
+    assert [len(page.pushes) for page in pages] == [PAGE, 100, 0]
+    (record,) = await store.push_records(both.subscription_id)
+    assert record.topic == second.topic
+    again = await accepted_pages(store, came)
+    assert (sum(page.repeated for page in again), sum(page.limited for page in again)) == (len(made), 0)
+    # Both subscriptions of a client together count once, though they are on different pages.
+    more = rule(sender=first.sender)
+    await edit(store, made[1], RuleEdit.ADD, more)
+    assert (await accept(store, *(statement(more) for _ in range(LIMIT - 1)))).limited == 0
+    assert (await accept(store, statement(more))).limited == 1
+
+
+async def test_a_statement_is_for_so_many_and_no_more(
+    store: NtfStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statement_plan, "FAN_OUT", PAGE)
+    wanted = rule()
+    await crowd(store, PAGE + 10, wanted)
+    pages = await accepted_pages(store, statement(wanted), statement(wanted))
+    assert [(len(page.pushes), page.cut) for page in pages] == [(PAGE, 1), (PAGE, 1)]

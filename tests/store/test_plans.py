@@ -23,6 +23,11 @@ BIG = (
     "sent_notifications",
     "token_routers",
     "smp_servers",
+    "statement_subscriptions",
+    "statement_rules",
+    "statement_rates",
+    "statement_pushes",
+    "pending_statements",
 )
 ON_PURPOSE = {
     "postgres_notifications._COUNTS": "counts what is unsent, every 15 seconds",
@@ -51,6 +56,19 @@ INSERT INTO unsent_notifications (token_key, sub_key, received_at, nonce, meta)
     SELECT token_key, sub_key, 1, '', '' FROM subscriptions WHERE sub_key % 3 = 0;
 INSERT INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
     SELECT token_key, sub_key, sub_key, 1, '', '' FROM subscriptions WHERE sub_key % 3 = 1;
+INSERT INTO statement_subscriptions
+    (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at)
+    SELECT decode(md5(n::text), 'hex'), decode(md5('c' || n / 2), 'hex'), 'apns',
+        decode(md5('d' || n), 'hex'), false, 1, 1 FROM generate_series(1, {TOKENS}) n;
+INSERT INTO statement_rules (topic, sender, sub_key)
+    SELECT decode(md5('t' || n), 'hex'), decode(md5('s' || n), 'hex'), n % {TOKENS} + 1
+    FROM generate_series(1, {QUEUES}) n;
+INSERT INTO statement_rates SELECT sender, topic, '', 0, n FROM (
+    SELECT sender, topic, row_number() OVER () n FROM statement_rules LIMIT {TOKENS}) r;
+INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
+    SELECT decode(md5(n::text), 'hex'), decode(md5('h' || n), 'hex'), '', '', n, n
+    FROM generate_series(1, {TOKENS}) n;
+INSERT INTO pending_statements SELECT push_key, push_key, '', push_key % 1000 = 0 FROM statement_pushes;
 SET session_replication_role = origin;
 ANALYZE;
 """

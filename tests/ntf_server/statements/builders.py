@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import sr25519
 
 from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes
@@ -33,4 +31,4 @@ def signed(
         data=data,
     )
     signature = sr25519.sign(pair, signed_bytes(unsigned))
-    return encode_statement(dataclasses.replace(unsigned, proof=Signed(Scheme.SR25519, signature, pair[0])))
+    return encode_statement(unsigned._replace(proof=Signed(Scheme.SR25519, signature, pair[0])))

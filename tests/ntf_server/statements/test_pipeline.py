@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from ntf_server.clock import SystemClock
 from ntf_server.statements.pipeline import BATCH, Pipeline
 from protocol.statements import OnChain, decode_statement, encode_statement, statement_hash
 from store.interface import StoreUnavailable
-from store.statement_records import Accepted, PushKey, PushRecord, ReceivedStatement
+from store.statement_records import FIRST_PAGE, Accepted, Page, PushKey, PushRecord, ReceivedStatement
 from tests.ntf_server.statements.builders import sender, signed, topic
 
 
@@ -21,7 +20,9 @@ class Recorder:
         self.told: list[PushKey] = []
         self.failures = 0
 
-    async def accept_statements(self, statements: Sequence[ReceivedStatement], now: float) -> Accepted:
+    async def accept_statements(
+        self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
+    ) -> Accepted:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("away")
@@ -62,8 +63,8 @@ async def test_what_is_not_genuine_goes_no_further() -> None:
     statement = decode_statement(genuine)
     forged = bytearray(genuine)
     forged[-1] ^= 1
-    on_chain = encode_statement(dataclasses.replace(statement, proof=OnChain(bytes(32), bytes(32), 1)))
-    unsigned = encode_statement(dataclasses.replace(statement, proof=None))
+    on_chain = encode_statement(statement._replace(proof=OnChain(bytes(32), bytes(32), 1)))
+    unsigned = encode_statement(statement._replace(proof=None))
     expired = signed(sender(), topic(1), expires_at=1_700_000_000)
     assert await accepted(bytes(forged), on_chain, unsigned, expired, signed(sender()), b"", b"\xff") == []
     assert await accepted() == []
