@@ -323,9 +323,13 @@ async def running_daemon(
     env: Mapping[str, str] | None = None,
     *,
     log: str = "log",
+    python: str | Path = sys.executable,
     program: Sequence[str] = ("-m", "ntf_server"),
 ) -> AsyncIterator[Daemon]:
-    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file."""
+    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file.
+
+    `python`: of the environment that the server is installed in.
+    """
     if not (folder / "c").exists():
         made = init(folder)
         assert made.returncode == 0, made.stderr
@@ -338,7 +342,7 @@ async def running_daemon(
     log_file = folder / log
     with log_file.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *program, "start", "--config-dir", str(folder / "c")),
+            *(str(python), *program, "start", "--config-dir", str(folder / "c")),
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=os.environ | defaults | dict(env or {}),
@@ -356,6 +360,15 @@ async def running_daemon(
         await process.wait()
 
 
+def push_settings(push: FakePushServer) -> dict[str, str]:
+    """The provider that a daemon is to use."""
+    return {
+        "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
+        "NTF_APNS_TEST_PORT": str(push.port),
+        "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+    }
+
+
 @asynccontextmanager
 async def world(
     folder: Path, *, seconds: float, devices: int = DEVICES, env: Mapping[str, str] | None = None
@@ -363,13 +376,11 @@ async def world(
     """All of them on this machine; queues for `seconds` of measuring."""
     config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
     config.folder.mkdir()
-    async with Router.start(host="127.0.0.1") as router, FakePushServer(config) as push:
-        provider = {
-            "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
-            "NTF_APNS_TEST_PORT": str(push.port),
-            "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
-        }
-        async with running_daemon(folder, provider | dict(env or {})) as daemon:
-            made = World(daemon, router, push)
-            await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))
-            yield made
+    async with (
+        Router.start(host="127.0.0.1") as router,
+        FakePushServer(config) as push,
+        running_daemon(folder, push_settings(push) | dict(env or {})) as daemon,
+    ):
+        made = World(daemon, router, push)
+        await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))
+        yield made

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import sqlite3
 import stat
+import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from protocol.addresses import NtfServer, parse_ntf_server
@@ -18,13 +23,17 @@ from store import migrate
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ntf_server.test_cli import Finished, init, ntf_server, started
 
+NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
 
 def backup(folder: Path, target: Path, *options: str) -> Finished:
     return ntf_server("backup", target, "--config-dir", folder / "c", *options)
 
 
-def restore(source: Path, folder: Path) -> Finished:
-    return ntf_server("restore", source, "--config-dir", folder / "c", "--data-dir", folder / "d")
+def restore(source: Path, folder: Path, user: Sequence[str] = ()) -> Finished:
+    where = ("--config-dir", folder / "c", "--data-dir", folder / "d")
+    return ntf_server("restore", source, *where, user=user)
 
 
 async def registered(address: NtfServer, devices: list[Device], stop: asyncio.Event) -> None:
@@ -69,6 +78,34 @@ async def test_a_busy_server_moves_to_another_machine(tmp_path: Path) -> None:
         await check_known(address, devices[:before])
     assert str(new) in (new / "c" / "ntf-server.ini").read_text()
     assert str(old) not in (new / "c" / "ntf-server.ini").read_text()
+
+
+def hand_over(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can be others")
+async def test_another_user_on_another_machine(tmp_path: Path) -> None:
+    """The administrator hands the backup over; nothing of it depends on who made it or where."""
+    init(tmp_path)
+    device = Device.make(ApnsToken(Provider.APNS_NULL, b"00"))
+    with started(tmp_path) as (_, text):
+        client = await NtfClient.open(parse_ntf_server(text))
+        await device.register(client)
+        client.close()
+    assert backup(tmp_path, tmp_path / "backup", "--identity").returncode == 0
+    with tempfile.TemporaryDirectory() as home:  # pytest's own folders are root's alone
+        there = Path(home)
+        shutil.copytree(tmp_path / "backup", there / "backup")
+        hand_over(there)
+        done = restore(there / "backup", there, user=AS_NOBODY)
+        assert done.returncode == 0, done.stderr
+        for file in (*(there / "c").iterdir(), *(there / "d").iterdir()):
+            assert (file.owner(), stat.S_IMODE(file.stat().st_mode)) == ("nobody", 0o600)
+        with started(there, user=AS_NOBODY) as (process, text):
+            assert psutil.Process(process.pid).uids().effective == NOBODY
+            await check_known(parse_ntf_server(text), [device])
 
 
 async def test_what_was_there_is_put_aside(tmp_path: Path) -> None:

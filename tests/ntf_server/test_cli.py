@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,9 +33,12 @@ Env = dict[str, str]
 Finished = subprocess.CompletedProcess[str]
 
 
-def ntf_server(*arguments: object, answer: str = "", env: Env | None = None) -> Finished:
+def ntf_server(
+    *arguments: object, answer: str = "", env: Env | None = None, user: Sequence[str] = ()
+) -> Finished:
+    """`user`: a command that becomes another one and runs what follows."""
     return subprocess.run(
-        [sys.executable, "-m", "ntf_server", *map(str, arguments)],
+        [*user, sys.executable, "-m", "ntf_server", *map(str, arguments)],
         input=answer,
         capture_output=True,
         text=True,
@@ -51,10 +54,12 @@ def init(folder: Path, *extra: object) -> Finished:
 
 
 @contextmanager
-def started(folder: Path, env: Env | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(
+    folder: Path, env: Env | None = None, user: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c")],
+        [*user, sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder / "c")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,0 +1,146 @@
+"""Upgrade and roll back under load: a server of an earlier schema, built from the history, and this one.
+
+Notifications go on all the while. Routers keep those that come while no server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from protocol.encoding import EntityId
+from smp_router.router import Router
+from store.migrate import STEPS, schema_version
+from tests.drills.world import DEADLINE, Asked, Daemon, World, free_port, push_settings, running_daemon
+from tests.packaging.test_distribution import UV, run
+from tests.test_architecture import ROOT
+
+DEVICES, QUEUES = 20, 2400
+NEW_DEVICES, NEW_QUEUES = 2, 40
+"Of each version that runs: what one wrote, the others read."
+PUSHES = 60
+"For so many, each version runs."
+
+
+@dataclass(frozen=True)
+class Version:
+    python: Path
+    schema: int
+
+    def run(self, *arguments: object) -> None:
+        run(self.python, "-P", "-m", "ntf_server", *arguments, cwd=ROOT)
+
+
+HERE = Version(Path(sys.executable), STEPS.latest)
+
+
+@pytest.fixture(scope="module", params=range(1, STEPS.latest), ids="schema {}".format)
+def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Version:
+    """The last commit before the next schema, as a wheel with its own locked libraries."""
+    folder, schema = tmp_path_factory.mktemp("earlier"), int(request.param)
+    added = ("log", "--diff-filter=A", "--format=%H", "--", f"store/migrations/{schema + 1:04}_*.up.sql")
+    commit = run("git", *added, cwd=ROOT).strip()
+    if not commit:
+        pytest.skip("needs the history of the repository")
+    source = folder / "source"
+    run("git", "worktree", "add", "--detach", source, f"{commit}^", cwd=ROOT)
+    try:
+        python = ("--python", sys.executable)
+        run(UV, "build", "--wheel", "--no-build-isolation", *python, "-o", folder, cwd=source)
+        run(UV, "venv", *python, folder / "venv", cwd=folder)
+        made = Version(folder / "venv/bin/python", schema)
+        install = (UV, "pip", "install", "--python", made.python)
+        run(*install, "--require-hashes", "-r", source / "requirements/base.txt", cwd=folder)
+        run(*install, "--no-deps", *folder.glob("*.whl"), cwd=folder)
+        return made
+    finally:
+        run("git", "worktree", "remove", "--force", source, cwd=ROOT)
+
+
+class Traffic:
+    """Notifications to all devices, until it is stopped."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stop = asyncio.Event()
+        self.sent: dict[EntityId, float] = {}
+
+    @asynccontextmanager
+    async def flowing(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._flow())
+            yield
+            self._stop.set()
+
+    async def _flow(self) -> None:
+        while not self._stop.is_set():
+            self.sent |= await self._world.notify(0.2)
+
+
+async def test_nothing_is_lost(tmp_path: Path, earlier: Version) -> None:
+    where = ("--config-dir", tmp_path / "c")
+    earlier.run("init", "--ip", "127.0.0.1", *where, "--data-dir", tmp_path / "d")
+    config = FakePushConfig(folder=tmp_path / "push", record_limit=1_000_000)
+    config.folder.mkdir()
+    async with Router.start(host="127.0.0.1") as router, FakePushServer(config) as push:
+        env = push_settings(push) | {"NTF_TRANSPORT_PORT": str(free_port())}
+        async with serving(tmp_path, env, earlier) as daemon:
+            world = World(daemon, router, push)
+            await world.add_devices(DEVICES, QUEUES)
+        traffic, asked, away = Traffic(world), Asked(), []
+        async with traffic.flowing():
+            for version in (earlier, HERE, earlier, HERE):
+                ended = wall_clock()
+                if version is earlier:  # the roll-back; a later version upgrades by itself
+                    await asyncio.to_thread(HERE.run, "migrate", "--to", version.schema, "--yes", *where)
+                async with serving(tmp_path, env, version) as world.daemon:
+                    await subscribed(world)
+                    away.append(wall_clock() - ended)
+                    await world.add_devices(NEW_DEVICES, NEW_QUEUES)
+                    await pushed(push, PUSHES)
+        async with serving(tmp_path, env, HERE):
+            missing = await world.pushed(traffic.sent, asked)
+    seconds = ", ".join(f"{each:.1f}" for each in away)
+    print(f"| {earlier.schema} to {HERE.schema} and back, twice | {asked} | {len(missing)} | {seconds} s |")
+    assert not missing
+
+
+@asynccontextmanager
+async def serving(folder: Path, env: Mapping[str, str], version: Version) -> AsyncIterator[Daemon]:
+    """A server of this version, stopped in order at the end."""
+    async with running_daemon(
+        folder, env, python=version.python, program=("-P", "-m", "ntf_server")
+    ) as daemon:
+        assert schema(folder) == version.schema
+        yield daemon
+        daemon.process.terminate()
+        async with asyncio.timeout(DEADLINE):
+            while daemon.is_alive():
+                await asyncio.sleep(0.02)
+
+
+def schema(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "d/ntf-server.db")) as db:
+        return schema_version(db)
+
+
+async def subscribed(world: World) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not world.queues <= world.router.subscribed_notifiers():
+            await asyncio.sleep(0.02)
+
+
+async def pushed(push: FakePushServer, count: int) -> None:
+    """So many more."""
+    wanted = len(push.pushes) + count
+    async with asyncio.timeout(DEADLINE):
+        while len(push.pushes) < wanted:
+            await asyncio.sleep(0.02)
