@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntf_server import setup
-from ntf_server.clock import Clock, SystemClock
+from ntf_server.clock import Clock, SharedClock, SystemClock
 from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
@@ -66,7 +66,7 @@ class App:
     ) -> None:
         self._config_dir = config_dir
         self._config = config
-        self._clock = clock or SystemClock()
+        self._clock = SharedClock(clock or SystemClock())
         self._random = random
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
@@ -125,6 +125,8 @@ class App:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._providers.close)
             await stack.enter_async_context(opened(self.store, self._config_dir, self._config))
+            if self._sharing is not None:
+                await stack.enter_async_context(self._sharing.joined())
             if isinstance(self._journal, Journal):
                 life = DaemonLife(
                     self._journal,
@@ -134,8 +136,6 @@ class App:
                     self.subscriber.status,
                 )
                 await stack.enter_async_context(life.recorded())
-            if self._sharing is not None:
-                await stack.enter_async_context(self._sharing.joined())
             endpoint = HttpEndpoint(self.health, self._status)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
@@ -263,6 +263,7 @@ class App:
             self.store.leases,
             self.subscriber,
             self.dispatcher,
+            self._clock,
             lease_seconds=self._config.STORE.lease_seconds,
         )
 

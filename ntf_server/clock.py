@@ -25,6 +25,29 @@ class SystemClock:
         return time.monotonic()
 
 
+class SharedClock:
+    """Wall time as the database tells it: what daemons write there is compared by others, and the clock of
+    one machine may be wrong."""
+
+    def __init__(self, own: Clock) -> None:
+        self._own = own
+        self.ahead = 0.0
+        "Seconds by which this machine's clock is before the database's."
+
+    def now(self) -> float:
+        return self._own.now() - self.ahead
+
+    def monotonic(self) -> float:
+        return self._own.monotonic()
+
+    def told(self, now: float, took: float) -> None:
+        """The database's clock showed this just now, or up to `took` seconds ago. What is known already
+        stays, unless it cannot be right."""
+        most = self._own.now() - now
+        if not most - took <= self.ahead <= most:
+            self.ahead = most - took / 2
+
+
 def day(seconds: float) -> int:
     """The start of the day: the only precision in which the store keeps what clients did when."""
     return int(seconds) // SECONDS_PER_DAY * SECONDS_PER_DAY

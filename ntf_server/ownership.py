@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from ntf_server.clock import SharedClock
 from ntf_server.metrics import counter, gauge
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.subscriber import RouterSubscriber
@@ -24,10 +25,12 @@ from store.leases import (
     PUSH,
     RENEWALS,
     RESUBSCRIBE,
+    Changes,
     Duty,
     Lease,
     Leases,
     Notice,
+    TimeTold,
     of_router,
 )
 from store.records import ServerKey, TokenKey
@@ -44,6 +47,10 @@ SWEEP_INTERVAL = 10.0
 LATE_READING = 5.0
 "At most, for which a daemon reads on at a router that another one owns by now: nothing sent before is lost."
 LATE_LOOK = 0.1
+WRONG_CLOCK = 2.0
+"Seconds: more is worth a word."
+RETIRE_TIMEOUT = 10.0
+"For that, in a daemon that stops."
 DRAIN_TIMEOUT = 30.0
 "For pushes under way, before their part goes to another daemon."
 
@@ -53,6 +60,7 @@ GIVEN_BACK = counter("leases_given_back", "Leases given back to be shared with o
 LAPSED = counter(
     "leases_lapsed", "Times this daemon had to give everything up because it was cut off or hung"
 )
+CLOCK_AHEAD = gauge("clock_ahead_seconds", "Seconds by which this machine's clock is ahead of the database's")
 HANDED = counter("queues_handed_over", "Queues that other daemons stored for routers of this one")
 
 
@@ -60,21 +68,30 @@ class OwnershipLoop:
     """Takes leases and gives them back; starts and stops what depends on them."""
 
     def __init__(
-        self, leases: Leases, subscriber: RouterSubscriber, dispatcher: Dispatcher, *, lease_seconds: float
+        self,
+        leases: Leases,
+        subscriber: RouterSubscriber,
+        dispatcher: Dispatcher,
+        clock: SharedClock,
+        *,
+        lease_seconds: float,
     ) -> None:
         self._leases = leases
+        self._clock = clock
         self._subscriber = subscriber
         self._dispatcher = dispatcher
         self._renew_interval = lease_seconds / RENEWALS
         self._balance_at = self._sweep_at = 0.0
         self._tasks: TaskGroup | None = None
         self._leaving: set[ServerKey] = set()
+        self._begun_anew: set[ServerKey] = set()
+        "Of these, those that are ours again."
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
         """One of the daemons from now on. At the end everything is given back, when nothing uses it any
         more."""
-        await self._leases.join()
+        self._note_time(await self._leases.join())
         async with TaskGroup() as tasks:
             renewing = tasks.create_task(self._renew(), name="lease renewal")
             try:
@@ -102,7 +119,7 @@ class OwnershipLoop:
     async def _renew(self) -> None:
         while True:
             try:
-                await self._leases.renew()
+                self._note_time(await self._leases.renew())
             except LeaseLost as error:
                 log.warning("all routers and pushes begin anew: %s", error)
                 LAPSED.inc()
@@ -112,8 +129,20 @@ class OwnershipLoop:
                 continue
             await asyncio.sleep(self._renew_interval)
 
+    def _note_time(self, told: TimeTold) -> None:
+        was_wrong = abs(self._clock.ahead) >= WRONG_CLOCK
+        self._clock.told(*told)
+        ahead = self._clock.ahead
+        CLOCK_AHEAD.set(ahead)
+        if abs(ahead) >= WRONG_CLOCK and not was_wrong:
+            how = "ahead of" if ahead > 0 else "behind"
+            log.warning(
+                "this machine's clock is %.0f s %s the database's: that one is believed", abs(ahead), how
+            )
+
     async def _watch_time(self) -> None:
-        """Stop before another daemon begins, whatever the reason why nothing could be renewed."""
+        """Stop before another daemon begins, whatever the reason why nothing could be renewed. Routers are
+        read from until it is known that another daemon has them."""
         while True:
             left = self._leases.seconds_left()
             if left > 0:
@@ -123,61 +152,84 @@ class OwnershipLoop:
                 log.error("cut off from the database for too long: all routers and pushes are given up")
                 LAPSED.inc()
                 self._leases.lapse()
-            self._let_go()
             await asyncio.sleep(LOOK_INTERVAL)
 
     def _let_go(self) -> None:
         """End what goes on for routers that are not ours any more. What they sent before is read and kept."""
-        lost = [key for key in self._subscriber.watched() if not self._leases.owns(of_router(key))]
-        for key in set(lost) - self._leaving:
-            assert self._tasks is not None
+        for key in self._subscriber.watched():
+            if not self._leases.owns(of_router(key)):
+                self._start_leaving(key)
+
+    def _start_leaving(self, key: ServerKey) -> None:
+        assert self._tasks is not None
+        if key not in self._leaving:
             self._leaving.add(key)
             self._tasks.create_task(self._leave(key), name="leaving a router")
 
     async def _leave(self, key: ServerKey) -> None:
         try:
             await self._read_on([key])
-            if not self._leases.owns(of_router(key)):
+            if key in self._begun_anew or not self._leases.owns(of_router(key)):
                 await self._subscriber.unwatch(key)
         finally:
             self._leaving.discard(key)
+            self._begun_anew.discard(key)
+            self._sweep_at = 0.0  # it may be ours again
 
     async def _read_on(self, keys: Sequence[ServerKey]) -> None:
-        """Until these routers have ended their sessions: their queues are the new owner's then."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LATE_READING):
-                while set(keys) & set(self._subscriber.watched()):  # noqa: ASYNC110  # they tell nobody
-                    await asyncio.sleep(LATE_LOOK)
+        """Until these routers have ended their sessions: their queues are the new owner's then. Time in which
+        the store keeps us from reading does not count."""
+        left = LATE_READING
+        while left > 0 and set(keys) & set(self._subscriber.watched()):
+            await asyncio.sleep(LATE_LOOK)
+            if not self._subscriber.is_storing(keys):
+                left -= LATE_LOOK
 
     # Shares
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._let_go()
         if now >= self._balance_at:
             self._balance_at = now + BALANCE_INTERVAL
             changes = await self._leases.balance()
             if changes.gained:
                 self._balance_at = 0.0  # there may be more
-                await self._begin(changes.gained)
+                self._begin(changes)
             if changes.surplus:
                 await self._give_back(changes.surplus)
-        for handed in await self._leases.handed_over():
-            HANDED.inc()
-            self._subscriber.subscribe(handed.router.key, handed.router.server, handed.queue)
+            self._let_go()
+        await self._take_handed_over()
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_INTERVAL
+            await self._watch_all()
             self._dispatcher.sweep()
 
-    async def _begin(self, gained: Sequence[Lease]) -> None:
-        for lease in gained:
+    def _begin(self, changes: Changes) -> None:
+        """A session in which another daemon took the queues away is of no use any more."""
+        self._sweep_at = 0.0
+        watched = set(self._subscriber.watched())
+        for lease in changes.gained:
             GAINED.labels(lease.duty).inc()
-        keys = [ServerKey(lease.id) for lease in gained if lease.duty is Duty.ROUTER]
-        if keys:
-            for router in await self._leases.routers(keys):
+            key = ServerKey(lease.id)
+            if lease.duty is Duty.ROUTER and key in watched and lease not in changes.resumed:
+                self._begun_anew.add(key)
+                self._start_leaving(key)
+
+    async def _watch_all(self) -> None:
+        """Every router of ours that has queues, whatever went wrong before."""
+        ours = {ServerKey(lease.id) for lease in self._leases.owned() if lease.duty is Duty.ROUTER}
+        if new := list(ours.difference(self._subscriber.watched())):
+            for router in await self._leases.routers(new):
                 self._subscriber.watch(router)
-        if any(lease.duty is Duty.PUSHES for lease in gained):
-            self._sweep_at = 0.0
+
+    async def _take_handed_over(self) -> None:
+        handed = await self._leases.handed_over()
+        ours = [each for each in handed if self._leases.owns(of_router(each.router.key))]
+        for each in ours:
+            HANDED.inc()
+            self._subscriber.subscribe(each.router.key, each.router.server, each.queue)
+        if ours:
+            await self._leases.taken(ours)
 
     async def _give_back(self, surplus: Sequence[Lease]) -> None:
         """Pushes under way have ended before another daemon begins. The connections of routers are closed a
@@ -200,7 +252,9 @@ class OwnershipLoop:
         with contextlib.suppress(StoreError):
             if routers and len(await self._leases.daemons()) > 1:
                 await self._leases.give_back(routers)
-                await self._read_on([ServerKey(lease.id) for lease in routers])
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETIRE_TIMEOUT):
+                        await self._read_on([ServerKey(lease.id) for lease in routers])
 
     # Words of other daemons, and for them
 

@@ -160,6 +160,10 @@ class Router:
             self._session.end(EndSession("asked for by the operator", at_once=True))
         self._hurry.set()
 
+    @property
+    def is_storing(self) -> bool:
+        return self._session is not None and self._session.session.is_consuming
+
     def status(self) -> RouterStatus:
         session = self._session
         params = None if session is None else session.session.params

@@ -152,6 +152,10 @@ class RouterSubscriber:
             self._start(key)
         return router
 
+    def is_storing(self, keys: Collection[ServerKey]) -> bool:
+        """Whether anything that one of these routers sent is not stored yet."""
+        return any(key in self._routers and self._routers[key].is_storing for key in keys)
+
     async def unwatch(self, key: ServerKey) -> None:
         """Leave a router alone, and return when its connection is closed. Its queues stay stored."""
         self._parked.pop(key, None)

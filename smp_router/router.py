@@ -172,6 +172,12 @@ class Router:
         """Notifier ids whose NMSGs have a receiver now, by NSUB or through a subscribed service."""
         return self._broker.notifiers.subscribed()
 
+    def receiver(self, notifier_id: EntityId) -> tuple[str, int] | None:
+        """The address of the client that an NMSG of this queue would go to now; None: it would be kept."""
+        client = self._broker.notifiers.subscriber(notifier_id)
+        found = (session.peer for session in self._sessions if session.client is client)
+        return None if client is None else next(found, None)
+
     def _admit(self, peer: str) -> bool:
         admitted = not self._weather.refusing and self._open.admit(source_of(peer))
         self.counts["connections" if admitted else "connections_refused"] += 1

@@ -86,6 +86,10 @@ class Session:
         self._waiting: set[asyncio.Task[None]] = set()
         "For other routers; as many as a client may have under way."
 
+    @property
+    def peer(self) -> tuple[str, int]:
+        return self._stream.peer
+
     def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
         service = self._broker.service_came(Service(new_id(), fingerprint, role))
         if service is None:

@@ -68,6 +68,16 @@ class HandedOver(NamedTuple):
 
     router: StoredRouter
     queue: QueueRow
+    version: str
+    "Another one if it was handed over again meanwhile."
+
+
+class TimeTold(NamedTuple):
+    """What the database's clock showed, at some moment of the seconds that the question took."""
+
+    now: float
+    "Seconds since the epoch."
+    took: float
 
 
 class DaemonRecord(NamedTuple):
@@ -86,6 +96,8 @@ class Changes(NamedTuple):
 
     gained: Sequence[Lease] = ()
     surplus: Sequence[Lease] = ()
+    resumed: Collection[Lease] = ()
+    "Of what was gained, that which nobody else owned since it was last ours."
 
 
 class Step(NamedTuple):
@@ -129,12 +141,12 @@ class Leases(Ownership, Protocol):
 
     def owned(self) -> Collection[Lease]: ...
 
-    async def join(self) -> None: ...
+    async def join(self) -> TimeTold: ...
 
     async def leave(self) -> None:
         """Give everything back: others go on at once."""
 
-    async def renew(self) -> None:
+    async def renew(self) -> TimeTold:
         """A sign of life. LeaseLost if this daemon was taken for dead: it owns nothing any more."""
 
     def seconds_left(self) -> float:
@@ -155,7 +167,9 @@ class Leases(Ownership, Protocol):
         """Those of them that have queues to be watched."""
 
     async def handed_over(self) -> list[HandedOver]:
-        """Queues that others stored for our routers since the last call."""
+        """Queues that others stored for our routers, again and again until they are `taken`."""
+
+    async def taken(self, handed: Sequence[HandedOver]) -> None: ...
 
     async def tell(self) -> None:
         """Tell what `push_elsewhere` gathered, when there is any."""

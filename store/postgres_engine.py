@@ -187,7 +187,7 @@ class Pools:
         try:
             return await asyncpg.create_pool(
                 self._url,
-                min_size=1,
+                min_size=0,  # whoever needs a connection makes it, and is told if that fails
                 max_size=size,
                 timeout=CONNECT_TIMEOUT,
                 # Beyond the server's own limit: for a server that does not answer at all.

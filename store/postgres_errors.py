@@ -21,6 +21,8 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (asyncpg.OutOfMemoryError, "is out of memory"),
     (asyncpg.PostgresConnectionError, "ended the connection"),
     (asyncpg.InterfaceError, "ended the connection"),
+    (asyncpg.TargetServerAttributeNotMatched, "has no server that takes writes: name the primary, too"),
+    (asyncpg.InternalClientError, "ended the connection"),
     (TimeoutError, "does not answer"),
     (OSError, "cannot be reached: check the address and that it runs"),
 )
@@ -28,7 +30,13 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
 RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.UniqueViolationError)
 "Another daemon was faster: the same call finds what it left and decides anew."
 
-CAUGHT = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+CAUGHT = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that ends in the middle of something may confuse the driver
+    OSError,
+    TimeoutError,
+)
 
 
 def store_error(error: Exception) -> StoreError:

@@ -28,6 +28,7 @@ from store.leases import (
     HandedOver,
     Lease,
     Notice,
+    TimeTold,
     next_step,
 )
 from store.postgres_engine import CHANNEL, SAY, Pools
@@ -51,10 +52,29 @@ _JOIN = """
 INSERT INTO daemons (daemon_id, name, alive_until) OVERRIDING SYSTEM VALUE
 VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
 ON CONFLICT (daemon_id) DO UPDATE SET alive_until = excluded.alive_until
+RETURNING extract(epoch FROM clock_timestamp())::float8
 """
 _RENEW = """
 UPDATE daemons SET alive_until = clock_timestamp() + $2 * interval '1 second'
-WHERE daemon_id = $1 AND alive_until > '-infinity' RETURNING true
+WHERE daemon_id = $1 AND alive_until > '-infinity'
+RETURNING extract(epoch FROM clock_timestamp())::float8
+"""
+# What daemons and programs counted that are gone becomes one row: that of nobody.
+_FOLD_TOTALS = """
+WITH gone AS (
+    SELECT daemon_id FROM totals t
+    WHERE daemon_id <> 0 AND NOT EXISTS (SELECT 1 FROM daemons d WHERE d.daemon_id = t.daemon_id)
+    FOR UPDATE SKIP LOCKED
+), deleted AS (
+    DELETE FROM totals t USING gone WHERE t.daemon_id = gone.daemon_id RETURNING t.*
+)
+INSERT INTO totals AS t (daemon_id, tokens, active_tokens, subscriptions, active_subscriptions)
+SELECT 0, sum(tokens), sum(active_tokens), sum(subscriptions), sum(active_subscriptions) FROM deleted
+HAVING count(*) > 0
+ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
+    active_tokens = t.active_tokens + excluded.active_tokens,
+    subscriptions = t.subscriptions + excluded.subscriptions,
+    active_subscriptions = t.active_subscriptions + excluded.active_subscriptions
 """
 # A daemon that is given up is marked first: it cannot renew what is being taken from it.
 _GIVE_UP = """
@@ -97,13 +117,15 @@ UPDATE leases l SET owner = NULL WHERE l.owner = $1 AND NOT EXISTS (
 """
 _LEAVE = "UPDATE leases SET owner = NULL WHERE owner = $1"
 _GO = "DELETE FROM daemons WHERE daemon_id = $1"
-_TAKE_HANDED_OVER = f"""
-WITH taken AS (
-    DELETE FROM handovers h USING leases l
-    WHERE l.duty = '{Duty.ROUTER}' AND l.id = h.server_key AND l.owner = $1 RETURNING h.server_key, h.sub_key
-)
-SELECT t.server_key, v.hosts, v.port, v.key_hash, {QUEUE_COLUMNS}
-FROM taken t JOIN subscriptions USING (sub_key) JOIN smp_servers v ON v.server_key = t.server_key
+_HANDED_OVER = f"""
+SELECT h.xmin::text, h.server_key, v.hosts, v.port, v.key_hash, {QUEUE_COLUMNS}
+FROM leases l JOIN handovers h ON h.server_key = l.id
+JOIN subscriptions USING (sub_key) JOIN smp_servers v ON v.server_key = h.server_key
+WHERE l.duty = '{Duty.ROUTER}' AND l.owner = $1
+"""
+_TAKEN = """
+DELETE FROM handovers h USING unnest($1::bigint[], $2::bigint[], $3::text[]) i(server_key, sub_key, version)
+WHERE h.server_key = i.server_key AND h.sub_key = i.sub_key AND h.xmin::text = i.version
 """
 _DAEMONS = f"""
 SELECT name, daemon_id = $1, count(*) FILTER (WHERE duty = '{Duty.ROUTER}'),
@@ -139,6 +161,8 @@ class PostgresLeases:
         self._patience = max(seconds * PATIENCE, LEAST_PATIENCE)
         self._clock = clock
         self._fences: dict[Lease, int] = {}
+        self._former: dict[Lease, int] = {}
+        "Fences of what was ours last."
         self._suspended: set[Lease] = set()
         self._valid_until = 0.0
         self._has_unknown = False
@@ -174,15 +198,21 @@ class PostgresLeases:
         return self._fences[lease]
 
     def refused(self, lease: Lease) -> LeaseLost:
-        """The database knows another owner."""
-        self._fences.pop(lease, None)
+        """The database knows another owner, or an older lease of ours was shown."""
+        self._lose([lease])
+        self._has_unknown = True
         return LeaseLost("another daemon owns it by now")
 
     def seconds_left(self) -> float:
         return self._valid_until - self._clock()
 
+    def _lose(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            if (fence := self._fences.pop(lease, None)) is not None:
+                self._former[lease] = fence
+
     def lapse(self) -> None:
-        self._fences.clear()
+        self._lose(list(self._fences))
         self._suspended.clear()
         self._has_unknown = True
         self._hears.set()
@@ -192,17 +222,28 @@ class PostgresLeases:
 
     # What is asked
 
-    async def join(self) -> None:
-        asked = self._clock()
-        await self._run(lambda db: db.execute(_JOIN, self._daemon_id(), self._name, self._seconds))
+    async def join(self) -> TimeTold:
+        await self._run(lambda db: db.execute(_FOLD_TOTALS))
+        told = await self._sign_of_life(_JOIN, self._daemon_id(), self._name, self._seconds)
+        assert told is not None
         self.has_joined = True
-        self._valid_until = asked + self._seconds * VALID_PART
+        return told
 
-    async def renew(self) -> None:
-        asked = self._clock()
-        if await self._run(lambda db: db.fetchval(_RENEW, self._daemon_id(), self._seconds)):
+    async def _sign_of_life(self, statement: str, *arguments: object) -> TimeTold | None:
+        async def ask(db: asyncpg.Connection) -> TimeTold | None:
+            asked = self._clock()
+            now: float | None = await db.fetchval(statement, *arguments)
+            if now is None:
+                return None
             self._valid_until = asked + self._seconds * VALID_PART
-            return
+            return TimeTold(now, self._clock() - asked)
+
+        return await self._run(ask)
+
+    async def renew(self) -> TimeTold:
+        told = await self._sign_of_life(_RENEW, self._daemon_id(), self._seconds)
+        if told is not None:
+            return told
         self.lapse()
         await self.join()
         raise LeaseLost("this daemon was taken for dead")
@@ -235,9 +276,10 @@ class PostgresLeases:
             if not await db.fetchval(_ALIVE, self._daemon_id()):
                 return Changes()  # it has to show signs of life first
             changes, claimed = await self._step(db)
+        resumed = {lease for lease, fence in claimed.items() if self._former.pop(lease, None) == fence - 1}
         self._fences |= claimed
         self._suspended -= claimed.keys()
-        return changes
+        return changes._replace(resumed=resumed)
 
     async def _step(self, db: asyncpg.Connection) -> tuple[Changes, dict[Lease, int]]:
         daemons = await db.fetchval(_LIVING)
@@ -253,8 +295,7 @@ class PostgresLeases:
         return Changes(list(claimed), surplus), claimed
 
     async def give_back(self, leases: Collection[Lease]) -> None:
-        for lease in leases:
-            self._fences.pop(lease, None)
+        self._lose(leases)
         self._suspended -= set(leases)
 
         async def run(db: asyncpg.Connection) -> None:
@@ -268,11 +309,21 @@ class PostgresLeases:
         return [stored_router(row) for row in rows]
 
     async def handed_over(self) -> list[HandedOver]:
-        rows = await self._run(lambda db: db.fetch(_TAKE_HANDED_OVER, self._daemon_id()))
+        rows = await self._run(lambda db: db.fetch(_HANDED_OVER, self._daemon_id()))
         return [
-            HandedOver(StoredRouter(ServerKey(key), smp_server(*address), was_there=False), queue_row(queue))
-            for key, *address, queue in ((row[0], *row[1:4], row[4:]) for row in rows)
+            HandedOver(
+                StoredRouter(ServerKey(key), smp_server(*row[2:5]), was_there=False),
+                queue_row(row[5:]),
+                version,
+            )
+            for row in rows
+            for version, key in (row[:2],)
         ]
+
+    async def taken(self, handed: Sequence[HandedOver]) -> None:
+        """By version: what was handed over again meanwhile stays."""
+        keys = [each.router.key for each in handed], [each.queue.key for each in handed]
+        await self._run(lambda db: db.execute(_TAKEN, *keys, [each.version for each in handed]))
 
     async def daemons(self) -> list[DaemonRecord]:
         rows = await self._run(lambda db: db.fetch(_DAEMONS, self._daemon_id()))

@@ -90,8 +90,8 @@ WITH locked AS MATERIALIZED (
     FROM unnest($1::bigint[], $2::bigint[]) i(server_key, sub_key) JOIN locked l ON l.id = i.server_key
     WHERE l.owner IS DISTINCT FROM $3
 ), added AS (
-    INSERT INTO handovers (server_key, sub_key) SELECT server_key, sub_key FROM foreigners
-    ON CONFLICT DO NOTHING
+    INSERT INTO handovers (server_key, sub_key) SELECT DISTINCT server_key, sub_key FROM foreigners
+    ON CONFLICT (server_key, sub_key) DO UPDATE SET sub_key = excluded.sub_key -- a new version of the row
 )
 SELECT pg_notify('{CHANNEL}', concat_ws(' ', '{HANDED_OVER}', '0', owner))
 FROM (SELECT DISTINCT owner FROM foreigners) o

@@ -236,13 +236,15 @@ class Dispatcher:
         await self._finished.wait()
 
     async def _work(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as self._work_limit, TaskGroup() as tasks:
-                tasks.create_task(self._sweep_when_due(), name="push sweep")
-                await self._dispatch(tasks)
-        self._work_limit = None
-        if self._timer is not None:
-            self._timer.cancel()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._work_limit, TaskGroup() as tasks:
+                    tasks.create_task(self._sweep_when_due(), name="push sweep")
+                    await self._dispatch(tasks)
+        finally:
+            self._work_limit = None
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _dispatch(self, tasks: TaskGroup) -> None:
         while not self._stopping:

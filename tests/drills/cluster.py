@@ -1,6 +1,8 @@
 """Daemons that share a database, routers, a provider and devices; what may go wrong is counted.
 
-A trigger in the database notes every status and every notification that was written for a router by another
+Three counts tell what became of notifications, each kept by somebody else: the routers know what they sent
+and to which connection, a trigger in the database what was committed and by whom, the provider what was
+pushed. The trigger also notes every status and every notification that was written for a router by another
 daemon than its owner. It must note none.
 """
 
@@ -15,28 +17,21 @@ from pathlib import Path
 import asyncpg
 
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from protocol.encoding import EntityId
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, Asked, Daemon, World, free_port, repeated_pushes, running_daemon
+from tests.drills.world import DEADLINE, Daemon, World, free_port, repeated_pushes, running_daemon
 
 LEASE = 4.0
 ROUTERS = 4
 DEVICES = 2
 "Of each router."
 QUEUES = 340
-PATIENCE = 15.0
-"Seconds for what may never come."
-IN_FLIGHT = 1.0
-"Seconds before a daemon died: what a router sent it then may not have reached the store."
 
-HOUR_AHEAD = (
-    "-c",
-    "import runpy, sys, time; real = time.time; time.time = lambda: real() + 3600;"
-    " sys.argv[0] = 'ntf-server'; runpy.run_module('ntf_server', run_name='__main__')",
-)
+Address = tuple[str, int]
 
 _AUDIT = """
 SET search_path = ntf;
-CREATE TABLE audit (writer text, owner text, what text);
+CREATE TABLE audit (writer text, owner text, what text, notifier_id bytea);
 CREATE FUNCTION owner_of(bigint) RETURNS text LANGUAGE sql AS
     $$ SELECT d.name FROM ntf.leases l JOIN ntf.daemons d ON d.daemon_id = l.owner
        WHERE l.duty = 'router' AND l.id = $1 $$;
@@ -48,7 +43,8 @@ CREATE FUNCTION audit_status() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     RETURN NULL;
 END $$;
 CREATE FUNCTION audit_newer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO ntf.audit SELECT current_setting('application_name'), ntf.owner_of(s.server_key), TG_OP
+    INSERT INTO ntf.audit
+    SELECT current_setting('application_name'), ntf.owner_of(s.server_key), TG_OP, s.notifier_id
     FROM ntf.subscriptions s WHERE s.sub_key = NEW.sub_key;
     RETURN NULL;
 END $$;
@@ -56,19 +52,27 @@ CREATE TRIGGER audited AFTER UPDATE ON subscriptions FOR EACH ROW EXECUTE FUNCTI
 CREATE TRIGGER audited AFTER INSERT OR UPDATE ON unsent_notifications
     FOR EACH ROW EXECUTE FUNCTION audit_newer();
 """
+# What a former owner was sent before is added beneath anything newer: that is no write as owner.
 _STRANGERS = """
 SELECT count(*) FROM ntf.audit WHERE writer IS DISTINCT FROM owner AND what <> 'INSERT'
 """
 _WRITERS = "SELECT DISTINCT writer FROM ntf.audit"
+_COMMITTED = "SELECT DISTINCT notifier_id FROM ntf.audit WHERE notifier_id IS NOT NULL"
 
 
 @dataclass
 class Outcome:
     """What a drill counted."""
 
-    pushes: Asked = field(default_factory=Asked)
+    sent: int = 0
+    committed: int = 0
+    pushed: int = 0
     in_flight: int = 0
-    "Sent by a router to a daemon that died before it stored them."
+    "Sent on a connection of a daemon that was killed, and never committed: SMP has no acknowledgement."
+    oldest_in_flight: float = 0.0
+    "Seconds before the fault."
+    lost: int = 0
+    "All others that were not pushed."
     strangers: int = 0
     "Statuses and notifications written for a router by another daemon than its owner."
     repeated: int = 0
@@ -76,14 +80,10 @@ class Outcome:
     taken_over: float = 0.0
     "Seconds from the fault until all queues were subscribed again."
 
-    @property
-    def lost(self) -> int:
-        return self.pushes.asked - self.pushes.answered - self.in_flight
-
     def row(self, name: str) -> str:
         """A line of the table in docs/reliability.md."""
         cells = (
-            name, f"{self.taken_over:.1f} s", f"{self.pushes.answered}/{self.pushes.asked}", self.in_flight,
+            name, f"{self.taken_over:.1f} s", self.sent, self.committed, self.pushed, self.in_flight,
             self.lost, self.strangers, self.repeated,
         )  # fmt: skip
         return f"| {' | '.join(map(str, cells))} |"
@@ -97,10 +97,11 @@ class Cluster:
     url: str
     push: FakePushServer
     fault_at: float = 0.0
+    ended: list[Daemon] = field(default_factory=list)
+    "On purpose."
+    connections_of_the_dead: set[Address] = field(default_factory=set)
 
-    async def suffer(
-        self, seconds: float, fault: Callable[[], Awaitable[None]], *, dies: bool = False
-    ) -> Outcome:
+    async def suffer(self, seconds: float, fault: Callable[[], Awaitable[None]]) -> Outcome:
         """Notifications for so long, and a second after their begin the fault."""
         outcome = Outcome()
 
@@ -114,17 +115,48 @@ class Cluster:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(later())
             sending = [tasks.create_task(world.notify(seconds)) for world in self.worlds]
-        for world, sent in zip(self.worlds, sending, strict=True):
-            patience = PATIENCE if dies else DEADLINE
-            missing = await world.pushed(sent.result(), outcome.pushes, patience)
-            if dies:
-                outcome.in_flight += sum(self._was_in_flight(at) for at in missing.values())
-        outcome.repeated = repeated_pushes(self.push)
-        outcome.strangers = await self.ask(_STRANGERS)
+        await self._count([task.result() for task in sending], outcome)
+        for daemon in self.daemons:
+            assert daemon in self.ended or daemon.is_alive(), daemon.log.read_text()[-4000:]
         return outcome
 
-    def _was_in_flight(self, at: float) -> bool:
-        return self.fault_at - IN_FLIGHT < at < self.fault_at + 0.1
+    async def stop(self, daemon: Daemon) -> None:
+        self.ended.append(daemon)
+        daemon.process.terminate()
+        await asyncio.to_thread(daemon.process.wait, DEADLINE)
+
+    def kill(self, daemon: Daemon) -> None:
+        """What is under way to it now will never be stored."""
+        self.ended.append(daemon)
+        for connection in daemon.process.net_connections("tcp"):
+            self.connections_of_the_dead.add((connection.laddr.ip, connection.laddr.port))
+        daemon.process.kill()
+
+    async def _count(self, sent: Sequence[Mapping[EntityId, float]], outcome: Outcome) -> None:
+        """Wait for the pushes of all that was committed, or can still be."""
+        missing = {queue: at for each in sent for queue, at in each.items()}
+        outcome.sent = len(missing)
+        committed: set[EntityId] = set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEADLINE):
+                while any(queue in committed or not self._went_to_the_dead(queue) for queue in missing):
+                    await asyncio.sleep(0.1)
+                    committed = await self.committed()
+                    for world in self.worlds:
+                        world.take_pushes(missing)
+        outcome.committed = sum(queue in committed for each in sent for queue in each)
+        outcome.pushed = outcome.sent - len(missing)
+        gone = [
+            at for queue, at in missing.items() if queue not in committed and self._went_to_the_dead(queue)
+        ]
+        outcome.in_flight = len(gone)
+        outcome.oldest_in_flight = max((self.fault_at - at for at in gone), default=0.0)
+        outcome.lost = outcome.sent - outcome.pushed - outcome.in_flight
+        outcome.repeated = repeated_pushes(self.push)
+        outcome.strangers = await self.ask(_STRANGERS)
+
+    def _went_to_the_dead(self, queue: EntityId) -> bool:
+        return any(world.receivers.get(queue) in self.connections_of_the_dead for world in self.worlds)
 
     async def subscribed(self) -> None:
         """Until every queue of every router is."""
@@ -139,6 +171,11 @@ class Cluster:
     async def writers(self) -> set[str]:
         async with _connected(self.url) as db:
             return {row[0] for row in await db.fetch(_WRITERS)}
+
+    async def committed(self) -> set[EntityId]:
+        """Notifiers of the queues with a notification that was ever stored."""
+        async with _connected(self.url) as db:
+            return {EntityId(row[0]) for row in await db.fetch(_COMMITTED)}
 
     async def owned_by(self, daemon: Daemon) -> None:
         """Until it owns all routers."""
@@ -170,7 +207,7 @@ async def cluster(
     url: str,
     *,
     urls: Sequence[str] = (),
-    programs: Mapping[int, Sequence[str]] | None = None,
+    env_of: Mapping[int, Mapping[str, str]] | None = None,
     daemons: int = 2,
 ) -> AsyncIterator[Cluster]:
     """`urls`: how each daemon reaches the database, if not directly."""
@@ -190,8 +227,8 @@ async def cluster(
                 "NTF_STORE_URL": urls[number] if urls else url,
                 "NTF_STORE_LEASE_SECONDS": str(LEASE),
             }
-            program = (programs or {}).get(number, ("-m", "ntf_server"))
-            starting = running_daemon(folder, env, log=f"log-{number}", program=program)
+            env |= (env_of or {}).get(number, {})
+            starting = running_daemon(folder, env, log=f"log-{number}")
             running.append(await stack.enter_async_context(starting))
             if not number:
                 async with _connected(url) as db:
@@ -203,6 +240,12 @@ async def cluster(
         await made.shared()
         await made.subscribed()
         yield made
+
+
+def hour_ahead() -> Mapping[str, str]:
+    """The environment of a process whose clock is wrong, whichever library asks for the time."""
+    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+    return {"LD_PRELOAD": str(library), "FAKETIME": "+3600s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 class DatabaseProxy:

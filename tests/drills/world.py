@@ -146,6 +146,8 @@ class World:
     "Queues of the devices. Each is notified once, so that no notification replaces another."
     queues: set[EntityId] = field(default_factory=set)
     "Notifiers of all of them."
+    receivers: dict[EntityId, tuple[str, int] | None] = field(default_factory=dict)
+    "To which connection each notification was sent, by the queue's notifier; None: the router kept it."
     _read: int = 0
 
     async def measure(
@@ -256,25 +258,24 @@ class World:
             assert self.unused, "the world was made with too few queues"
             queue = self.unused.pop()
             sent[queue.notifier_id] = wall_clock()
+            self.receivers[queue.notifier_id] = self.router.receiver(queue.notifier_id)
             await self.router.load.emit([queue], 1, fresh=True)
             meanwhile()
             await asyncio.sleep(max(0.0, started + len(sent) / NOTIFICATIONS_PER_SECOND - clock()))
         return sent
 
-    async def pushed(
-        self, sent: Mapping[EntityId, float], asked: Asked, patience: float = DEADLINE
-    ) -> dict[EntityId, float]:
+    async def pushed(self, sent: Mapping[EntityId, float], asked: Asked) -> dict[EntityId, float]:
         """Wait until all of it arrived at the provider; what did not."""
         asked.asked += len(sent)
         missing = dict(sent)
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(DEADLINE):
                 while missing:
-                    asked.seconds += self._take_pushes(missing)
+                    asked.seconds += self.take_pushes(missing)
                     await asyncio.sleep(0.02)
         return missing
 
-    def _take_pushes(self, missing: dict[EntityId, float]) -> list[float]:
+    def take_pushes(self, missing: dict[EntityId, float]) -> list[float]:
         """Open the pushes that came since the last call, as the devices do; how long what they carry took."""
         pushes = self.push.pushes[self._read :]
         self._read += len(pushes)

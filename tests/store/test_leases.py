@@ -58,6 +58,13 @@ class World:
         await store.leases.join()
         return store
 
+    async def ask(self, query: str) -> float:
+        db = await asyncpg.connect(self._url)
+        try:
+            return float(await db.fetchval(query))
+        finally:
+            await db.close()
+
     async def let_lapse(self, name: str) -> None:
         """As if nothing had been heard of it for so long."""
         db = await asyncpg.connect(self._url)
@@ -224,7 +231,7 @@ async def test_queue_for_a_router_of_another_daemon_is_handed_over(world: World)
     first, second = await world.daemon("first"), await world.daemon("second")
     token, _ = await queue_of(first)
     await balanced(second)
-    await second.leases.handed_over()
+    await second.leases.taken(await second.leases.handed_over())
     await second.leases.notices(0)
     created = await subscribe(first, new_subscription(token.key))
     assert second.leases.owns(of_router(created.server_key))
@@ -232,6 +239,8 @@ async def test_queue_for_a_router_of_another_daemon_is_handed_over(world: World)
     assert {notice.verb for notice in notices} == {HANDED_OVER}
     (handed,) = await second.leases.handed_over()
     assert (handed.router.key, handed.queue) == (created.server_key, created.queue)
+    assert await second.leases.handed_over() == [handed], "nobody said that it was taken"
+    await second.leases.taken([handed])
     assert await second.leases.handed_over() == []
     assert [router.key for router in await second.leases.routers([created.server_key])] == [
         created.server_key
@@ -286,3 +295,71 @@ async def test_a_claim_whose_answer_was_lost_is_undone(world: World) -> None:
     await first.leases.disconnect()
     await balanced(first)
     assert first.leases.owns(CHORES)
+
+
+async def test_a_queue_that_is_handed_over_again_meanwhile_is_not_taken(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    token, _ = await queue_of(first)
+    await balanced(second)
+    new = new_subscription(token.key)
+    created = await subscribe(first, new)
+    handed = await second.leases.handed_over()
+    await second.move_queues(
+        created.server_key,
+        [QueueEvent(created.queue.notifier_id, SubEvent(SubInput.REFUSED))],
+        now=0,
+    )
+    await subscribe(first, new)  # revives it
+    await second.leases.taken(handed)
+    (again,) = [each for each in await second.leases.handed_over() if each.queue == created.queue]
+    await second.leases.taken([again])
+    assert created.queue not in [each.queue for each in await second.leases.handed_over()]
+
+
+async def test_whether_anybody_else_had_it_meanwhile(world: World) -> None:
+    first = await world.daemon("first")
+    await balanced(first)
+    first.leases.lapse()
+    changes = await first.leases.balance()
+    assert CHORES in changes.gained
+    assert set(changes.resumed) == set(changes.gained)
+    await world.let_lapse("first")
+    second = await world.daemon("second")
+    await balanced(second)
+    with pytest.raises(LeaseLost):
+        await first.leases.renew()
+    await second.leases.leave()
+    changes = await first.leases.balance()
+    assert CHORES in changes.gained
+    assert not changes.resumed
+
+
+async def test_an_old_fence_that_is_refused_leaves_nothing_without_an_owner(world: World) -> None:
+    """A write of before took so long that the lease was lost and taken anew meanwhile."""
+    first = await world.daemon("first")
+    await balanced(first)
+    first.leases.refused(CHORES)
+    assert not first.leases.owns(CHORES)
+    await balanced(first)
+    assert first.leases.owns(CHORES)
+
+
+async def test_totals_of_the_dead_become_one_row(world: World) -> None:
+    for name in ("first", "second", "third"):
+        store = await world.daemon(name)
+        await queue_of(store)
+        await store.leases.leave()
+    last = await world.daemon("last")
+    await queue_of(last)
+    counts = await last.counts()
+    assert (counts.tokens, counts.subscriptions) == (4, 4)
+    assert await world.ask("SELECT count(*) FROM ntf.totals") == 2  # nobody's, and that of the living
+
+
+async def test_the_database_tells_the_time(world: World) -> None:
+    first = await world.daemon("first")
+    before = await world.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
+    told = await first.leases.renew()
+    after = await world.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
+    assert before <= told.now <= after
+    assert told.took == 0  # by a clock that stands still
