@@ -21,7 +21,7 @@ from store.tables import TABLES
 from store.tables_postgres import NewPostgresTables, PostgresTables
 from tests.postgres import PostgresCluster
 
-SUBSCRIPTIONS, TOKENS, ROUTERS = 1_000_000, 200_000, 5_000
+SUBSCRIPTIONS, TOKENS, ROUTERS = 1_000_000, 200_000, 20_000
 FEWER = 100_000
 "Of what there are less of than subscriptions, and still too many to read."
 SMALL = {
