@@ -50,7 +50,7 @@ from agent.duplex.replies import RouterFailure, checked
 from agent.duplex.routers import Acknowledgement, RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
-from agent.duplex.store import Change, DuplexStore, Tx
+from agent.duplex.store import Change, DuplexStore, Lane, Tx
 from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
     add_command,
@@ -166,8 +166,8 @@ class DuplexAgent:
             self._publish(message)
         for server in servers:
             self._keep(server)
-        for connection_id in commands:
-            self._command_workers.wake(connection_id)
+        for lane in commands:
+            self._command_workers.wake(lane)
         for queue_id in deliveries:
             self._delivery_workers.wake(queue_id)
         await self.notifications.start()
@@ -215,8 +215,8 @@ class DuplexAgent:
             self._publish(event)
         for server in tx.subscriptions:
             self._keep(parse_smp_server(server)).subscribe_more()
-        for connection_id in tx.commands:
-            self._command_workers.wake(connection_id)
+        for lane in tx.commands:
+            self._command_workers.wake(lane)
         for queue_id in tx.deliveries:
             self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
         self.notifications.wake(tx.notifications)
@@ -270,8 +270,8 @@ class DuplexAgent:
             for each in workers:
                 await each.idle.wait()
 
-    async def _command_step(self, connection_id: int, wait: Wait) -> bool:
-        command = await self._store.read(lambda db: next_command(db, connection_id))
+    async def _command_step(self, lane: Lane, wait: Wait) -> bool:
+        command = await self._store.read(lambda db: next_command(db, lane))
         if command is None:
             return False
         await self._commands.run(command, wait)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from agent.duplex import deletion, handshake, links, rotation
@@ -46,7 +48,7 @@ from protocol.encoding import Reader, Writer
 from protocol.errors import INTERNAL, DecodeError, TooLarge
 from protocol.link_crypto import contact_link_keys
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
-from protocol.smp_messages import Del, Key, Lget, Lkey, Lnk, QueueMode, Send, Skey
+from protocol.smp_messages import Del, Info, Key, Lget, Lkey, Lnk, Que, QueueMode, Send, Skey
 from smp_client.requests import Request
 
 Handler = Callable[[Command], Awaitable[None]]
@@ -54,6 +56,18 @@ Handler = Callable[[Command], Awaitable[None]]
 
 MAX_DELETIONS = 10
 "Attempts to delete a queue; then it is left to the router."
+
+
+DRAINING_TIME = 2 * 86400
+"Seconds for which a queue that was replaced may keep messages that nobody reads."
+
+
+def waiting_messages(info: Info) -> int:
+    """How many messages a queue holds; 0 if the router does not say."""
+    try:
+        return int(json.loads(info.json)["qiSize"])
+    except (ValueError, TypeError, LookupError):
+        return 0
 
 
 def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
@@ -240,8 +254,20 @@ class Commands:
         queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
         if queue is None:
             return
-        await self._delete_at_router(queue, command)
+        if queue.switch is not None and command.retry.elapsed < DRAINING_TIME * SECOND:
+            await self._check_empty(queue)
+        with suppress(RouterRefused):
+            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
+
+    async def _check_empty(self, queue: ReceiveQueue) -> None:
+        """What came before the peer knew of the new queue is nowhere else: it has to be read first."""
+        try:
+            answer = await self._ask(queue.server, Request(queue.recipient_id, Que(), queue.recipient_key))
+        except RouterRefused:
+            return
+        if isinstance(answer, Info) and waiting_messages(answer):
+            raise TemporaryFailure("messages are still to be read")
 
     async def _delete_at_router(self, queue: ReceiveQueue, command: Command) -> None:
         """What the router refuses is gone there; one that does not answer is forgotten after some time."""

@@ -358,6 +358,16 @@ def _switched(tx: Tx, queue: SendQueue) -> None:
             tx.events.append(SwitchProgress(queue.connection_id, False, "completed"))
 
 
+def send_there_too(tx: Tx, old: SendQueue, new: SendQueue) -> None:
+    """What has not reached the one queue goes to the other as well; the peer tells the same bytes apart."""
+    tx.db.execute(
+        "INSERT OR IGNORE INTO deliveries (queue_id, local_id, connection_id)"
+        " SELECT ?, local_id, connection_id FROM deliveries WHERE queue_id = ?",
+        (new.queue_id, old.queue_id),
+    )
+    tx.deliveries.add(new.queue_id)
+
+
 def _forget_orphans(tx: Tx, connection_id: int) -> None:
     """Messages whose last delivery went with its queue."""
     tx.db.execute(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from agent.duplex.events import SwitchProgress
 from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.handshake import new_send_queue, queue_uri
-from agent.duplex.outgoing import Prohibited, queue_message
+from agent.duplex.outgoing import Prohibited, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
@@ -93,7 +93,7 @@ def abort_switch(tx: Tx, connection_id: int) -> None:
     for queue in queues:
         if queue.replaces == old.queue_id:
             set_receive_queue(tx, queue.queue_id, deleting=1)
-            add_command(tx, connection_id, DELETE_QUEUE, queue_argument(queue.queue_id))
+            _delete_queue(tx, queue)
 
 
 def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: QueueKeys) -> None:
@@ -140,7 +140,13 @@ def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
         return
     set_receive_queue(tx, new.queue_id, replaces=None, is_primary=1)
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=0)
-    add_command(tx, conn.connection_id, DELETE_QUEUE, queue_argument(old.queue_id))
+    _delete_queue(tx, old)
+
+
+def _delete_queue(tx: Tx, queue: ReceiveQueue) -> None:
+    """In its own time: its router may be the reason for the switch."""
+    argument = queue_argument(queue.queue_id)
+    add_command(tx, queue.connection_id, DELETE_QUEUE, argument, queue_id=queue.queue_id)
 
 
 def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
@@ -182,7 +188,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
 
 
 def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
-    """QUSE: try the new queue."""
+    """QUSE: try the new queue, after what the old one has not taken yet: that is dropped with the old one."""
     queues = send_queues(tx.db, conn.connection_id)
     new: SendQueue | None = find_address(queues, message.queues[0].address)
     if new is None:
@@ -192,5 +198,6 @@ def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
         raise PeerFault(INTERNAL, "QUSE in another state of the switch")
     set_send_queue(tx, new.queue_id, status=QueueStatus.SECURED)
     set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QTEST)
+    send_there_too(tx, old, new)
     queue_message(tx, conn, QueueTest((new.address,)), queues=[new])
     _progress(tx, conn.connection_id, "secured", receiving=False)

@@ -214,6 +214,9 @@ CREATE TABLE services (
 ) STRICT, WITHOUT ROWID;
 ALTER TABLE receive_queues ADD COLUMN service_id BLOB;
 """,
+    """
+ALTER TABLE commands ADD COLUMN queue_id INTEGER NOT NULL DEFAULT 0;
+""",
 )
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiosqlite
 
@@ -40,6 +40,13 @@ T = TypeVar("T")
 BUSY_TIMEOUT = 5.0
 
 
+class Lane(NamedTuple):
+    """Commands of one lane are worked off in order; a dead router holds up its own lane only."""
+
+    connection_id: int
+    queue_id: int = 0
+
+
 @dataclass(slots=True)
 class Tx:
     """One transaction, and what follows from it."""
@@ -53,8 +60,8 @@ class Tx:
     "Send queues that have something to send."
     hurried: set[int] = field(default_factory=set)
     "Send queues whose wait for the next attempt is over."
-    commands: set[int] = field(default_factory=set)
-    "Connections that have something to do."
+    commands: set[Lane] = field(default_factory=set)
+    "Where there is something to do."
     subscriptions: set[str] = field(default_factory=set)
     "Servers with new receive queues."
     notifications: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ from agent.duplex.records import (
     SendQueue,
     SndSwitch,
 )
-from agent.duplex.store import Tx, insert, update
+from agent.duplex.store import Lane, Tx, insert, update
 from agent.errors import AgentError
 from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
@@ -267,21 +267,23 @@ class Command:
     attempts: int
 
 
-def add_command(tx: Tx, connection_id: int, kind: str, arguments: bytes = b"") -> None:
+def add_command(tx: Tx, connection_id: int, kind: str, arguments: bytes = b"", *, queue_id: int = 0) -> None:
+    """With a `queue_id` it waits for no other command of the connection, and none waits for it."""
     insert(
         tx.db,
         "commands",
         connection_id=connection_id,
+        queue_id=queue_id,
         kind=kind,
         arguments=arguments,
         delay=FAST.initial,
     )
-    tx.commands.add(connection_id)
+    tx.commands.add(Lane(connection_id, queue_id))
 
 
-def next_command(db: sqlite3.Connection, connection_id: int) -> Command | None:
-    sql = "SELECT * FROM commands WHERE connection_id = ? ORDER BY command_id LIMIT 1"
-    row = db.execute(sql, (connection_id,)).fetchone()
+def next_command(db: sqlite3.Connection, lane: Lane) -> Command | None:
+    sql = "SELECT * FROM commands WHERE connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1"
+    row = db.execute(sql, lane).fetchone()
     if row is None:
         return None
     retry = Retry(row["delay"], row["elapsed"])
@@ -300,8 +302,8 @@ def drop_command(tx: Tx, command_id: int) -> None:
     tx.db.execute("DELETE FROM commands WHERE command_id = ?", (command_id,))
 
 
-def unfinished(db: sqlite3.Connection) -> tuple[set[int], set[int]]:
-    """Connections with commands, and send queues with deliveries: what a start goes on with."""
-    commands = {row[0] for row in db.execute("SELECT DISTINCT connection_id FROM commands")}
+def unfinished(db: sqlite3.Connection) -> tuple[set[Lane], set[int]]:
+    """Lanes with commands, and send queues with deliveries: what a start goes on with."""
+    commands = {Lane(*row) for row in db.execute("SELECT DISTINCT connection_id, queue_id FROM commands")}
     deliveries = {row[0] for row in db.execute("SELECT DISTINCT queue_id FROM deliveries")}
     return commands, deliveries
