@@ -141,7 +141,7 @@ class DuplexAgent:
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
-        self._command_workers: Workers[int] = Workers("commands of connection", tasks, self._command_step)
+        self._command_workers: Workers[Lane] = Workers("commands of connection", tasks, self._command_step)
         self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
         self._fetches = Fetches(tasks, self._transact, self._ask, self._publish, self._room.wait)
         self._ntf_sessions = NtfSessions(self._connect_ntf)

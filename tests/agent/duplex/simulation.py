@@ -1,68 +1,170 @@
-"""Two agents without network, clock or tasks: their transitions over databases in memory, a tiny router."""
+"""Two agents without network, clock or tasks: their transitions and commands over databases in memory.
+
+Routers are a dictionary of queues. Whatever an agent does to its file or to a router, it can be killed before
+and after it.
+"""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
 
-from agent.duplex import handshake, synchronisation
+from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.acknowledging import acknowledge
-from agent.duplex.events import Confirmed, Event, MessageReceived, RatchetSync, ReceiptsReceived
-from agent.duplex.incoming import receive
-from agent.duplex.outgoing import Delivery, delivered, next_delivery, queue_message
-from agent.duplex.records import ConnectionKind, QueueStatus, ReceiveQueue
+from agent.duplex.commands import Commands, join_arguments
+from agent.duplex.delivery import after_attempt
+from agent.duplex.events import Confirmed, Event, MessageReceived, ReceiptsReceived
+from agent.duplex.incoming import receive, unacknowledged
+from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
+from agent.duplex.queue_maker import QueueMaker
+from agent.duplex.records import ConnectionKind, ReceiveQueue
+from agent.duplex.replies import RouterFailure, RouterRefused, TemporaryFailure
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
-from agent.duplex.tables import connection, new_connection, send_queues, set_send_queue
+from agent.duplex.tables import (
+    add_command,
+    connection,
+    connections,
+    new_connection,
+    next_command,
+    receive_queues,
+    send_queues,
+    unfinished,
+)
+from agent.duplex.workers import Wait
 from protocol.addresses import SmpServer
+from protocol.agent.connection_requests import request_text
+from protocol.agent.integrity import Integrity, IntegrityOk
 from protocol.agent.messages import UserMessage
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
-from protocol.encoding import EntityId
+from protocol.crypto import X25519PrivateKey
+from protocol.encoding import CorrId, EntityId
+from protocol.errors import AUTH
 from protocol.messages_crypto import RcvMessage, seal_message
-from protocol.queue_uri import SMP_CLIENT_VERSIONS
-from protocol.smp_messages import Msg, QueueMode
+from protocol.smp_messages import (
+    Del,
+    Ids,
+    Info,
+    Key,
+    Msg,
+    New,
+    Ok,
+    Que,
+    QueueMode,
+    Send,
+    Skey,
+    SmpCommand,
+    SmpMessage,
+)
+from smp_client.requests import Request
 
 T = TypeVar("T")
 
-SERVER = SmpServer(("router.example",), "", bytes(32))
+SERVERS = tuple(SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(3))
+
+
+class Killed(Exception):
+    pass
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Nothing here waits, so that one step is all it takes."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("something waits")
+
+
+class NoWait(Wait):
+    def __init__(self) -> None:
+        super().__init__(lambda _resting: None)
+
+    async def sleep(self, seconds: float) -> None:
+        pass
 
 
 @dataclass
 class RouterQueue:
     secret: bytes
     messages: list[Msg] = field(default_factory=list)
-    count: int = 0
 
-    def push(self, body: bytes) -> None:
-        self.count += 1
-        message_id = self.count.to_bytes(24, "big")
-        self.messages.append(
-            Msg(message_id, seal_message(self.secret, message_id, RcvMessage(0, False, body)))
-        )
+
+class Routers:
+    """All routers; they never forget anything."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self.queues: dict[EntityId, RouterQueue] = {}
+        self._recipients: dict[EntityId, EntityId] = {}
+
+    def _id(self) -> EntityId:
+        return EntityId(next(self._numbers).to_bytes(24, "big"))
+
+    def answer(self, entity_id: EntityId, command: SmpCommand) -> SmpMessage:
+        if isinstance(command, New):
+            own, recipient_id, sender_id = X25519PrivateKey(self._id() + bytes(8)), self._id(), self._id()
+            self.queues[recipient_id] = RouterQueue(own.exchange(command.dh_key))
+            self._recipients[sender_id] = recipient_id
+            return Ids(recipient_id=recipient_id, sender_id=sender_id, dh_key=own.public, mode=command.mode)
+        queue = self.queues.get(self._recipients.get(entity_id, entity_id))
+        if queue is None:
+            raise RouterRefused(AUTH)
+        match command:
+            case Send():
+                message_id = self._id()
+                body = seal_message(queue.secret, message_id, RcvMessage(0, False, command.body))
+                queue.messages.append(Msg(message_id, body))
+            case Que():
+                return Info(json.dumps({"qiSize": len(queue.messages)}).encode())
+            case Del():
+                del self.queues[entity_id]
+            case _:
+                assert isinstance(command, Skey | Key)
+        return Ok()
 
 
 class Party:
     """One side. What it remembers is in its database; the rest could be lost at any time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, routers: Routers) -> None:
         self.name = name
         self.db = sqlite3.connect(":memory:", isolation_level=None)
         self.db.row_factory = sqlite3.Row
         self.db.execute("PRAGMA foreign_keys = ON")
         prepare(self.db)
         self.connection_id = 0
-        self.inbox = RouterQueue(name.encode().ljust(32, b"-"))
         self.read: list[bytes] = []
-        self.unacked: list[int] = []
-        self.wants_sync = False
-        self.now = 0
+        self.integrity: list[Integrity] = []
+        self.steps = 0
+        "How often it could have been killed."
+        self.dies_at: int | None = None
+        self.answer_lost = False
+        "Of the next command, which the router carries out."
+        self._routers = routers
+        self._known: set[int] = set()
+        self._unacked: list[int] = []
+        self._now = 0
+        secrets = Secrets()
+        self._maker = QueueMaker(SERVERS, secrets, self._ask, subscribe=True)
+        self._commands = Commands(self._transact, self._ask, self._maker, secrets)
+
+    # Where it can die
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self.dies_at:
+            raise Killed
 
     def run(self, change: Callable[[Tx], T]) -> T:
-        self.now += 1
-        tx = Tx(self.db, self.now, Secrets())
+        self._now += 1
+        tx = Tx(self.db, self._now, Secrets())
+        self._step()
         self.db.execute("BEGIN")
         try:
             result = change(tx)
@@ -70,90 +172,172 @@ class Party:
             self.db.execute("ROLLBACK")
             raise
         self.db.execute("COMMIT")
+        self._step()
         for event in tx.events:
             self._take(event)
         return result
 
+    async def _transact(self, change: Callable[[Tx], T]) -> T:
+        return self.run(change)
+
+    async def _ask(
+        self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
+    ) -> SmpMessage:
+        self._step()
+        answer = self._routers.answer(request.entity_id, request.message)
+        self._step()
+        if self.answer_lost:
+            self.answer_lost = False
+            raise TemporaryFailure("the answer was lost")
+        return answer
+
+    # The application: it knows by their ids which messages it has dealt with
+
     def _take(self, event: Event) -> None:
         match event:
             case MessageReceived():
-                if event.message_id not in self.unacked:
+                if event.message_id not in self._known:
+                    self._known.add(event.message_id)
                     self.read.append(event.body)
-                    self.unacked.append(event.message_id)
+                    self.integrity.append(event.integrity)
+                if event.message_id not in self._unacked:
+                    self._unacked.append(event.message_id)
             case ReceiptsReceived():
-                self.unacked.append(event.message_id)
+                self._unacked.append(event.message_id)
             case Confirmed():
                 self.run(lambda tx: handshake.allow(tx, event.connection_id, b"me"))
-                self.run(lambda tx: handshake.start_answer(tx, event.connection_id))
-                self.secured()
-                self.run(lambda tx: handshake.answer(tx, event.connection_id, b"me"))
-            case RatchetSync():
-                self.wants_sync = event.state.may_start
 
-    def queue(self) -> ReceiveQueue:
-        return ReceiveQueue(
-            queue_id=0,
-            connection_id=0,
-            server=SERVER,
-            recipient_id=EntityId(self.name.encode()),
-            recipient_key=Ed25519PrivateKey(bytes(32)),
-            router_secret=self.inbox.secret,
-            e2e_key=X25519PrivateKey(Secrets().nonce() + bytes(8)),
-            e2e_secret=None,
-            sender_id=EntityId(b"to " + self.name.encode()),
-            sender_key=None,
-            status=QueueStatus.NEW,
-            client_version=SMP_CLIENT_VERSIONS.max,
-            mode=QueueMode.MESSAGING,
-            primary=True,
-            replaces=None,
-            switch=None,
-            deleting=False,
-        )
+    def has_connection(self) -> bool:
+        return bool(connections(self.db))
 
-    def secured(self) -> None:
-        [queue] = send_queues(self.db, self.connection_id)
-        self.run(lambda tx: set_send_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
+    def queues(self) -> int:
+        """How many it receives from."""
+        return len(receive_queues(self.db, self.connection_id))
+
+    def sends_to(self) -> int:
+        """How many queues of the peer it has."""
+        return len(send_queues(self.db, self.connection_id))
+
+    @property
+    def wants_sync(self) -> bool:
+        return connection(self.db, self.connection_id).sync_state.may_start
 
     # What can happen
+
+    def create(self) -> str:
+        """The link."""
+        queue = finish(self._maker.make(SERVERS[0], QueueMode.MESSAGING))
+        keys = Secrets().e2e_keys(pq=False)
+        self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
+        return request_text(handshake.invitation_of(queue, keys))
+
+    def join(self, link: str) -> None:
+        def start(tx: Tx) -> int:
+            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
+            add_command(tx, connection_id, "join", join_arguments(link, b"me", pq=False))
+            return connection_id
+
+        self.connection_id = self.run(start)
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
 
-    def deliver(self, peer: Party, *, answer_lost: bool = False) -> bool:
-        """The next message to the router; if its answer is lost, it will be sent again."""
-        for queue in send_queues(self.db, self.connection_id):
-            delivery = next_delivery(self.db, queue.queue_id)
-            if delivery is not None:
-                peer.inbox.push(delivery.command(Secrets().nonce()).body)
-                if not answer_lost:
-                    self._delivered(delivery)
-                return True
-        return False
-
-    def _delivered(self, delivery: Delivery) -> None:
-        self.run(lambda tx: delivered(tx, delivery))
-
-    def receive(self, *, ack_lost: bool = False) -> bool:
-        """The oldest message of the router; it stays there until it is acknowledged."""
-        if not self.inbox.messages:
+    def switch(self) -> bool:
+        """False while another switch goes on."""
+        try:
+            self.run(lambda tx: rotation.start_switch(tx, self.connection_id))
+        except Prohibited:
             return False
-        message = self.inbox.messages[0]
-        if self.run(lambda tx: receive(tx, SERVER, EntityId(self.name.encode()), message)) and not ack_lost:
-            self.inbox.messages.pop(0)
         return True
 
-    def ack(self) -> bool:
-        if not self.unacked:
+    def abort_switch(self) -> bool:
+        try:
+            self.run(lambda tx: rotation.abort_switch(tx, self.connection_id))
+        except Prohibited:
             return False
-        local_id = self.unacked.pop(0)
-        _, broker_id = self.run(lambda tx: acknowledge(tx, self.connection_id, local_id, None))
-        self.inbox.messages = [m for m in self.inbox.messages if m.message_id != broker_id]
         return True
 
     def sync(self) -> None:
-        self.wants_sync = False
         self.run(lambda tx: synchronisation.start_sync(tx, self.connection_id, force=True))
+
+    def deliver(self, choice: int = 0) -> bool:
+        """The next message of a send queue to its router."""
+        queues = [
+            queue.queue_id
+            for queue in send_queues(self.db, self.connection_id)
+            if next_delivery(self.db, queue.queue_id) is not None
+        ]
+        if queues:
+            finish(self._deliver(queues[choice % len(queues)]))
+        return bool(queues)
+
+    async def _deliver(self, queue_id: int) -> None:
+        delivery = next_delivery(self.db, queue_id)
+        assert delivery is not None
+        failure: RouterFailure | None = None
+        request: Request[SmpCommand] = Request(
+            delivery.queue.sender_id, delivery.command(Secrets().nonce()), delivery.key
+        )
+        try:
+            await self._ask(delivery.queue.server, request)
+        except RouterFailure as error:
+            failure = error
+        await after_attempt(self._transact, NoWait(), delivery, failure, self._now)
+
+    def command(self, choice: int = 0) -> bool:
+        """One command; False if none was finished."""
+        lanes = sorted(unfinished(self.db)[0])
+        if not lanes:
+            return False
+        command = next_command(self.db, lanes[choice % len(lanes)])
+        assert command is not None
+        finish(self._commands.run(command, NoWait()))
+        following = next_command(self.db, lanes[choice % len(lanes)])
+        return following is None or following.command_id != command.command_id
+
+    def _waiting(self) -> list[tuple[ReceiveQueue, RouterQueue]]:
+        known = [
+            (queue, self._routers.queues.get(queue.recipient_id))
+            for queue in receive_queues(self.db, self.connection_id)
+        ]
+        return [(queue, found) for queue, found in known if found is not None and found.messages]
+
+    def receive(self, choice: int = 0, *, ack_lost: bool = False) -> bool:
+        """The oldest message of a queue; it stays there until it is acknowledged."""
+        waiting = self._waiting()
+        if not waiting:
+            return False
+        queue, found = waiting[choice % len(waiting)]
+        message = found.messages[0]
+        if self.run(lambda tx: receive(tx, queue.server, queue.recipient_id, message)) and not ack_lost:
+            self._step()
+            found.messages.remove(message)
+        return True
+
+    def ack(self) -> bool:
+        if not self._unacked:
+            return False
+        local_id = self._unacked[0]
+        queue, broker_id = self.run(lambda tx: acknowledge(tx, self.connection_id, local_id, None))
+        self._unacked.pop(0)
+        found = None if queue is None else self._routers.queues.get(queue.recipient_id)
+        self._step()
+        if found is not None:
+            found.messages = [message for message in found.messages if message.message_id != broker_id]
+        return True
+
+    # Its end, and what comes after it
+
+    def restart(self) -> None:
+        """Only the file is left."""
+        self.dies_at = None
+        self._unacked.clear()
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
+        for waiting in handshake.waiting(self.db):
+            self._take(waiting)
+        for message in unacknowledged(self.db):
+            self._take(message)
 
     def backup(self) -> sqlite3.Connection:
         copy = sqlite3.connect(":memory:", isolation_level=None)
@@ -162,19 +346,14 @@ class Party:
 
     def restore(self, backup: sqlite3.Connection) -> None:
         backup.backup(self.db)
-        self.unacked.clear()
+        self._unacked.clear()
+        self._known.clear()
 
 
 def connected_parties() -> tuple[Party, Party]:
-    alice, bob = Party("alice"), Party("bob")
-    keys, hers = Secrets().e2e_keys(pq=False), alice.queue()
-    alice.connection_id = alice.run(lambda tx: handshake.created(tx, hers, keys, pq=False))
-    link = handshake.invitation_of(hers, keys)
-    bob.connection_id = bob.run(lambda tx: new_connection(tx, ConnectionKind.NEW, pq_support=False))
-    bob.run(lambda tx: handshake.start_join(tx, bob.connection_id, link, pq=False))
-    bob.secured()
-    bob.run(lambda tx: handshake.reply_queue_made(tx, bob.connection_id, replace(bob.queue())))
-    bob.run(lambda tx: handshake.confirm_join(tx, bob.connection_id, b"me"))
+    routers = Routers()
+    alice, bob = Party("alice", routers), Party("bob", routers)
+    bob.join(alice.create())
     settle(alice, bob)
     return alice, bob
 
@@ -183,8 +362,10 @@ def settle(alice: Party, bob: Party) -> None:
     """Let everything arrive."""
     while any(
         [
-            alice.deliver(bob),
-            bob.deliver(alice),
+            alice.command(),
+            bob.command(),
+            alice.deliver(),
+            bob.deliver(),
             alice.receive(),
             bob.receive(),
             alice.ack(),
@@ -192,3 +373,12 @@ def settle(alice: Party, bob: Party) -> None:
         ]
     ):
         pass
+
+
+def in_order_or_told(reader: Party, sent: list[bytes]) -> bool:
+    """Whether each message that came out of turn said so."""
+    places = [sent.index(body) for body in reader.read]
+    return all(
+        place == max(places[: number + 1]) or not isinstance(reader.integrity[number], IntegrityOk)
+        for number, place in enumerate(places)
+    )

@@ -2,81 +2,185 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.duplex.outgoing import Prohibited
-from tests.agent.duplex.simulation import Party, connected_parties, settle
+from tests.agent.duplex.simulation import (
+    Killed,
+    Party,
+    Routers,
+    connected_parties,
+    in_order_or_told,
+    settle,
+)
 
-STEPS = ("send", "send", "deliver", "deliver", "answer lost", "receive", "receive", "ack lost", "ack")
+TALK = (
+    "send",
+    "send",
+    "deliver",
+    "deliver",
+    "answer lost",
+    "receive",
+    "receive",
+    "ack lost",
+    "ack",
+    "restart",
+)
+ROTATION = ("switch", "abort", "command", "command lost") + ("carry",) * 6
+
+Step = tuple[bool, str, int]
+"Whose, what, and which of several queues."
 
 
-def step(who: Party, peer: Party, name: str, number: int) -> bytes | None:
+def steps(names: tuple[str, ...], max_size: int) -> st.SearchStrategy[list[Step]]:
+    return st.lists(st.tuples(st.booleans(), st.sampled_from(names), st.integers(0, 1)), max_size=max_size)
+
+
+def carry(who: Party, peer: Party, choice: int) -> None:
+    """A rotation takes many steps in the right order: most of them at once."""
+    who.command()
+    who.deliver(choice)
+    peer.receive(choice)
+
+
+def step(who: Party, peer: Party, name: str, choice: int, number: int) -> bytes | None:
+    """What was sent, if anything."""
     match name:
         case "send":
             body = b"%s %d" % (who.name.encode(), number)
-            who.send(body)
+            try:
+                who.send(body)
+            except Prohibited:
+                return None
             return body
         case "deliver":
-            who.deliver(peer)
-        case "answer lost":
-            who.deliver(peer, answer_lost=True)
+            who.deliver(choice)
+        case "answer lost" | "command lost":
+            who.answer_lost = True
+            (who.deliver if name == "answer lost" else who.command)(choice)
+            who.answer_lost = False
         case "receive":
-            who.receive()
+            who.receive(choice)
         case "ack lost":
-            who.receive(ack_lost=True)
+            who.receive(choice, ack_lost=True)
         case "ack":
             who.ack()
+        case "restart":
+            who.restart()
+        case "switch":
+            who.switch()
+        case "abort":
+            who.abort_switch()
+        case "command":
+            who.command(choice)
+        case "carry":
+            carry(who, peer, choice)
     return None
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS)), max_size=40))
-def test_once_and_in_order(steps: list[tuple[bool, str]]) -> None:
-    alice, bob = connected_parties()
+def play(alice: Party, bob: Party, script: list[Step], first: int = 0) -> dict[str, list[bytes]]:
+    """What each has sent."""
     sent: dict[str, list[bytes]] = {"alice": [], "bob": []}
-    for number, (hers, name) in enumerate(steps):
+    for number, (hers, name, choice) in enumerate(script, first):
         who, peer = (alice, bob) if hers else (bob, alice)
-        body = step(who, peer, name, number)
+        body = step(who, peer, name, choice, number)
         if body is not None:
             sent[who.name].append(body)
     settle(alice, bob)
+    return sent
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps(TALK, 40))
+def test_once_and_in_order(script: list[Step]) -> None:
+    alice, bob = connected_parties()
+    sent = play(alice, bob, script)
     assert bob.read == sent["alice"]
     assert alice.read == sent["bob"]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps(TALK + ROTATION, 60))
+def test_queues_are_replaced_meanwhile(script: list[Step]) -> None:
+    """While two queues are in use a later message may come first; then it says so."""
+    alice, bob = connected_parties()
+    sent = play(alice, bob, script)
+    for reader, writer in ((bob, alice), (alice, bob)):
+        assert sorted(reader.read) == sorted(sent[writer.name])
+        assert in_order_or_told(reader, sent[writer.name])
+    for party in (alice, bob):  # whatever became of it, there can be another one
+        assert party.switch()
+        settle(alice, bob)
+        assert party.queues() == 1
+
+
+def secured_new_queue() -> tuple[Party, Party]:
+    """Alice moves; Bob does not know yet that her new queue can be used."""
+    alice, bob = connected_parties()
+    assert alice.switch()
+    carry(alice, bob, 0)  # QADD
+    carry(bob, alice, 0)  # QKEY
+    assert alice.command()  # KEY; QUSE is to be sent
+    return alice, bob
+
+
+OLD, NEW = 0, 1
+
+
+def test_what_the_old_router_did_not_take_goes_to_the_new_one() -> None:
+    alice, bob = secured_new_queue()
+    bob.send(b"waits")
+    carry(alice, bob, OLD)  # QUSE
+    while bob.deliver(NEW) and bob.sends_to() > 1:
+        pass
+    settle(alice, bob)
+    assert alice.read == [b"waits"]
+
+
+def test_an_old_queue_is_read_to_its_end() -> None:
+    alice, bob = secured_new_queue()
+    for body in (b"unread", b"neither"):
+        bob.send(body)
+        bob.deliver(OLD)
+    carry(alice, bob, OLD)  # QUSE
+    carry(bob, alice, NEW)  # QTEST
+    assert not alice.command(), "the old queue has messages"
+    settle(alice, bob)
+    assert alice.read == [b"unread", b"neither"]
+    assert alice.queues() == 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    before=st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS)), max_size=12),
-    between=st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS)), max_size=20),
+    before=steps(TALK + ROTATION, 25),
+    between=steps(TALK, 20),
+    after=steps(TALK + ROTATION, 25),
     hers=st.booleans(),
 )
-def test_a_backup_is_restored(
-    before: list[tuple[bool, str]], between: list[tuple[bool, str]], hers: bool
-) -> None:
-    """Whatever was lost, they can talk again after at most two synchronisations; nothing is shown twice."""
+def test_a_backup_is_restored(before: list[Step], between: list[Step], after: list[Step], hers: bool) -> None:
+    """Whatever was lost, they can talk again after at most two synchronisations; nothing is shown twice.
+
+    A backup from before a queue was replaced is of no use: nobody sends to the queues that it knows.
+    """
     alice, bob = connected_parties()
-    restored, other = (alice, bob) if hers else (bob, alice)
-    for number, (by_restored, name) in enumerate(before):
-        step(*((restored, other) if by_restored else (other, restored)), name, number)
-    settle(alice, bob)
+    restored = alice if hers else bob
+    play(alice, bob, before)
     backup = restored.backup()
-    for number, (by_restored, name) in enumerate(between, len(before)):
-        step(*((restored, other) if by_restored else (other, restored)), name, number)
-    settle(alice, bob)
+    play(alice, bob, between, 100)
     restored.restore(backup)
     restored.sync()
     settle(alice, bob)
-    if any(party.wants_sync for party in (alice, bob)):
+    if alice.wants_sync or bob.wants_sync:
         restored.sync()
         settle(alice, bob)
     seen = len(alice.read), len(bob.read)
-    alice.send(b"can you read me?")
-    bob.send(b"and you me?")
-    settle(alice, bob)
-    assert bob.read[seen[1] :] == [b"can you read me?"]
-    assert alice.read[seen[0] :] == [b"and you me?"]
+    sent = play(alice, bob, after, 200)
+    assert sorted(bob.read[seen[1] :]) == sorted(sent["alice"])
+    assert sorted(alice.read[seen[0] :]) == sorted(sent["bob"])
 
 
 def test_sending_waits_for_the_new_ratchet() -> None:
@@ -88,3 +192,73 @@ def test_sending_waits_for_the_new_ratchet() -> None:
     alice.send(b"now")
     settle(alice, bob)
     assert bob.read == [b"now"]
+
+
+class Life:
+    """Two people get to know each other, talk, move and synchronise; one of them dies at some point."""
+
+    def __init__(self, mortal: str, dies_at: int) -> None:
+        routers = Routers()
+        self.alice, self.bob = Party("alice", routers), Party("bob", routers)
+        self.mortal = self.alice if mortal == "alice" else self.bob
+        self.mortal.dies_at = dies_at
+        self.died = False
+        self.sent: dict[str, list[bytes]] = {"alice": [], "bob": []}
+        self.perhaps: list[bytes] = []
+
+    def do(self, work: Callable[[], object]) -> bool:
+        """False if it was the end."""
+        try:
+            work()
+        except Killed:
+            self.died = True
+            self.mortal.restart()
+            return False
+        return True
+
+    def settle(self) -> None:
+        if not self.do(lambda: settle(self.alice, self.bob)):
+            settle(self.alice, self.bob)
+
+    def say(self, who: Party, body: bytes) -> None:
+        (self.sent[who.name] if self.do(lambda: who.send(body)) else self.perhaps).append(body)
+
+    def talk(self, word: bytes) -> None:
+        for who in (self.alice, self.bob):
+            self.say(who, b"%s, %s" % (word, who.name.encode()))
+        self.settle()
+
+    def make_connection(self) -> None:
+        links: list[str] = []
+        while not self.do(lambda: links.append(self.alice.create())):
+            pass
+        while not self.do(lambda: self.bob.join(links[0])) and not self.bob.has_connection():
+            pass
+        self.bob.connection_id = 1
+        self.settle()
+
+    def live(self) -> None:
+        self.make_connection()
+        self.talk(b"first")
+        for who in (self.alice, self.bob):
+            self.do(who.switch)
+            self.talk(b"while %s moves" % who.name.encode())
+        self.do(self.alice.sync)
+        self.settle()
+        self.talk(b"last")
+
+
+@pytest.mark.parametrize("mortal", ["alice", "bob"])
+def test_death_at_every_step(mortal: str) -> None:
+    """Before and after each commit and each command to a router: nothing is lost or shown twice."""
+    for dies_at in range(1, 10_000):
+        life = Life(mortal, dies_at)
+        life.live()
+        for reader, writer in ((life.alice, "bob"), (life.bob, "alice")):
+            certain = [body for body in reader.read if body not in life.perhaps]
+            assert sorted(certain) == sorted(life.sent[writer]), f"death at step {dies_at}"
+            assert len(set(reader.read)) == len(reader.read), f"death at step {dies_at}"
+        if not life.died:
+            assert dies_at > 100, "that was a short life"
+            return
+    raise AssertionError("it never ends")
