@@ -33,7 +33,7 @@ from ntf_server.config_kinds import (
 )
 from smp_client.requests import SESSION_DEFAULTS
 from store.leases import LEASE_SECONDS
-from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability
 from store.statement_records import DEFAULT_GATEWAY_CAPS
 from transport.server import HANDSHAKE_TIMEOUT
 
@@ -67,6 +67,12 @@ class StoreConfig:
         LEASE_SECONDS,
         seconds(2, 300),
         "With postgres: a daemon that is silent for so long loses its routers to the others.",
+    )
+    durability: str = key(
+        Durability.PROCESS.value,
+        choice(*(d.value for d in Durability)),
+        "Whose end received notifications survive: a crash of the server (process), or also a power failure"
+        " (machine): then each waits for the disk before it is pushed.",
     )
     data_dir: Path | None = key(None, FILE, "Folder of the database, journal and keys. Made by init.")
     busy_timeout: float = key(

@@ -12,7 +12,7 @@ from ntf_server import setup
 from ntf_server.config import Config, ConfigError, StoreConfig
 from ntf_server.data_folder import expect_database, held, remember_database
 from store.interface import NtfStore
-from store.policy import RowCaps
+from store.policy import Durability, RowCaps
 from store.sqlite import SqliteStore
 
 OnCommit = Callable[[float, int], None]
@@ -31,7 +31,12 @@ def make_store(
     path = setup.database_path(config)
     expect_database(config_dir, path)
     return SqliteStore(
-        path, busy_timeout=section.busy_timeout, auto_migrate=auto_migrate, caps=caps, on_commit=on_commit
+        path,
+        busy_timeout=section.busy_timeout,
+        auto_migrate=auto_migrate,
+        caps=caps,
+        durability=Durability(section.durability),
+        on_commit=on_commit,
     )
 
 
@@ -49,6 +54,7 @@ def _postgres(
         lease_seconds=section.lease_seconds,
         auto_migrate=auto_migrate,
         caps=caps,
+        durability=Durability(section.durability),
         on_commit=on_commit,
     )
 

@@ -10,9 +10,10 @@
 `request_many` sends everything, packed into as few blocks as possible, and returns one answer or
 `ClientError` per request, in order; it does not raise for a single one. `request` raises. `ERR` is an answer.
 
-What comes without a correlation id is an event. The events of a block go to `on_events` together, after the
-answers of that block were handed out; nothing more is read until it returns, so that a slow consumer slows
-the peer down and memory stays flat. Time spent there is not counted against the peer.
+What comes without a correlation id is an event. The events of the blocks that were read at once go to
+`on_events` together: after the answers in their own block, before those in later ones. Nothing more is read
+until it returns, so that a slow consumer slows the peer down and memory stays flat. Time spent there is not
+counted against the peer.
 
 After `ping_after` seconds without a byte a PING is sent; without a byte for `ping_limit` more the connection
 is dropped. So it is when the peer sends too much that nobody asked for (`smp_client.nonsense`).
@@ -309,24 +310,31 @@ class RequestSession(Generic[In, Out]):
             raise SessionClosed("the peer does not answer PING") from None
 
     async def _process(self, blocks: Sequence[HandshakeDone | Block[In] | Failed]) -> None:
+        events: list[Received[In]] = []
         for block in blocks:
             if isinstance(block, Failed):
+                await self._consume(events)
                 raise SessionClosed(f"the peer broke the protocol: {block.error}")
             if isinstance(block, HandshakeDone):
                 continue
-            events: list[Received[In]] = []
-            for item in block.items:
-                if not item.corr_id and isinstance(item, Received):
-                    events.append(item)
-                else:
-                    self._answer(item)
-            if events and self._on_events is not None:
-                self._consuming_since = self._loop.time()
-                await self._on_events(events)
-                self._consumed, self._consuming_since = self._time_consumed(), None
+            new = [item for item in block.items if not item.corr_id and isinstance(item, Received)]
+            if len(new) < len(block.items):
+                await self._consume(events)  # what came before an answer
+                events = []
+                for item in block.items:
+                    if item.corr_id or not isinstance(item, Received):
+                        self._answer(item)
+            events += new
             if not block.items:
                 self.blame(Nonsense.UNREADABLE, 1)
-            self._nonsense_budget.check()
+        await self._consume(events)
+        self._nonsense_budget.check()
+
+    async def _consume(self, events: list[Received[In]]) -> None:
+        if events and self._on_events is not None:
+            self._consuming_since = self._loop.time()
+            await self._on_events(events)
+            self._consumed, self._consuming_since = self._time_consumed(), None
 
     def _answer(self, item: Received[In] | Rejected) -> None:
         batch, index = self._pending.pop(item.corr_id, (None, 0))

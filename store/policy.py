@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubEvent, SubInput, SubState
@@ -15,6 +16,14 @@ POOL_SIZE = 8
 
 STATEMENT_TIMEOUT = 30.0
 "Seconds that a statement may take there."
+
+
+class Durability(StrEnum):
+    """What received notifications survive from the moment in which they count as stored."""
+
+    PROCESS = "process"
+    MACHINE = "machine"
+
 
 FIRST_RETRY = 10 * 60
 LONGEST_RETRY = 24 * 60 * 60

@@ -18,7 +18,7 @@ from store import (
 )
 from store.interface import SchemaError, StoreUnavailable
 from store.leases import LEASE_SECONDS
-from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, RowCaps
+from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
 from store.postgres_engine import (
     GroupWriter,
     Pools,
@@ -72,9 +72,11 @@ class PostgresStore(SqlStore):
         auto_migrate: bool = True,
         caps: RowCaps = DEFAULT_CAPS,
         lease_seconds: float = LEASE_SECONDS,
+        durability: Durability = Durability.PROCESS,
         on_commit: CommitObserver | None = None,
     ) -> None:
         self._auto_migrate = auto_migrate
+        self._syncs_arrivals = durability is Durability.MACHINE
         self._pools = Pools(url, name=name, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
         self.leases: PostgresLeases = PostgresLeases(
@@ -87,7 +89,7 @@ class PostgresStore(SqlStore):
             "durable": WorkQueue[Transaction]("store writer", self._writer(on_commit, durable=True)),
             "relaxed": WorkQueue[Transaction]("store statuses", self._writer(on_commit, durable=False)),
             "notifications": WorkQueue[asyncpg.Connection](
-                "store notifications", StatementRunner(self._pools, on_commit)
+                "store notifications", StatementRunner(self._pools, on_commit, durable=self._syncs_arrivals)
             ),
             "reads": WorkQueue[asyncpg.Connection]("store reader", self._read_group),
         }

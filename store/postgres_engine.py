@@ -159,6 +159,9 @@ class Pools:
     def relaxed(self) -> asyncpg.Pool:
         return _opened(self._relaxed)
 
+    def get(self, *, durable: bool) -> asyncpg.Pool:
+        return self.durable if durable else self.relaxed
+
     async def connect(self) -> asyncpg.Connection:
         """One more connection, of the caller's own."""
         try:
@@ -248,9 +251,8 @@ class GroupWriter:
         return results
 
     async def _transact(self, group: Sequence[Operation]) -> list[Any]:
-        pool = self._pools.durable if self._durable else self._pools.relaxed
         results: list[Any] = []
-        async with pool.acquire() as connection, connection.transaction():
+        async with self._pools.get(durable=self._durable).acquire() as connection, connection.transaction():
             transaction = Transaction(connection, self._daemon_id(), self._leases)
             for batch, arguments in runs(group):
                 results += await batch(transaction, arguments)
@@ -261,9 +263,10 @@ class GroupWriter:
 class StatementRunner:
     """Runs groups of batches that are one statement each or need no transaction: one trip for all."""
 
-    def __init__(self, pools: Pools, on_commit: CommitObserver | None) -> None:
+    def __init__(self, pools: Pools, on_commit: CommitObserver | None, *, durable: bool) -> None:
         self._pools = pools
         self._on_commit = on_commit
+        self._durable = durable
 
     async def __call__(self, group: Sequence[Operation]) -> list[Any]:
         started = time.perf_counter()
@@ -279,7 +282,8 @@ class StatementRunner:
 
     async def _run(self, group: Sequence[Operation]) -> list[Any]:
         results: list[Any] = []
-        async with self._pools.relaxed.acquire(timeout=CONNECT_TIMEOUT) as connection:
+        pool = self._pools.get(durable=self._durable)
+        async with pool.acquire(timeout=CONNECT_TIMEOUT) as connection:
             for batch, arguments in runs(group):
                 results += await batch(connection, arguments)
         return results

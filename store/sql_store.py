@@ -68,6 +68,8 @@ class SqlStore(ABC):
     """NtfStore, but for its life and the notifications on their way."""
 
     _sql: SqlModules
+    _syncs_arrivals: bool
+    "Whether what peers send waits for the disk, as what clients are promised does."
     leases: Leases | None = None
 
     @property
@@ -294,7 +296,7 @@ class SqlStore(ABC):
         self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
     ) -> Accepted:
         return await self._write(
-            lambda tx: self._sql.statements.accept(tx, statements, now, page), durable=False
+            lambda tx: self._sql.statements.accept(tx, statements, now, page), durable=self._syncs_arrivals
         )
 
     async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:

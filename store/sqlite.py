@@ -20,7 +20,7 @@ from store import (
     sqlite_tokens,
 )
 from store.interface import SchemaError, StoreUnavailable
-from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, RowCaps
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, RowCaps
 from store.records import (
     CreatedSubscription,
     NewSubscription,
@@ -81,9 +81,11 @@ class SqliteStore(SqlStore):
         busy_timeout: float = BUSY_TIMEOUT,
         auto_migrate: bool = True,
         caps: RowCaps = DEFAULT_CAPS,
+        durability: Durability = Durability.PROCESS,
         on_commit: CommitObserver | None = None,
     ) -> None:
         self._path = path
+        self._syncs_arrivals = durability is Durability.MACHINE
         self._busy_timeout = busy_timeout
         self._auto_migrate = auto_migrate
         self._connections: list[aiosqlite.Connection] = []
@@ -175,7 +177,8 @@ class SqliteStore(SqlStore):
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
         return await self._write(
-            lambda tx: sqlite_notifications.add(tx, key, notifications, received_at), durable=False
+            lambda tx: sqlite_notifications.add(tx, key, notifications, received_at),
+            durable=self._syncs_arrivals,
         )
 
     add_late_notifications = add_notifications  # there is no other daemon

@@ -17,6 +17,10 @@ from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
 
 READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then the peer has to wait
+SERVER_READ_LIMIT = (
+    64 * 1024
+)  # likewise of a server; what waits here dies with the process, and is not sent again
+SERVER_SOCKET_BUFFER = 128 * 1024  # so does what waits to be decrypted
 RECEIVE_SIZE = 128 * 1024  # the most that is read from a socket at once
 WRITE_SIZE = 4 * MAX_PLAINTEXT  # the most that is given to a socket at once
 CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up
@@ -384,7 +388,10 @@ async def connect(
                 sock = await _connect_socket(address, port)
             sock.setblocking(False)
             _, stream = await loop.create_connection(
-                lambda: TlsStream(context, finished, client_side=True, check=check), sock=sock
+                lambda: TlsStream(
+                    context, finished, client_side=True, check=check, read_limit=SERVER_READ_LIMIT
+                ),
+                sock=sock,
             )
             if (error := await handshake) is not None:
                 raise error
@@ -405,6 +412,8 @@ async def _connect_socket(address: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
+        # Before connecting: the window that the peer is offered is agreed on there.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SERVER_SOCKET_BUFFER)
         await asyncio.get_running_loop().sock_connect(sock, (address, port))
     except BaseException:
         sock.close()

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from protocol.addresses import SmpServer
-from protocol.connection import Received
+from protocol.connection import Outgoing, Received
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
-from protocol.encoding import NO_ENTITY, EntityId
+from protocol.encoding import NO_CORR, NO_ENTITY, EntityId
 from protocol.errors import AUTH
 from protocol.smp_messages import Err, Nmsg, Nsub, Ok, Ping, Pong, Send, SmpCommand, SmpMessage, Sok
 from protocol.versions import VersionRange
@@ -158,19 +158,23 @@ def nmsgs(count: int) -> list[tuple[EntityId, SmpMessage]]:
     return [(EntityId(os.urandom(24)), Nmsg(os.urandom(24), os.urandom(144))) for _ in range(count)]
 
 
-async def test_the_events_of_a_block_come_together_and_in_order() -> None:
-    sent = nmsgs(150)
+async def test_the_events_that_came_meanwhile_come_together_and_in_order() -> None:
+    sent, blocks = nmsgs(1500), 20
+    all_sent = asyncio.Event()
 
     async def script(peer: PeerSession) -> None:
         peer.events(sent)
+        await peer.stream.drain()
+        all_sent.set()
         await peer.receive()
 
-    blocks: list[list[Received[SmpMessage]]] = []
+    calls: list[list[Received[SmpMessage]]] = []
     received_all = asyncio.Event()
 
     async def on_events(events: list[Received[SmpMessage]]) -> None:
-        blocks.append(events)
-        if sum(map(len, blocks)) == len(sent):
+        calls.append(events)
+        await all_sent.wait()
+        if sum(map(len, calls)) == len(sent):
             received_all.set()
 
     async with (
@@ -179,8 +183,38 @@ async def test_the_events_of_a_block_come_together_and_in_order() -> None:
         asyncio.timeout(60),
     ):
         await received_all.wait()
-    assert [(event.entity_id, event.message) for block in blocks for event in block] == sent
-    assert len(blocks) == 2
+    assert [(event.entity_id, event.message) for call in calls for event in call] == sent
+    assert len(calls) < blocks / 2
+
+
+async def test_events_come_before_the_answers_in_later_blocks() -> None:
+    """An END before the answer to NSUB is about an older subscription, one behind it about this one."""
+    sent = nmsgs(2)
+
+    async def script(peer: PeerSession) -> None:
+        (command,) = await peer.receive()
+        first, last = (Outgoing(NO_CORR, *event) for event in sent)
+        answer = Outgoing(command.corr_id, command.entity_id, Ok())
+        peer.stream.write(b"".join(peer.connection.send([one]) for one in (first, answer, last)))
+        await peer.receive()
+
+    answered: list[bool] = []
+    received_all = asyncio.Event()
+
+    async def on_events(events: list[Received[SmpMessage]]) -> None:
+        answered.extend([batch.answers[0] is not None] * len(events))
+        if len(answered) == len(sent):
+            received_all.set()
+
+    async with (
+        scripted_router(script) as server,
+        await connect_smp(server, Dialer(), on_events=on_events) as session,
+        asyncio.timeout(60),
+    ):
+        batch = session.new_batch(1)
+        assert await session.send(batch, nsubs(1)) == [Ok()]
+        await received_all.wait()
+    assert answered == [False, True]
 
 
 async def test_a_slow_consumer_stops_the_router_and_its_time_is_not_the_routers() -> None:
