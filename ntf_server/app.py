@@ -282,6 +282,7 @@ class App:
             self._clock,
             self._random,
             self.store.ownership,
+            reuse_port=self._config.TRANSPORT.reuse_port,
         )
 
     def _make_listener(self) -> Listener:

@@ -1,4 +1,4 @@
-"""Several daemons on one database: this one's part of the routers, the pushes and the chores.
+"""Several daemons on one database: this one's part of the routers, the pushes, the statements and the chores.
 
 Three things go on at once, so that none waits for another: signs of life, the end of all that could not be
 renewed in time, and the look at what is free, too much, or was handed over.

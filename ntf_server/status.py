@@ -65,8 +65,10 @@ async def _print_store(config_dir: Path, config: Config) -> None:
     print(f"unsent       {counts.unsent_notifications}")
     for one in daemons:
         chores = ", housekeeping" if one.chores else ""
+        statements = ", statements" if one.statements else ""
         print(
-            f"daemon       {one.name}: {one.routers} routers, {one.pushes}/{PUSH_PARTS} of the pushes{chores}"
+            f"daemon       {one.name}: {one.routers} routers, {one.pushes}/{PUSH_PARTS} of the pushes"
+            f"{statements}{chores}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ntf_server import setup
 from ntf_server.config import Config, ConfigError, StoreConfig
 from ntf_server.data_folder import expect_database, held, remember_database
 from store.interface import NtfStore
+from store.leases import Duty
 from store.policy import Durability, RowCaps
 from store.sqlite import SqliteStore
 
@@ -27,7 +28,8 @@ def make_store(
         subscriptions_per_token=section.subscriptions_per_token, routers_per_token=section.routers_per_token
     )
     if section.database == "postgres":
-        return _postgres(section, daemon_name(config), caps, auto_migrate, on_commit)
+        duties = frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS}
+        return _postgres(section, daemon_name(config), caps, duties, auto_migrate, on_commit)
     path = setup.database_path(config)
     expect_database(config_dir, path)
     return SqliteStore(
@@ -41,7 +43,12 @@ def make_store(
 
 
 def _postgres(
-    section: StoreConfig, name: str, caps: RowCaps, auto_migrate: bool, on_commit: OnCommit | None
+    section: StoreConfig,
+    name: str,
+    caps: RowCaps,
+    duties: Collection[Duty],
+    auto_migrate: bool,
+    on_commit: OnCommit | None,
 ) -> NtfStore:
     need_driver()
     from store.postgres import PostgresStore
@@ -52,6 +59,7 @@ def _postgres(
         pool_size=section.pool_size,
         statement_timeout=section.statement_timeout,
         lease_seconds=section.lease_seconds,
+        duties=duties,
         auto_migrate=auto_migrate,
         caps=caps,
         durability=Durability(section.durability),

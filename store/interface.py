@@ -215,10 +215,11 @@ class StatementPushStore(Protocol):
         """Those still to be made."""
 
     async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
-        """Just before they are handed to a provider: those that are still to be made."""
+        """Just before they are handed to a provider: those that are still to be made. LeaseLost if another
+        daemon pushes statements."""
 
     async def abandon_claimed_pushes(self) -> int:
-        """Durable. Give up all that are claimed; returns how many."""
+        """Durable. Give up all that are claimed; returns how many. LeaseLost as before."""
 
     async def end_statement_pushes(
         self, *, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int
@@ -279,7 +280,7 @@ class StatementStore(Protocol):
     ) -> Accepted:
         """One push for each subscription with a rule for the sender and one of the topics (the first that has
         one), once for each statement, within the limit of the sender and the client. Those of a page only:
-        the answer tells whether there is another."""
+        the answer tells whether there is another. LeaseLost if another daemon watches."""
 
     async def push_records(self, subscription_id: bytes) -> list[PushRecord]: ...
 

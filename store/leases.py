@@ -1,4 +1,5 @@
-"""Who does what when several daemons share a store: each router, each part of the pushes, the chores.
+"""Who does what when several daemons share a store: each router, each part of the pushes, the statements, the
+chores.
 
 A lease has one owner at a time. Its fence is a number that rises with every change of owner; whoever writes
 as owner shows it in the same transaction, so one that was taken for dead and wakes up again writes nothing.
@@ -34,6 +35,7 @@ class Duty(StrEnum):
     ROUTER = "router"
     PUSHES = "pushes"
     CHORES = "chores"
+    STATEMENTS = "statements"
 
 
 class Lease(NamedTuple):
@@ -43,6 +45,8 @@ class Lease(NamedTuple):
 
 CHORES = Lease(Duty.CHORES, 0)
 "Housekeeping: once for all daemons."
+STATEMENTS = Lease(Duty.STATEMENTS, 0)
+"Watching the topics of statements, and pushing these: one daemon of those whose gateway is on."
 
 
 def of_router(key: ServerKey) -> Lease:
@@ -89,6 +93,7 @@ class DaemonRecord(NamedTuple):
     pushes: int
     "Parts of them."
     chores: bool
+    statements: bool
 
 
 class Changes(NamedTuple):
@@ -125,6 +130,9 @@ class Ownership(Protocol):
 
     def owns(self, lease: Lease) -> bool:
         """As far as this daemon knows, now; what it writes is checked again."""
+
+    def term(self, lease: Lease) -> int:
+        """Another number whenever others may have owned it in between."""
 
     def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
         """Tokens with unsent notifications whose pushes other daemons send; `tell` tells them. Lost words
@@ -185,6 +193,9 @@ class SoleOwner:
 
     def owns(self, lease: Lease) -> bool:
         return True
+
+    def term(self, lease: Lease) -> int:
+        return 1
 
     def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
         raise AssertionError("there is no other daemon")

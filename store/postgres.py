@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -17,7 +17,7 @@ from store import (
     postgres_tokens,
 )
 from store.interface import SchemaError, StoreUnavailable
-from store.leases import LEASE_SECONDS
+from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
 from store.postgres_engine import (
     GroupWriter,
@@ -73,6 +73,7 @@ class PostgresStore(SqlStore):
         caps: RowCaps = DEFAULT_CAPS,
         lease_seconds: float = LEASE_SECONDS,
         durability: Durability = Durability.PROCESS,
+        duties: Collection[Duty] = frozenset(Duty),
         on_commit: CommitObserver | None = None,
     ) -> None:
         self._auto_migrate = auto_migrate
@@ -80,7 +81,7 @@ class PostgresStore(SqlStore):
         self._pools = Pools(url, name=name, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
         self.leases: PostgresLeases = PostgresLeases(
-            self._pools, lambda: self._daemon_id, name, seconds=lease_seconds
+            self._pools, lambda: self._daemon_id, name, seconds=lease_seconds, duties=duties
         )
         self._add = postgres_notifications.adder(lambda: self._daemon_id, self.leases)
         self._add_late = postgres_notifications.late_adder(self.leases)
@@ -133,10 +134,10 @@ class PostgresStore(SqlStore):
         return result
 
     async def _write_as_owner(
-        self, key: ServerKey, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = False
+        self, lease: Lease, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = False
     ) -> R:
         async def checked(tx: Transaction) -> R:
-            await tx.check_owner(key)
+            await tx.check_owner(lease)
             return await call(tx)
 
         return await self._write(checked, durable=durable)

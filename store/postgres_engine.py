@@ -85,9 +85,8 @@ class Transaction(Sums):
         self._checked: set[Lease] = set()
         self._deleted: dict[ServerKey, list[EntityId]] = {}
 
-    async def check_owner(self, key: ServerKey) -> None:
-        """LeaseLost unless this daemon owns the router, and then until the end of the transaction."""
-        lease = of_router(key)
+    async def check_owner(self, lease: Lease) -> None:
+        """LeaseLost unless this daemon owns it, and then until the end of the transaction."""
         fence = self.leases.fence(lease)
         if fence is None or lease in self._checked:
             return

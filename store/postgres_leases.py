@@ -129,7 +129,8 @@ WHERE h.server_key = i.server_key AND h.sub_key = i.sub_key AND h.xmin::text = i
 """
 _DAEMONS = f"""
 SELECT name, daemon_id = $1, count(*) FILTER (WHERE duty = '{Duty.ROUTER}'),
-    count(*) FILTER (WHERE duty = '{Duty.PUSHES}'), count(*) FILTER (WHERE duty = '{Duty.CHORES}') > 0
+    count(*) FILTER (WHERE duty = '{Duty.PUSHES}'), count(*) FILTER (WHERE duty = '{Duty.CHORES}') > 0,
+    count(*) FILTER (WHERE duty = '{Duty.STATEMENTS}') > 0
 FROM daemons LEFT JOIN leases ON owner = daemon_id
 WHERE alive_until > clock_timestamp() GROUP BY daemon_id, name ORDER BY name, daemon_id
 """
@@ -152,12 +153,14 @@ class PostgresLeases:
         name: str,
         *,
         seconds: float,
+        duties: Collection[Duty] = frozenset(Duty),
         clock: Callable[[], float] = _clock,
     ) -> None:
         self._pools = pools
         self._daemon_id = daemon_id
         self._name = name
         self._seconds = seconds
+        self._duties = duties
         self._patience = max(seconds * PATIENCE, LEAST_PATIENCE)
         self._clock = clock
         self._fences: dict[Lease, int] = {}
@@ -179,6 +182,9 @@ class PostgresLeases:
 
     def owns(self, lease: Lease) -> bool:
         return lease in self._fences and lease not in self._suspended and self._clock() < self._valid_until
+
+    def term(self, lease: Lease) -> int:
+        return self._fences.get(lease, 0)
 
     def owned(self) -> Collection[Lease]:
         return list(self._fences)
@@ -287,7 +293,7 @@ class PostgresLeases:
         surplus: list[Lease] = []
         for name, total, mine, free in await db.fetch(_COUNTS, self._daemon_id()):
             duty, step = Duty(name), next_step(total=total, mine=mine, daemons=daemons)
-            if step.claim and free:
+            if step.claim and free and duty in self._duties:
                 rows = await db.fetch(_CLAIM, self._daemon_id(), name, step.claim)
                 claimed |= {Lease(duty, id): fence for id, fence in rows}
             if step.give_back:

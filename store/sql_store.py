@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenInput
-from store.leases import SOLE_OWNER, Leases, Ownership
+from store.leases import SOLE_OWNER, STATEMENTS, Lease, Leases, Ownership, of_router
 from store.records import (
     Counts,
     CreatedSubscription,
@@ -81,9 +81,9 @@ class SqlStore(ABC):
         """Run a call on a transaction; those that wait share one."""
 
     async def _write_as_owner(
-        self, key: ServerKey, call: Callable[[Any], Any], *, durable: bool = False
+        self, lease: Lease, call: Callable[[Any], Any], *, durable: bool = False
     ) -> Any:
-        """Like `_write`; LeaseLost if another daemon owns the router."""
+        """Like `_write`; LeaseLost if another daemon owns it."""
         return await self._write(call, durable=durable)
 
     @abstractmethod
@@ -188,7 +188,9 @@ class SqlStore(ABC):
         return await self._read(lambda db: self._sql.routers.queues_by_id(db, key, notifier_ids))
 
     async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-        return await self._write_as_owner(key, lambda tx: self._sql.routers.due_retries(tx, key, now, limit))
+        return await self._write_as_owner(
+            of_router(key), lambda tx: self._sql.routers.due_retries(tx, key, now, limit)
+        )
 
     async def next_retry(self, key: ServerKey) -> int | None:
         return await self._read(lambda db: self._sql.routers.next_retry(db, key))
@@ -197,11 +199,13 @@ class SqlStore(ABC):
         self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
     ) -> list[Moved]:
         return await self._write_as_owner(
-            key, lambda tx: self._sql.routers.set_subscribed(tx, key, notifier_ids, service_id)
+            of_router(key), lambda tx: self._sql.routers.set_subscribed(tx, key, notifier_ids, service_id)
         )
 
     async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
-        return await self._write_as_owner(key, lambda tx: self._sql.routers.move_queues(tx, key, events, now))
+        return await self._write_as_owner(
+            of_router(key), lambda tx: self._sql.routers.move_queues(tx, key, events, now)
+        )
 
     async def set_disconnected(self, key: ServerKey) -> int:
         change = self._sql.routers.set_disconnected
@@ -220,7 +224,7 @@ class SqlStore(ABC):
         changed, last = 0, SubKey(0)
         while True:
             after = last
-            page = await self._write_as_owner(key, lambda tx: change(tx, key, associated, after))  # noqa: B023
+            page = await self._write_as_owner(of_router(key), lambda tx: change(tx, key, associated, after))  # noqa: B023
             changed += page.changed
             if page.last is None:
                 return changed
@@ -228,17 +232,17 @@ class SqlStore(ABC):
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
         await self._write_as_owner(
-            key, lambda tx: self._sql.routers.set_credentials(tx, key, credentials), durable=True
+            of_router(key), lambda tx: self._sql.routers.set_credentials(tx, key, credentials), durable=True
         )
 
     async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
         return await self._write_as_owner(
-            key, lambda tx: self._sql.routers.set_service_id(tx, key, service_id), durable=True
+            of_router(key), lambda tx: self._sql.routers.set_service_id(tx, key, service_id), durable=True
         )
 
     async def clear_service(self, key: ServerKey) -> int:
         return await self._write_as_owner(
-            key, lambda tx: self._sql.routers.clear_service(tx, key), durable=True
+            of_router(key), lambda tx: self._sql.routers.clear_service(tx, key), durable=True
         )
 
     # Notifications
@@ -295,18 +299,20 @@ class SqlStore(ABC):
     async def accept_statements(
         self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
     ) -> Accepted:
-        return await self._write(
-            lambda tx: self._sql.statements.accept(tx, statements, now, page), durable=self._syncs_arrivals
+        return await self._write_as_owner(
+            STATEMENTS,
+            lambda tx: self._sql.statements.accept(tx, statements, now, page),
+            durable=self._syncs_arrivals,
         )
 
     async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
         return await self._read(lambda db: self._sql.statements.pushes(db, keys))
 
     async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
-        return await self._write(lambda tx: self._sql.statements.claim(tx, keys), durable=False)
+        return await self._write_as_owner(STATEMENTS, lambda tx: self._sql.statements.claim(tx, keys))
 
     async def abandon_claimed_pushes(self) -> int:
-        return await self._write(self._sql.statements.abandon)
+        return await self._write_as_owner(STATEMENTS, self._sql.statements.abandon, durable=True)
 
     async def end_statement_pushes(
         self, *, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int

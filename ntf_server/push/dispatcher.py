@@ -39,8 +39,8 @@ from ntf_server.push.push_events import PushEvents
 from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
-from store.interface import DeliveryStore
-from store.leases import CHORES, SOLE_OWNER, Duty, Lease, Ownership, of_pushes
+from store.interface import DeliveryStore, LeaseLost
+from store.leases import SOLE_OWNER, STATEMENTS, Duty, Lease, Ownership, of_pushes
 from store.records import TokenKey, TokenPush, TokenRecord
 from store.statement_records import PushKey, StatementPush
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -83,7 +83,8 @@ class Dispatcher:
         self._store = store
         self._ownership = ownership
         self._under_way: Counter[Lease] = Counter()
-        self._took_statements = False
+        self._statements_term: int | None = None
+        self._taking_over = asyncio.Lock()
         self._providers = providers
         self._config = config
         self._clock = clock
@@ -149,7 +150,7 @@ class Dispatcher:
     @property
     def _owns_statements(self) -> bool:
         """One daemon pushes all of them: the one that watches."""
-        return self._ownership.owns(CHORES)
+        return self._ownership.owns(STATEMENTS)
 
     def _owns(self, token_key: TokenKey) -> bool:
         return self._ownership.owns(of_pushes(token_key))
@@ -197,14 +198,20 @@ class Dispatcher:
 
     # Life
 
-    async def _give_up_unknown(self) -> None:
-        """What an earlier run, or another daemon, handed to a provider and has no answer for is not pushed
-        again if the device could not tell that it is the same."""
-        self._took_statements = True
-        count = await self._patience.ask(self._store.abandon_claimed_pushes)
-        if count:
-            log.warning("%d pushes of statements have an unknown end: they are not made again", count)
-            self._events.abandoned(count)
+    async def _take_statements_over(self) -> None:
+        """Before anything is claimed: what an earlier run, or another daemon, handed to a provider and has no
+        answer for is not pushed again if the device could not tell that it is the same."""
+        async with self._taking_over:
+            term = self._ownership.term(STATEMENTS)
+            if term == self._statements_term:
+                return
+            count = await self._patience.ask(partial(_unless_lost, self._store.abandon_claimed_pushes))
+            if count is None:
+                return
+            self._statements_term = term
+            if count:
+                log.warning("%d pushes of statements have an unknown end: they are not made again", count)
+                self._events.abandoned(count)
 
     async def run(self) -> None:
         """Push until `stop()`; first of all what earlier runs left unsent."""
@@ -213,8 +220,6 @@ class Dispatcher:
         self._scheduler.want_sweep(self._clock.monotonic())
         self._finished.clear()
         try:
-            if self._owns_statements:
-                await self._give_up_unknown()
             async with TaskGroup() as tasks:
                 tasks.create_task(self._outcomes.run(), name="push outcomes")
                 try:
@@ -280,10 +285,8 @@ class Dispatcher:
 
     async def _sweep_statements(self) -> None:
         if not self._owns_statements:
-            self._took_statements = False
             return
-        if not self._took_statements:
-            await self._give_up_unknown()
+        await self._take_statements_over()
         last = PushKey(0)
         while pushes := await self._next(partial(self._store.unsent_statement_pushes, after=last)):
             for last in pushes:
@@ -322,6 +325,7 @@ class Dispatcher:
         if messages:
             pushes = await self._patience.ask(partial(self._store.pushes, messages)) or []
         if statements and self._owns_statements:
+            await self._take_statements_over()
             to_tell = await self._patience.ask(partial(self._store.statement_pushes, statements)) or []
         # All are encrypted before the first is sent: from then on other threads compete for the interpreter.
         composed = self._compose_all(taken, tokens, pushes) + self._compose_statements(taken, to_tell)
@@ -344,7 +348,8 @@ class Dispatcher:
         }
         if not once:
             return set()
-        claimed = await self._patience.ask(partial(self._store.claim_statement_pushes, list(once))) or set()
+        claim = partial(self._store.claim_statement_pushes, list(once))
+        claimed = await self._patience.ask(partial(_unless_lost, claim)) or set()
         return {job for key, job in once.items() if key not in claimed}
 
     def _compose_statements(self, taken: Sequence[Taken], found: Sequence[StatementPush]) -> list[Push]:
@@ -441,8 +446,16 @@ class Dispatcher:
             self._outages[provider].note(problem)
 
 
+async def _unless_lost(call: Callable[[], Awaitable[T]]) -> T | None:
+    """None: another daemon pushes statements by now."""
+    try:
+        return await call()
+    except LeaseLost:
+        return None
+
+
 def _lease(push: Push) -> Lease:
-    return CHORES if isinstance(push.token, StatementPush) else of_pushes(push.token.key)
+    return STATEMENTS if isinstance(push.token, StatementPush) else of_pushes(push.token.key)
 
 
 def _how(error: PushError) -> str:

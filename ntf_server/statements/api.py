@@ -66,12 +66,16 @@ class GatewayApi:
         clock: Clock,
         random: Callable[[int], bytes],
         on_rules: Callable[[], None],
+        *,
+        reuse_port: bool = False,
     ) -> None:
+        """`reuse_port`: other daemons of this machine serve on it too."""
         self._store = store
         self._config = config
         self._clock = clock
         self._random = random
         self._on_rules = on_rules
+        self._reuse_port = reuse_port
         self._caps = GatewayCaps(
             subscriptions_per_client=config.subscriptions_per_client,
             rules_per_subscription=config.rules_per_subscription,
@@ -89,7 +93,13 @@ class GatewayApi:
         )
         await runner.setup()
         self._runner = runner
-        site = web.TCPSite(runner, self._config.listen or None, self._config.port, ssl_context=self._tls)
+        site = web.TCPSite(
+            runner,
+            self._config.listen or None,
+            self._config.port,
+            ssl_context=self._tls,
+            reuse_port=self._reuse_port,
+        )
         await site.start()
         port: int = runner.addresses[0][1]
         return port

@@ -12,7 +12,7 @@ from ntf_server.metrics import counter, histogram
 from protocol.errors import DecodeError
 from protocol.statement_signatures import is_genuine
 from protocol.statements import OnChain, Signed, decode_statement, statement_hash
-from store.interface import StatementStore, StoreError
+from store.interface import LeaseLost, StatementStore, StoreError
 from store.statement_records import FIRST_PAGE, Accepted, Page, PushKey, ReceivedStatement
 
 log = logging.getLogger(__name__)
@@ -84,11 +84,14 @@ class Pipeline:
             page = accepted.following
 
     async def _accept_page(self, statements: Sequence[ReceivedStatement], page: Page) -> Accepted:
-        """However long the store is unavailable: the node would not send them again."""
+        """However long the store is unavailable: the node would not send them again. LeaseLost if another
+        daemon watches by now."""
         while True:
             try:
                 with ACCEPT_SECONDS.time():
                     return await self._store.accept_statements(statements, self._clock.now(), page)
+            except LeaseLost:
+                raise
             except StoreError as error:
                 log.error("statements wait for the store: %s", error)
                 await asyncio.sleep(STORE_PAUSE)

@@ -13,9 +13,9 @@ from ntf_server.config import ConfigError, StatementsConfig
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
 from ntf_server.statements.watcher import TopicWatcher
-from store.interface import GatewayStore, StatementStore, StoreError
-from store.leases import CHORES, SOLE_OWNER, Ownership
-from transport.cancellation import TaskGroup
+from store.interface import GatewayStore, LeaseLost, StatementStore, StoreError
+from store.leases import SOLE_OWNER, STATEMENTS, Ownership
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class StatementGateway:
         clock: Clock,
         random: Callable[[int], bytes],
         ownership: Ownership = SOLE_OWNER,
+        *,
+        reuse_port: bool = False,
     ) -> None:
         if not config.node:
             raise ConfigError("[STATEMENTS] needs node: the address of a statement store's node")
@@ -56,7 +58,7 @@ class StatementGateway:
         self._ownership = ownership
         self._topics_interval = SHARED_TOPICS_INTERVAL if ownership.is_shared else TOPICS_INTERVAL
         self._rules_changed = asyncio.Event()
-        self._api = GatewayApi(store, config, clock, random, self._rules_changed.set)
+        self._api = GatewayApi(store, config, clock, random, self._rules_changed.set, reuse_port=reuse_port)
         pipeline = Pipeline(store, sink, clock)
         self._watcher = TopicWatcher(config.node, pipeline.take, most_topics=config.watched_topics)
 
@@ -74,17 +76,25 @@ class StatementGateway:
             tasks.create_task(self._purge(), name="statement housekeeping")
 
     async def _watch(self) -> None:
-        """One daemon watches, the one that does the chores; another goes on when it is gone."""
+        """One daemon watches; another goes on when it is gone. Each begins with all that the node has stored,
+        and what was pushed before is known."""
         while True:
-            await self._while_owner_is(False)
-            async with TaskGroup() as tasks:
-                watching = tasks.create_task(self._watcher.run(), name="statement watcher")
-                await self._while_owner_is(True)
-                watching.cancel()
+            while (term := self._term()) == 0:  # noqa: ASYNC110 -- leases end by the clock
+                await asyncio.sleep(OWNERSHIP_INTERVAL)
+            try:
+                async with TaskGroup() as tasks:
+                    watching = tasks.create_task(self._watcher.run(), name="statement watcher")
+                    while self._term() == term:  # noqa: ASYNC110
+                        await asyncio.sleep(OWNERSHIP_INTERVAL)
+                    watching.cancel()
+            except* LeaseLost as lost:
+                raise_if_cancelled()
+                log.warning("the statement store is watched anew: %s", lost.exceptions[0])
+                await asyncio.sleep(OWNERSHIP_INTERVAL)
 
-    async def _while_owner_is(self, this: bool) -> None:
-        while self._ownership.owns(CHORES) is this:  # noqa: ASYNC110 -- leases end by the clock
-            await asyncio.sleep(OWNERSHIP_INTERVAL)
+    def _term(self) -> int:
+        """0: another daemon watches, or nobody."""
+        return self._ownership.term(STATEMENTS) if self._ownership.owns(STATEMENTS) else 0
 
     async def _follow_rules(self) -> None:
         watched: list[bytes] | None = None

@@ -116,7 +116,8 @@ CREATE TABLE leases (
 
 CREATE INDEX leases_of_owner ON leases (owner, duty);
 
-INSERT INTO leases (duty, id) SELECT 'pushes', part FROM generate_series(0, 63) part UNION ALL SELECT 'chores', 0;
+INSERT INTO leases (duty, id) SELECT 'pushes', part FROM generate_series(0, 63) part
+    UNION ALL VALUES ('chores', 0), ('statements', 0);
 
 -- Whoever adds a router, or deletes it: its lease goes with it.
 CREATE FUNCTION add_router_leases() RETURNS trigger LANGUAGE plpgsql AS $$

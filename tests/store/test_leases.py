@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 import asyncpg
 import pytest
@@ -17,6 +17,7 @@ from store.leases import (
     PUSH,
     PUSH_PARTS,
     SOLE_OWNER,
+    STATEMENTS,
     Duty,
     Lease,
     Notice,
@@ -27,6 +28,7 @@ from store.leases import (
 )
 from store.postgres import PostgresStore
 from store.records import CreatedSubscription, QueueEvent, ServerKey, ServiceCredentials, TokenRecord
+from store.statement_records import PushKey, ReceivedStatement
 from tests.postgres import PostgresCluster
 from tests.store.builders import active_token, new_subscription, nmsg, subscribe
 
@@ -50,8 +52,8 @@ class World:
         self.clocks: dict[str, Clock] = {}
         self._stores: list[PostgresStore] = []
 
-    async def daemon(self, name: str) -> PostgresStore:
-        store = PostgresStore(self._url, name=name, lease_seconds=SECONDS)
+    async def daemon(self, name: str, duties: Collection[Duty] = frozenset(Duty)) -> PostgresStore:
+        store = PostgresStore(self._url, name=name, lease_seconds=SECONDS, duties=duties)
         self.clocks[name] = store.leases._clock = Clock()
         self._stores.append(store)
         await store.open()
@@ -158,8 +160,8 @@ async def test_the_first_takes_all_and_the_second_gets_half_of_it_in_small_parts
     assert len(owned(first, Duty.PUSHES)) == len(owned(second, Duty.PUSHES)) == PUSH_PARTS // 2
     assert not owned(first, Duty.PUSHES) & owned(second, Duty.PUSHES)
     assert [tuple(one) for one in await second.leases.daemons()] == [
-        ("first", False, 1, 32, True),
-        ("second", True, 0, 32, False),
+        ("first", False, 1, 32, True, True),
+        ("second", True, 0, 32, False, False),
     ]
 
 
@@ -193,6 +195,42 @@ async def test_nobody_else_writes_as_owner(world: World, write: str) -> None:
     assert await second.counts() == before
     assert not first.leases.owns(of_router(key))
     await owner_writes(second, key, queue.notifier_id)[write]()
+
+
+def statement_writes(store: NtfStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    came = ReceivedStatement(b"h" * 32, b"s" * 32, (b"t" * 32,), b"", 2**31)
+    return {
+        "accept_statements": lambda: store.accept_statements([came], 1.0),
+        "claim_statement_pushes": lambda: store.claim_statement_pushes([PushKey(1)]),
+        "abandon_claimed_pushes": lambda: store.abandon_claimed_pushes(),
+    }
+
+
+@pytest.mark.parametrize("write", statement_writes(None))  # type: ignore[arg-type]
+async def test_nobody_else_pushes_statements(world: World, write: str) -> None:
+    first = await world.daemon("first")
+    await balanced(first)
+    await statement_writes(first)[write]()
+    term = first.leases.term(STATEMENTS)
+    await world.let_lapse("first")
+    second = await world.daemon("second")
+    await second.leases.balance()
+    assert second.leases.term(STATEMENTS) > term
+    assert first.leases.owns(STATEMENTS)
+    with pytest.raises(LeaseLost):
+        await statement_writes(first)[write]()
+    assert not first.leases.owns(STATEMENTS)
+    await statement_writes(second)[write]()
+
+
+async def test_a_daemon_without_a_gateway_leaves_statements_to_others(world: World) -> None:
+    first = await world.daemon("first", frozenset(Duty) - {Duty.STATEMENTS})
+    await balanced(first)
+    assert first.leases.owns(CHORES)
+    assert not first.leases.owns(STATEMENTS)
+    second = await world.daemon("second")
+    await balanced(first, second)
+    assert second.leases.owns(STATEMENTS)
 
 
 async def test_one_that_was_taken_for_dead_begins_anew(world: World) -> None:

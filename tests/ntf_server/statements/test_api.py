@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import aiohttp
 import pytest
 
 from ntf_demo.fake_push.certificates import make_certificates
-from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_world, key_pair
+from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_parts, gateway_world, key_pair
+from ntf_server.clock import SystemClock
+from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import TOLERANCE
 
@@ -236,3 +240,15 @@ async def test_tls(tmp_path: Path) -> None:
             assert (await client.ask("GET", SUBSCRIPTIONS)) == (200, [])
         with pytest.raises(aiohttp.ClientError):
             await world.client("bob").ask("GET", SUBSCRIPTIONS)
+
+
+async def test_daemons_of_one_machine_share_the_port(tmp_path: Path) -> None:
+    async with gateway_parts(tmp_path) as world:
+        world.config = replace(world.config, TRANSPORT=replace(world.config.TRANSPORT, reuse_port=True))
+        async with world.serving() as first:
+            config = replace(world.config.STATEMENTS, port=first.gateway_port)
+            second = GatewayApi(first.store, config, SystemClock(), os.urandom, lambda: None, reuse_port=True)
+            try:
+                assert await second.open() == first.gateway_port
+            finally:
+                await second.close()

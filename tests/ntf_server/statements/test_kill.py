@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sqlite3
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 
 from ntf_demo.fake_push.faults import Fault
-from ntf_demo.fake_push.recorder import RecordedPush
-from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, key_pair, signed_statement
-from ntf_server.config import CONFIG_FILE, render_config
-
-DEADLINE = 60.0
-ALICE, TOPIC = key_pair("alice"), b"1" * 32
-DEVICES = {"apns": "a1" * 32, "voip": "b2" * 32, "fcm": "fcm:token"}
-
-
-@asynccontextmanager
-async def daemon(world: GatewayWorld) -> AsyncIterator[int]:
-    """A server of its own process, killed at the end; the port of its API."""
-    folder = world.folder / "etc"
-    (folder / CONFIG_FILE).write_text(render_config(world.config))
-    command = [sys.executable, "-m", "ntf_server", "start", "--config-dir", str(folder)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env=os.environ | {"NTF_LOG_LEVEL": "error"}
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(DEADLINE):
-            while b"gateway on port" not in (line := await process.stdout.readline()):
-                assert line, "the server ended"
-        yield int(line.split()[-1])
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def register(world: GatewayWorld, port: int) -> None:
-    bob = world.client("bob", port)
-    for kind, token in DEVICES.items():
-        await bob.allow(await bob.register(kind, token), (ALICE[0], TOPIC))
-
-
-def of(world: GatewayWorld, data: bytes) -> list[RecordedPush]:
-    return [push for push in world.accepted if data.hex() in push.body]
+from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, signed_statement
+from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register, until
 
 
 async def waiting_are(world: GatewayWorld, count: int, unknown: int) -> None:
@@ -70,8 +25,8 @@ async def test_a_push_without_an_answer_is_not_seen_twice(tmp_path: Path) -> Non
     async with gateway_parts(tmp_path) as world:
         for api in ("apns", "fcm"):
             world.push.add_fault(Fault(api=api, action="silence", processed=True))
-        async with daemon(world) as port:
-            await register(world, port)
+        async with daemon(world) as running:
+            await register(world, running.port)
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"first"))
             await until(lambda: len(of(world, b"first")) == 3)
         await waiting_are(world, 3, 2)
@@ -90,8 +45,8 @@ async def test_what_a_provider_refused_is_pushed_after_a_kill(tmp_path: Path) ->
     async with gateway_parts(tmp_path) as world:
         for api in ("apns", "fcm"):
             world.push.add_fault(Fault(api=api, status=503, reason="Shutdown"))
-        async with daemon(world) as port:
-            await register(world, port)
+        async with daemon(world) as running:
+            await register(world, running.port)
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"first"))
             await until(lambda: len(world.push.pushes) >= 3)
             await waiting_are(world, 3, 0)

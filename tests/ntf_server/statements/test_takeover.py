@@ -1,0 +1,58 @@
+"""Two daemons on one database: one watches the topics, and when it is killed the other does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+
+from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import wall_clock
+from ntf_demo.statement_gateway import gateway_parts, signed_statement
+from store.leases import STATEMENTS
+from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register, until
+from tests.postgres import PostgresCluster
+
+LEASE = 4.0
+TAKEN_OVER = 30.0
+_WATCHER = "SELECT name FROM ntf.leases JOIN ntf.daemons ON daemon_id = owner WHERE duty = $1"
+
+
+async def test_the_watcher_is_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
+    url = postgres.new_database()
+    async with gateway_parts(tmp_path, postgres_url=url) as world:
+        store = replace(world.config.STORE, lease_seconds=LEASE)
+        world.config = replace(world.config, STORE=store)
+        async with daemon(world, "one") as one, daemon(world, "two") as two:
+            db = await asyncpg.connect(url)
+            watcher = {"one": one, "two": two}[await db.fetchval(_WATCHER, STATEMENTS.duty)]
+            await db.close()
+            other = two if watcher is one else one
+            await register(world, other.port)
+            await until(lambda: world.node.subscriptions == 1)
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"before"))
+            await until(lambda: len(of(world, b"before")) == 3)
+            for api in ("apns", "fcm"):
+                world.push.add_fault(Fault(api=api, action="silence", processed=True))
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"in flight"))
+            await until(lambda: len(of(world, b"in flight")) == 3)
+            watcher.process.kill()
+            await watcher.process.wait()
+            killed_at = wall_clock()
+            world.push.clear_faults()
+            await until(lambda: world.node.subscriptions == 0)
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"while nobody watches"))
+            await until(lambda: len(of(world, b"while nobody watches")) == 3)
+            taken_over = wall_clock() - killed_at
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"after"))
+            await until(lambda: len(of(world, b"after")) == 3 and len(of(world, b"in flight")) == 4)
+            assert world.node.subscriptions == 1
+    assert taken_over < TAKEN_OVER
+    for data in (b"before", b"while nobody watches", b"after"):
+        assert Counter(push.token for push in of(world, data)) == Counter(DEVICES.values())
+    # Nobody knows whether it was shown: an alert again, which replaces itself, and calls not.
+    again = of(world, b"in flight")
+    assert Counter(push.token for push in again) == Counter([*DEVICES.values(), DEVICES["apns"]])
+    assert len({push.push_id for push in again if push.token == DEVICES["apns"]}) == 1
