@@ -106,4 +106,5 @@ def test_metrics_that_are_asked_for_exist(path: Path) -> None:
 def test_the_dashboard_is_one() -> None:
     board = json.loads(DASHBOARD.read_text())
     assert all(panel["targets"] and panel["title"] for panel in board["panels"])
+    assert all(target["legendFormat"] for panel in board["panels"] for target in panel["targets"])
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

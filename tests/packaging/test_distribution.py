@@ -99,6 +99,15 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
         assert "0.1.0" in run(command.with_name(name), "--version", cwd=tmp_path)
 
 
+def test_pipx_installs_a_copy_of_the_repository(built: Path, tmp_path: Path) -> None:
+    """As docs/install.md says; libraries are the newest that are allowed."""
+    run(UV, "venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    run(UV, "pip", "install", "--python", tmp_path / "venv/bin/python", "pipx", cwd=tmp_path)
+    homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    run(tmp_path / "venv/bin/pipx", "install", ".", cwd=built / "source", env=homes)
+    use_server(tmp_path / "bin/ntf-server", tmp_path)
+
+
 def use_server(command: Path, folder: Path) -> None:
     """Version, `init`, `start`, stop."""
     assert re.fullmatch(r"ntf-server [\d.]+\n", run(command, "--version", cwd=folder))
