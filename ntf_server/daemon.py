@@ -15,7 +15,7 @@ from pathlib import Path
 from ntf_server.app import App
 from ntf_server.config import Config, ConfigError
 from ntf_server.descriptors import raise_limit
-from ntf_server.logs import log_loop_error, set_level
+from ntf_server.logs import log_loop_error, set_level, tell_left_out
 from ntf_server.metrics import gauge
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.service_manager import ServiceManager
@@ -44,6 +44,7 @@ async def run_until_signal(config_dir: Path, load: Callable[[], Config], *, main
     BUILD.labels(metadata.version("ntf-server")).set(1)
     _relax_garbage_collection()
     await Daemon(app, load, ServiceManager(os.environ)).run()
+    tell_left_out()
     logger.info("stopped")
     return 0
 

@@ -122,9 +122,13 @@ class QuietHandler(logging.Handler):
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(FLUSH_POLL)
 
-    def close(self) -> None:
-        """At the end of the process: say what was left out."""
+    def tell_left_out(self) -> None:
+        """Before the last line: afterwards nothing follows it."""
         self._put(self._repeats.rest())
+
+    def close(self) -> None:
+        """At the end of the process."""
+        self.tell_left_out()
         self.flush()
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -185,6 +189,13 @@ def set_up_logging(config: LogConfig) -> None:
     # Libraries that log statements or requests would put ids into the log.
     for library in ("aiosqlite", "aioapns", "hpack", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def tell_left_out() -> None:
+    """Sum up the lines that were left out and not told of yet."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QuietHandler):
+            handler.tell_left_out()
 
 
 def set_level(config: LogConfig) -> None:

@@ -14,6 +14,8 @@ from transport.errors import TransportError
 SECONDS = 8.0
 AT_ONCE = 2000
 SILENT = 3000
+LIVE_WITHIN = 2.0
+"Seconds, on a machine that has other things to do; with two cores of its own 0.26 s were seen."
 
 
 async def storm(address: NtfServer, seconds: float) -> None:
@@ -53,6 +55,7 @@ async def test_a_storm_of_handshakes_delays_nobody_for_long(tmp_path: Path) -> N
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.liveness.answered == service.liveness.asked
+    assert service.liveness.p99 < LIVE_WITHIN
     assert service.pushes.p50 < 2
     assert service.log_bytes_per_second < 10_000
 

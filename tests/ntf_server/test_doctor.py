@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from agent.agent import AgentConfig, open_agent
 from ntf_demo.demo import Playground, playground
 from ntf_demo.fake_push.faults import Fault
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import CONFIG_FILE, load_config, render_config
 from tests.agent.world import subscribed, verified
+from tests.ntf_server.push.builders import pem
 from tests.ntf_server.test_cli import Finished, init, ntf_server
 
 
@@ -91,6 +93,38 @@ async def test_a_provider_that_is_not_there(tmp_path: Path, world: Playground) -
     code, said = await doctor(tmp_path)
     assert code == 1
     assert said["push problem"][0].startswith("APNS_TEST cannot be reached: ")
+
+
+async def test_google_knows_the_service_account_or_not(tmp_path: Path) -> None:
+    """Its token service is asked for a real token; it takes grants of one key only."""
+    init(tmp_path)
+    known, other = (rsa.generate_private_key(65537, 2048) for _ in range(2))
+    async with FakePushServer(FakePushConfig(folder=tmp_path, fcm_key=known.public_key())) as google:
+        origin = f"https://127.0.0.1:{google.port}"
+
+        async def asked(key: rsa.RSAPrivateKey) -> tuple[int, str]:
+            account = {"client_email": "a@b.example", "project_id": "proj", "private_key": pem(key).decode()}
+            file = tmp_path / "account.json"
+            file.write_text(json.dumps(account | {"token_uri": f"{origin}/token"}))
+            env = {
+                "NTF_FCM_SERVICE_ACCOUNT_FILE": str(file),
+                "NTF_FCM_ENDPOINT": origin,
+                "NTF_FCM_CA_FILE": str(google.ca_file),
+            }
+            done = await asyncio.to_thread(ntf_server, "doctor", "--config-dir", tmp_path / "c", env=env)
+            (line,) = [line for line in done.stdout.splitlines() if "FCM" in line]
+            return done.returncode, line
+
+        assert await asked(known) == (0, "push          ok       FCM knows this server")
+        assert len(google.pushes) == 1
+        google.add_fault(Fault(api="fcm", status=404, reason="UNREGISTERED"))
+        assert await asked(known) == (0, "push          ok       FCM knows this server")
+        code, line = await asked(other)
+        assert (code, "FCM refuses this server: Google's token service answered 400" in line) == (1, True)
+        assert len(google.pushes) == 2
+        google.add_fault(Fault(api="oauth", action="drop"))
+        code, line = await asked(known)
+        assert (code, "FCM cannot be reached: " in line) == (1, True)
 
 
 def test_everything_wrong_is_named(tmp_path: Path) -> None:

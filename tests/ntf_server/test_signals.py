@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 
 from ntf_server.__main__ import main
+from ntf_server.logs import LINES_PER_WINDOW
 from ntf_server.service_manager import ServiceManager
 from protocol.ntf_commands import Ping, Pong
 from tests.drills.world import DEADLINE, Daemon, running_daemon
@@ -109,6 +110,22 @@ async def test_sigusr1_tells_of_tasks_and_queues(tmp_path: Path) -> None:
         await check_serves(daemon)
     for words in ("1 push dispatcher", "1 router subscriber", "1 clients", "0 pushes in memory"):
         assert words in log
+
+
+async def test_stopped_is_the_last_line(tmp_path: Path) -> None:
+    """Also if lines were left out, which are told of at the end."""
+    async with running_daemon(tmp_path) as daemon:
+        for _ in range(LINES_PER_WINDOW + 3):
+            daemon.process.send_signal(signal.SIGUSR1)
+            await check_serves(daemon)  # else signals that wait become one
+        daemon.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE):
+            while daemon.is_alive():
+                await asyncio.sleep(0.02)
+        *_, left_out, last = daemon.log.read_text().splitlines()
+    assert "tasks: " in left_out
+    assert "(repeated " in left_out
+    assert last.endswith("ntf_server.daemon: stopped")
 
 
 @pytest.fixture
