@@ -244,6 +244,11 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         type=_worker_count,
         help="so many daemons on this machine, one for each core; needs PostgreSQL",
     )
+    parser.add_argument(
+        workers.WORKER,
+        action="store_true",
+        help="end when standard input ends: how --workers starts its workers",
+    )
     parser.set_defaults(run=_start)
 
 
@@ -274,7 +279,9 @@ def _start(args: argparse.Namespace) -> int:
         each = ("--config-dir", str(args.config_dir), *level)
         return asyncio.run(workers.Workers(config, each).run(args.workers))
     try:
-        return asyncio.run(run_until_signal(args.config_dir, load, maintenance=args.maintenance))
+        return asyncio.run(
+            run_until_signal(args.config_dir, load, maintenance=args.maintenance, is_worker=args.worker)
+        )
     except Exception as error:
         if isinstance(checks.first_cause(error), OSError):
             for problem in checks.port_problems(config):

@@ -24,12 +24,15 @@ from transport.errors import TransportError
 
 logger = logging.getLogger(__name__)
 
+STDIN = 0
 BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
 
 
-async def run_until_signal(config_dir: Path, load: Callable[[], Config], *, maintenance: bool) -> int:
+async def run_until_signal(
+    config_dir: Path, load: Callable[[], Config], *, maintenance: bool, is_worker: bool = False
+) -> int:
     """SIGTERM or SIGINT ends it in order, a second one at once; `load` reads the configuration, now and at
-    each SIGHUP."""
+    each SIGHUP. A worker also ends when its standard input does: whoever watched it is gone."""
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(log_loop_error)
     config = load()
@@ -43,7 +46,7 @@ async def run_until_signal(config_dir: Path, load: Callable[[], Config], *, main
         return 0
     BUILD.labels(metadata.version("ntf-server")).set(1)
     _relax_garbage_collection()
-    await Daemon(app, load, ServiceManager(os.environ)).run()
+    await Daemon(app, load, ServiceManager(os.environ), is_worker=is_worker).run()
     tell_left_out()
     logger.info("stopped")
     return 0
@@ -52,8 +55,11 @@ async def run_until_signal(config_dir: Path, load: Callable[[], Config], *, main
 class Daemon:
     """An App that listens to signals and tells the service manager how it is."""
 
-    def __init__(self, app: App, load: Callable[[], Config], manager: ServiceManager) -> None:
+    def __init__(
+        self, app: App, load: Callable[[], Config], manager: ServiceManager, *, is_worker: bool
+    ) -> None:
         self._app = app
+        self._is_worker = is_worker
         self._load = load
         self._manager = manager
         self._stop = asyncio.Event()
@@ -64,6 +70,8 @@ class Daemon:
         loop.add_signal_handler(signal.SIGINT, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR1, self._describe)
+        if self._is_worker:
+            loop.add_reader(STDIN, self._hear_parent)
         async with TaskGroup() as tasks:
             watchdog = tasks.create_task(self._manager.keep_alive(), name="watchdog")
             await self._app.run(self._stop, self._ready)
@@ -88,6 +96,15 @@ class Daemon:
         logger.info("stopping")
         self._manager.stopping()
         self._stop.set()
+
+    def _hear_parent(self) -> None:
+        """It never says anything."""
+        if os.read(STDIN, 1):
+            return
+        asyncio.get_running_loop().remove_reader(STDIN)
+        if not self._stop.is_set():
+            logger.error("the process that watched this worker is gone")
+            self._end()
 
     def _reload(self) -> None:
         self._manager.reloading()

@@ -25,6 +25,8 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 "Seconds until a worker that ended is started again."
 STEADY = 60.0
 "One that ran for so long is started again without a longer delay."
+WORKER = "--worker"
+"Option of `ntf-server start` for a process that is to end with the one that started it."
 USAGE = 2
 "Exit code of what an operator has to put right: starting again would not help."
 
@@ -111,7 +113,8 @@ class Workers:
 
     async def _run(self, worker: int) -> int:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ntf_server", "start", *self._arguments),
+            *(sys.executable, "-m", "ntf_server", "start", WORKER, *self._arguments),
+            stdin=asyncio.subprocess.PIPE,  # it ends with this process, however that ends
             env=os.environ | environment(self._config, worker),
             start_new_session=True,  # what a terminal sends comes by way of this process, once
         )

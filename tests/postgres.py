@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 SERVICE_USER = "postgres"
 SUPERUSER = "ntf"
 COMMAND_TIMEOUT = 120.0
@@ -45,6 +47,15 @@ class PostgresCluster:
         _give_away(self.folder)
         self._run("initdb", "-D", self.data, "-A", "trust", "-U", SUPERUSER, "-E", "UTF8", "--no-sync")
 
+    def create_standby(self, primary: PostgresCluster) -> None:
+        """A copy of another cluster that follows it until it is promoted."""
+        _give_away(self.folder)
+        source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER}"
+        self._run("pg_basebackup", "-d", source, "-D", self.data, "-R", "-c", "fast", "--no-sync")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", self.data, "-w", "promote")
+
     def start(self) -> None:
         options = [f"-k {self.folder}", f"-p {self.port}", "-c listen_addresses=127.0.0.1"]
         options += [f"-c {setting}" for setting in self._settings]
@@ -58,6 +69,9 @@ class PostgresCluster:
     def kill(self) -> None:
         """As a crash of the machine's memory would: no process of the cluster has time for anything."""
         os.kill(self.pid, signal.SIGQUIT)
+
+    def is_running(self) -> bool:
+        return (self.data / "postmaster.pid").exists() and psutil.pid_exists(self.pid)
 
     @property
     def pid(self) -> int:
@@ -84,18 +98,33 @@ class PostgresCluster:
 
 
 @contextmanager
-def running_cluster(*, settings: Sequence[str] = _FAST) -> Iterator[PostgresCluster]:
+def running_cluster(
+    *, settings: Sequence[str] = _FAST, standby_of: PostgresCluster | None = None
+) -> Iterator[PostgresCluster]:
     # Short: the path of a socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="ntf-pg-"))
     cluster = PostgresCluster(folder, settings=settings)
     try:
-        cluster.create()
+        if standby_of is None:
+            cluster.create()
+        else:
+            cluster.create_standby(standby_of)
         cluster.start()
         yield cluster
     finally:
-        if (cluster.data / "postmaster.pid").exists():
+        if cluster.is_running():
             cluster.stop("immediate")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def replicated_pair() -> Iterator[tuple[PostgresCluster, PostgresCluster]]:
+    """A primary whose commits wait for its standby."""
+    with (
+        running_cluster(settings=(*_FAST, "synchronous_standby_names=*")) as primary,
+        running_cluster(standby_of=primary) as standby,
+    ):
+        yield primary, standby
 
 
 def binary(tool: str) -> Path:

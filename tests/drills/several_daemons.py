@@ -7,10 +7,11 @@ from pathlib import Path
 
 from tests.drills.cluster import LEASE, DatabaseProxy, Outcome, cluster, hour_ahead
 from tests.drills.world import DEADLINE
-from tests.postgres import PostgresCluster, running_cluster
+from tests.postgres import PostgresCluster, replicated_pair, running_cluster
 
 SECONDS = 6.0
 TAKEN_OVER = 30.0
+DURABLE = {"NTF_STORE_DURABILITY": "machine"}
 IN_FLIGHT = 1.0
 "Seconds that a notification may take from a router into the database while both cores are busy."
 
@@ -66,6 +67,46 @@ async def test_database_restarts(tmp_path: Path) -> None:
                 await asyncio.to_thread(postgres.start)
 
             check(await made.suffer(SECONDS, restart), "restart of the database")
+
+
+async def test_database_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+    with running_cluster() as postgres:
+        async with cluster(tmp_path, postgres.new_database()) as made:
+
+            async def be_away() -> None:
+                await asyncio.to_thread(postgres.stop)
+                await asyncio.sleep(LEASE * 2)
+                await asyncio.to_thread(postgres.start)
+
+            check(await made.suffer(SECONDS + LEASE * 2, be_away), "database away for two leases")
+
+
+async def test_database_crashes(tmp_path: Path) -> None:
+    """Commits wait for the disk, those of notifications, too."""
+    with running_cluster() as postgres:
+        async with cluster(tmp_path, postgres.new_database(), env_of={0: DURABLE, 1: DURABLE}) as made:
+
+            async def crash() -> None:
+                await asyncio.to_thread(postgres.stop, "immediate")
+                await asyncio.to_thread(postgres.start)
+
+            check(await made.suffer(SECONDS, crash), "crash of the database")
+
+
+async def test_fail_over_to_a_promoted_standby(tmp_path: Path) -> None:
+    """Commits wait for the standby, those of notifications, too."""
+    with replicated_pair() as (primary, standby):
+        at_primary = primary.new_database()
+        url = at_primary.replace(f":{primary.port}/", f":{primary.port},127.0.0.1:{standby.port}/")
+        url += "?target_session_attrs=read-write"
+        async with cluster(tmp_path, url, env_of={0: DURABLE, 1: DURABLE}) as made:
+
+            async def fail_over() -> None:
+                primary.kill()
+                await asyncio.sleep(1)  # until somebody notices
+                await asyncio.to_thread(standby.promote)
+
+            check(await made.suffer(SECONDS, fail_over), "fail-over to a promoted standby")
 
 
 async def test_connections_are_cut_in_transactions(tmp_path: Path, postgres: PostgresCluster) -> None:

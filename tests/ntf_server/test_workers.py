@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from protocol.addresses import parse_ntf_server
+from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
 from tests.drills.world import free_port
 from tests.ntf_server.ntf_client import NtfClient
@@ -37,8 +39,31 @@ def test_a_file_is_for_one_process(tmp_path: Path) -> None:
     assert "is not a number" in ntf_server("start", "--workers", "many").stderr
 
 
-async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgres: PostgresCluster) -> None:
-    assert init(tmp_path).returncode == 0
+@dataclass
+class Watched:
+    """The first process, and all workers that it ever had."""
+
+    process: asyncio.subprocess.Process
+    env: dict[str, str]
+    address: NtfServer
+    workers: set[psutil.Process] = field(default_factory=set)
+
+    def running(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children()
+        self.workers.update(found)
+        return found
+
+    def all_ended(self) -> bool:
+        return not [
+            worker
+            for worker in self.workers
+            if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+        ]
+
+
+@asynccontextmanager
+async def two_workers(folder: Path, postgres: PostgresCluster) -> AsyncIterator[Watched]:
+    assert init(folder).returncode == 0
     env = {
         "NTF_TRANSPORT_LISTEN": "127.0.0.1",
         "NTF_TRANSPORT_PORT": str(free_port()),
@@ -47,12 +72,11 @@ async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgr
         "NTF_STORE_LEASE_SECONDS": "4",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ntf_server", "start", "--workers", "2", "--config-dir", tmp_path / "c"),
+        *(sys.executable, "-m", "ntf_server", "start", "--workers", "2", "--config-dir", folder / "c"),
         stdout=subprocess.PIPE,
         env=os.environ | env,
     )
-    parent = psutil.Process(process.pid)
-    workers: list[psutil.Process] = []
+    watched = None
     try:
         assert process.stdout is not None
         lines: list[str] = []
@@ -60,25 +84,41 @@ async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgr
             while len(lines) < 4:
                 lines.append((await process.stdout.readline()).decode())
         (address,) = {line.removeprefix("Server address: ") for line in lines if "address" in line}
+        watched = Watched(process, env, parse_ntf_server(address.strip()))
+        assert len(watched.running()) == 2
+        yield watched
+    finally:
+        if process.returncode is None:
+            process.kill()
+        for worker in watched.workers if watched else ():
+            if worker.is_running():
+                worker.kill()
+        await process.wait()
+
+
+async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgres: PostgresCluster) -> None:
+    async with two_workers(tmp_path, postgres) as watched:
         for _ in range(8):  # the system deals them out
-            client = await NtfClient.open(parse_ntf_server(address.strip()))
+            client = await NtfClient.open(watched.address)
             assert await client.ask(Ping()) == Pong()
             client.close()
-        status = ntf_server("status", "--config-dir", tmp_path / "c", env=env).stdout
+        status = ntf_server("status", "--config-dir", tmp_path / "c", env=watched.env).stdout
         assert "#1: " in status
         assert "#2: " in status
-        workers = parent.children()
-        assert len(workers) == 2
-        workers[0].kill()
-        await until(lambda: len(parent.children()) == 2 and workers[0] not in parent.children())
-        workers += parent.children()
-        process.send_signal(signal.SIGTERM)
+        dead = watched.running()[0]
+        dead.kill()
+        await until(lambda: len(watched.running()) == 2 and dead not in watched.running())
+        watched.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(DEADLINE):
-            assert await process.wait() == 0
-            await process.stdout.read()
-        assert not [worker for worker in workers if worker.is_running()]
-    finally:
-        for one in {parent, *workers}:
-            if one.is_running():
-                one.kill()
-        await process.wait()
+            assert await watched.process.wait() == 0
+        assert watched.all_ended()
+
+
+async def test_workers_end_with_a_parent_that_had_no_time_to_tell_them(
+    tmp_path: Path, postgres: PostgresCluster
+) -> None:
+    async with two_workers(tmp_path, postgres) as watched:
+        watched.process.kill()
+        await until(watched.all_ended)
+        status = ntf_server("status", "--config-dir", tmp_path / "c", env=watched.env).stdout
+        assert "#1: " not in status, "it left what it owned behind"
