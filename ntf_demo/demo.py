@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import secrets
 import shutil
@@ -172,6 +173,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="afterwards leave everything running, with addresses to play with, until Ctrl-C",
     )
 
+    parser.add_argument(
+        "--statements",
+        action="store_true",
+        help="the statement gateway instead: signed statements wake those who asked for them",
+    )
+
 
 def run(args: argparse.Namespace) -> int:
     """Run the demonstration; return the exit code of the process."""
@@ -180,8 +187,11 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     code = 0
+    if args.statements and importlib.util.find_spec("sr25519") is None:
+        print("ntf-server: --statements needs pip install 'ntf-server[statements]'", file=sys.stderr)
+        return 1
     try:
-        asyncio.run(_run(Story(console), keep=args.keep))
+        asyncio.run(_run(Story(console), keep=args.keep, statements=args.statements))
     except* (AgentError, TimeoutError, OSError) as problems:
         print(f"ntf-server: the demonstration failed: {_first(problems)!r}", file=sys.stderr)
         code = 1
@@ -196,20 +206,28 @@ def _first(problems: BaseException) -> BaseException:
     return problems
 
 
-async def _run(story: Story, *, keep: bool) -> None:
+async def _run(story: Story, *, keep: bool, statements: bool) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="ntf-demo-") as name:
-        folder = Path(name)
-        pushes = folder / "pushes.jsonl"
-        story.title("ntf-server demo: how a message finds a phone that sleeps")
-        async with playground(folder, record_file=pushes, journal=keep) as world:
-            await _tell(story, world, folder)
-            if keep:
-                await _keep(story, world, folder, pushes)
+        if statements:
+            from ntf_demo import statement_demo  # with libraries of its own
+
+            await statement_demo.tell(story, Path(name), keep=keep)
+        else:
+            await _tell_all(story, Path(name), keep=keep)
     story.plain()
-    story.plain("All of it ran on this machine, over TLS; nothing is left behind.")
+    story.plain(f"All of it ran on this machine{'' if statements else ', over TLS'}; nothing is left behind.")
+
+
+async def _tell_all(story: Story, folder: Path, *, keep: bool) -> None:
+    pushes = folder / "pushes.jsonl"
+    story.title("ntf-server demo: how a message finds a phone that sleeps")
+    async with playground(folder, record_file=pushes, journal=keep) as world:
+        await _tell(story, world, folder)
+        if keep:
+            await _keep(story, world, folder, pushes)
 
 
 async def _tell(story: Story, world: Playground, folder: Path) -> None:
@@ -366,6 +384,10 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
     story.chapter(f"What it writes to its journal can be reported on, {JOURNAL_SECONDS:.0f} s later:")
     journal, report = folder / "data" / setup.JOURNAL_FOLDER, folder / "report"
     story.plain(f"    {analytics} report all --journal {journal} --out {report}")
+    await until_interrupted()
+
+
+async def until_interrupted() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

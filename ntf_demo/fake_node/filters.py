@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.statements import FIELD_SIZE, Statement
@@ -10,7 +10,18 @@ from protocol.statements import FIELD_SIZE, Statement
 MAX_ANY = 128
 MAX_ALL = 4
 
-Filter = Callable[[Statement], bool]
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Statements with one of the topics, or with all of them; without topics every one."""
+
+    topics: frozenset[bytes] = frozenset()
+    all_of_them: bool = False
+
+    def wants(self, statement: Statement) -> bool:
+        if self.all_of_them:
+            return self.topics.issubset(statement.named_topics)
+        return not self.topics or not self.topics.isdisjoint(statement.named_topics)
 
 
 class BadFilter(Exception):
@@ -19,16 +30,14 @@ class BadFilter(Exception):
 
 def parse_filter(parameter: Any) -> Filter:
     if parameter == "any":
-        return lambda statement: True
+        return Filter()
     if not isinstance(parameter, dict) or len(parameter) != 1:
         raise BadFilter
     ((kind, listed),) = parameter.items()
     if kind == "matchAny":
-        wanted = _topics(listed, MAX_ANY)
-        return lambda statement: not wanted.isdisjoint(statement.named_topics)
+        return Filter(_topics(listed, MAX_ANY))
     if kind == "matchAll":
-        every = _topics(listed, MAX_ALL)
-        return lambda statement: every <= set(statement.named_topics)
+        return Filter(_topics(listed, MAX_ALL), all_of_them=True)
     raise BadFilter
 
 

@@ -60,6 +60,12 @@ class FakeNode:
     def subscriptions(self) -> int:
         return sum(len(client.filters) for client in self._clients)
 
+    @property
+    def watched(self) -> frozenset[bytes]:
+        """Topics that subscriptions name."""
+        named = (wanted.topics for client in self._clients for wanted in client.filters.values())
+        return frozenset().union(*named)
+
     async def __aenter__(self) -> FakeNode:
         await self.start()
         return self
@@ -99,7 +105,7 @@ class FakeNode:
         self._stored[name] = (encoded, statement)
         for client in list(self._clients):
             for subscription, wanted in list(client.filters.items()):
-                if wanted(statement):
+                if wanted.wants(statement):
                     await _notify(client, subscription, [encoded])
         return "new"
 
@@ -169,7 +175,7 @@ class FakeNode:
         wanted = client.filters.get(name)
         if wanted is None:
             return
-        found = [encoded for encoded, statement in self._stored.values() if wanted(statement)]
+        found = [encoded for encoded, statement in self._stored.values() if wanted.wants(statement)]
         for start in range(0, len(found), BATCH):
             await _notify(client, name, found[start : start + BATCH], max(0, len(found) - start - BATCH))
 

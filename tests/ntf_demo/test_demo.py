@@ -63,6 +63,14 @@ async def test_prints_what_the_documentation_shows(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+async def test_statements(tmp_path: Path) -> None:
+    process = await start(tmp_path, "-m", "ntf_server", "demo", "--statements")
+    out, err = await finish(process)
+    assert (process.returncode, err) == (0, "")
+    assert structure(out) == structure(CAPTURE.with_name("demo-statements.txt").read_text())
+    assert os.listdir(tmp_path) == []
+
+
 async def as_printed(tmp_path: Path, command: str) -> str:
     process = await start_command(tmp_path, *shlex.split(command))
     out, err = await finish(process)
