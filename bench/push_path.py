@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.devices import add_device, new_id
 from bench.measure import Row, figure
 from bench.part import Part
 from bench.push_clients import cpu_time, make_key
@@ -34,8 +35,7 @@ from ntf_server.push.provider import PushNotification, PushProvider
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import TokenInput
-from store.records import CreatedSubscription, NewSubscription, NewToken, Notification, ServerKey
+from store.records import Notification, ServerKey
 from store.sqlite import SqliteStore
 
 ROUTER = SmpServer(("smp.example.com",), "", bytes(32))
@@ -82,33 +82,9 @@ class Side:
         return rows[0][0], [ids for _, ids in rows]
 
     async def _add_token(self, number: int, queues: int) -> tuple[ServerKey, list[EntityId]]:
-        token = await self.store.create_token(
-            NewToken(
-                token_id=EntityId(os.urandom(24)),
-                device_token=ApnsToken(Provider.APNS_TEST, device_name(number)),
-                verify_key=os.urandom(44),
-                dh_private=os.urandom(32),
-                dh_secret=os.urandom(32),
-                code=os.urandom(32),
-                updated_on=0,
-            )
-        )
-        await self.store.move_token(token, TokenInput.CODE_MATCHED, 0)
-        ids = [EntityId(os.urandom(24)) for _ in range(queues)]
-        created = await self.store.create_subscriptions(
-            [
-                NewSubscription(
-                    subscription_id=EntityId(os.urandom(24)),
-                    token_key=token.key,
-                    server=ROUTER,
-                    notifier_id=notifier_id,
-                    notifier_key=b"",
-                )
-                for notifier_id in ids
-            ]
-        )
-        assert isinstance(created[0], CreatedSubscription)
-        return created[0].server_key, ids
+        ids = [new_id() for _ in range(queues)]
+        device = ApnsToken(Provider.APNS_TEST, device_name(number))
+        return await add_device(self.store, device, ROUTER, [(one, b"") for one in ids]), ids
 
     async def receive(self, key: ServerKey, ids: Sequence[EntityId]) -> None:
         """One block of NMSGs."""

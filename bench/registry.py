@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from bench.agent import AGENT
 from bench.analytics import ANALYTICS
+from bench.cluster import CLUSTER
 from bench.journal import JOURNAL
+from bench.million import MILLION
 from bench.moving import MOVING
 from bench.part import Part
 from bench.protocol import PROTOCOL
@@ -15,7 +17,7 @@ from bench.push_path import PUSH_PATH
 from bench.ratchet import RATCHET
 from bench.router import ROUTER
 from bench.router_commands import ROUTER_COMMANDS
-from bench.server import COMMANDS, IDLE, MILLION
+from bench.server import COMMANDS, IDLE
 from bench.statements import GATEWAY
 from bench.store import STORE
 from bench.storm import STORM
@@ -29,6 +31,7 @@ PARTS: Sequence[Part] = (
     IDLE,
     MILLION,
     STORE,
+    CLUSTER,
     MOVING,
     START_UP,
     ROUTERS,

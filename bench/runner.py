@@ -25,7 +25,7 @@ from bench.measure import Row, best_of
 from bench.part import Measure, Part
 from bench.results import PartResult, Results, joined, load_average, this_commit, this_machine
 
-HUNG = 4
+HUNG = 10
 "A repeat that takes so many times what its part may take is ended."
 GRACE = 20.0
 "Seconds that a repeat has for ending what it started."

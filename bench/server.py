@@ -1,4 +1,4 @@
-"""The daemon under commands: SCHK and SNEW per second, CPU per command, idle connections, a large store."""
+"""The daemon under commands: SCHK and SNEW per second, CPU per command, idle connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
+from bench.devices import add_token, new_id, new_subscription
 from bench.measure import Row, beside, figure
 from bench.part import Part
 from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer, parse_ntf_server
@@ -21,9 +23,8 @@ from protocol.connection import Block, Outgoing, Received
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import IdSub, NtfCommand, Ping, Pong, Schk, Snew, Sub
-from protocol.statuses import TokenInput
+from store.interface import NtfStore
 from store.policy import RowCaps
-from store.records import NewSubscription, NewToken, TokenKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.conftest import null_token
 from tests.ntf_server.ntf_client import Device, NtfClient
@@ -65,11 +66,13 @@ def init(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def daemon(folder: Path) -> AsyncIterator[Daemon]:
+async def daemon(folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Daemon]:
     """The server in a process of its own, as an operator runs it."""
     arguments = ("start", "--config-dir", str(folder / "c"), "--log-level", "error")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ntf_server", *arguments), stdout=subprocess.PIPE, env=os.environ | ENV
+        *(sys.executable, "-m", "ntf_server", *arguments),
+        stdout=subprocess.PIPE,
+        env={**os.environ, **ENV, **env},
     )
     try:
         assert process.stdout is not None
@@ -81,41 +84,20 @@ async def daemon(folder: Path) -> AsyncIterator[Daemon]:
         await process.wait()
 
 
-async def fill(folder: Path, subscriptions: int) -> tuple[Device, list[EntityId]]:
+async def fill(store: NtfStore, subscriptions: int) -> tuple[Device, list[EntityId]]:
     """A verified device with so many subscriptions, straight into the store."""
     device = Device.make(null_token())
-    store = SqliteStore(folder / "d" / "ntf-server.db", caps=RowCaps(subscriptions_per_token=0))
     await store.open()
-    device.token_id = EntityId(os.urandom(24))
-    token = await store.create_token(
-        NewToken(
-            token_id=device.token_id,
-            device_token=device.token,
-            verify_key=device.key.public.der,
-            dh_private=device.dh.raw,
-            dh_secret=os.urandom(32),
-            code=os.urandom(32),
-            updated_on=0,
-        )
-    )
-    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
-    ids: list[EntityId] = []
-    for start in range(0, subscriptions, 2000):
-        news = [_new_subscription(token.key) for _ in range(min(2000, subscriptions - start))]
-        await store.create_subscriptions(news)
-        ids += [new.subscription_id for new in news]
+    token = await add_token(store, device.token, device.key.public.der)
+    device.token_id = token.token_id
+    news = [new_subscription(token.key, ROUTER, (new_id(), KEY.der)) for _ in range(subscriptions)]
+    await store.create_subscriptions(news)
     await store.close()
-    return device, ids
+    return device, [new.subscription_id for new in news]
 
 
-def _new_subscription(key: TokenKey) -> NewSubscription:
-    return NewSubscription(
-        subscription_id=EntityId(os.urandom(24)),
-        token_key=key,
-        server=ROUTER,
-        notifier_id=EntityId(os.urandom(24)),
-        notifier_key=KEY.der,
-    )
+def sqlite_store(folder: Path) -> SqliteStore:
+    return SqliteStore(folder / "d" / "ntf-server.db", caps=RowCaps(subscriptions_per_token=0))
 
 
 @dataclass
@@ -149,16 +131,18 @@ class Load:
                     left -= len(event.items)
 
 
-async def measure(server: Daemon, loads: Sequence[Load], expected: type) -> tuple[float, float, float]:
-    """Commands per second, microseconds of the server's CPU per command, and of a bare verification."""
+async def measure(
+    servers: Sequence[Daemon], loads: Sequence[Load], expected: type
+) -> tuple[float, float, float]:
+    """Commands per second, microseconds of the servers' CPU per command, and of a bare verification."""
     count = sum(len(load.windows) * load.in_flight for load in loads)
     verify = verify_microseconds()
-    cpu, started = server.cpu(), time.perf_counter()
+    cpu, started = sum(server.cpu() for server in servers), time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for load in loads:
             tasks.create_task(load.run(expected))
     elapsed = time.perf_counter() - started
-    used = (server.cpu() - cpu) / count * 1e6
+    used = (sum(server.cpu() for server in servers) - cpu) / count * 1e6
     return count / elapsed, used, (verify + verify_microseconds()) / 2
 
 
@@ -192,7 +176,7 @@ def creations(device: Device, count: int) -> list[Command]:
 
 async def commands(folder: Path, *, commands: int = 12_000) -> list[Row]:
     init(folder)
-    device, ids = await fill(folder, 1000)
+    device, ids = await fill(sqlite_store(folder), 1000)
     rows = []
     async with daemon(folder) as server:
         for connections, in_flight in SHAPES:
@@ -200,12 +184,12 @@ async def commands(folder: Path, *, commands: int = 12_000) -> list[Row]:
             windows = max(2, commands // connections // in_flight)
             label = f"{connections} connection{'s' * (connections > 1)}, {in_flight} in flight"
             checking = [checks(device, ids, windows * in_flight) for _ in clients]
-            rate, cpu, verify = await measure(server, loads(clients, checking, in_flight), Sub)
+            rate, cpu, verify = await measure([server], loads(clients, checking, in_flight), Sub)
             bound = beside("a verification", verify, at_least=VERIFICATION_SHARE)
             rows.append(figure(f"SCHK, {label}", "1/s", rate))
             rows.append(figure(f"a SCHK, {label}", "us CPU", cpu, peer=bound))
             creating = [creations(device, windows // 2 * in_flight) for _ in clients]
-            rate, cpu, _ = await measure(server, loads(clients, creating, in_flight), IdSub)
+            rate, cpu, _ = await measure([server], loads(clients, creating, in_flight), IdSub)
             rows.append(figure(f"SNEW, {label}", "1/s", rate, aim=2000))
             rows.append(figure(f"a SNEW, {label}", "us CPU", cpu))
             for client in clients:
@@ -240,33 +224,6 @@ async def idle(folder: Path, *, connections: int = 5_000) -> list[Row]:
     return rows
 
 
-async def million(folder: Path, *, subscriptions: int = 1_000_000) -> list[Row]:
-    checked: dict[int, tuple[float, float]] = {}
-    for amount in (1000, subscriptions):
-        place = folder / str(amount)
-        place.mkdir()
-        init(place)
-        device, ids = await fill(place, amount)
-        started = time.perf_counter()
-        async with daemon(place) as server:
-            ready, memory = time.perf_counter() - started, server.memory()
-            await settled(server)
-            client = await NtfClient.open(server.address)
-            load = Load.prepare(client, checks(device, ids, 12_000), 120)
-            _, cpu, verify = await measure(server, [load], Sub)
-            checked[amount] = cpu, cpu / verify
-            client.close()
-    (small, few), (large, many) = checked[1000], checked[subscriptions]
-    return [
-        figure("until ready", "s", ready),
-        figure("memory after the start", "MB", memory / 1e6, aim=150),
-        figure("a SCHK", "us CPU", large, peer=beside("1,000 subscriptions", small)),
-        figure(
-            "a SCHK, in bare verifications meanwhile", "times", many, peer=beside("1,000", few, at_least=0.87)
-        ),
-    ]
-
-
 COMMANDS = Part(
     name="commands",
     title="Commands",
@@ -293,16 +250,4 @@ IDLE = Part(
     why="Most clients say nothing most of the time.",
     how="Resident memory of the daemon's process before and after; clients in another process.",
     bound="OpenSSL's state of a connection, then Python's objects for it.",
-)
-MILLION = Part(
-    name="million",
-    title="A million subscriptions",
-    measure=million,
-    quick={"subscriptions": 50_000},
-    repeats=1,
-    seconds=45,
-    quick_seconds=8,
-    why="A start must not take longer, nor a command cost more, because the database is large.",
-    how="The daemon as a process, with a database made beforehand; its memory once it answers.",
-    bound="the depth of SQLite's trees and the pages that are not in its cache.",
 )

@@ -98,8 +98,8 @@ class Rows(NamedTuple):
     notifier_ids: list[EntityId]
 
 
-def make_database(path: Path, subscriptions: int) -> Rows:
-    """Tokens and subscriptions of one router, written directly."""
+def make_database(path: Path, subscriptions: int, verify_key: bytes = b"") -> Rows:
+    """Tokens and subscriptions of one router, written directly. With a key, it is that of all tokens."""
     migrate.migrate(path)
     randomness = random.Random(1)
     tokens = max(1, subscriptions // SUBSCRIPTIONS_PER_TOKEN)
@@ -128,7 +128,8 @@ def make_database(path: Path, subscriptions: int) -> Rows:
                 (
                     randomness.randbytes(24),
                     b"AN\x20" + randomness.randbytes(32),
-                    *[randomness.randbytes(32)] * 4,
+                    verify_key or randomness.randbytes(32),
+                    *[randomness.randbytes(32)] * 3,
                 )
                 for _ in range(tokens)
             ),

@@ -18,6 +18,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+from bench.devices import Queue, add_device
 from bench.measure import Row, figure, resident_memory
 from bench.part import Part
 from ntf_server.clock import SystemClock
@@ -27,15 +28,11 @@ from ntf_server.router import RouterStatus
 from ntf_server.router_session import RECEIVED
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
-from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, Provider
-from protocol.encoding import EntityId
-from protocol.statuses import TokenInput
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from store.records import NewSubscription, NewToken, TokenKey
+from store.records import TokenKey
 from store.sqlite import SqliteStore
-from tests.store.builders import create_one
 
 QUEUES_PER_TOKEN = 50
 CREATED_AT_ONCE = 5_000
@@ -45,7 +42,7 @@ MEGABYTE = 1024 * 1024
 CONFIG = SubscriberConfig(allow_private_routers=True)
 MAX_ROUTERS = 10_000
 
-Keys = list[tuple[EntityId, bytes]]
+Keys = list[Queue]
 
 
 class CountingSink:
@@ -107,38 +104,14 @@ async def daemon_and_routers(
 async def fill(store: SqliteStore, server: SmpServer, keys: Keys) -> None:
     for start in range(0, len(keys), CREATED_AT_ONCE):
         part = keys[start : start + CREATED_AT_ONCE]
-        tokens = [await new_token(store) for _ in range(0, len(part), QUEUES_PER_TOKEN)]
+        devices = [ApnsToken(Provider.APNS_PROD, os.urandom(32).hex().encode()) for _ in part]
+        firsts = range(0, len(part), QUEUES_PER_TOKEN)
         await asyncio.gather(
             *(
-                create_one(
-                    store,
-                    NewSubscription(
-                        subscription_id=EntityId(os.urandom(24)),
-                        token_key=tokens[index // QUEUES_PER_TOKEN],
-                        server=server,
-                        notifier_id=notifier_id,
-                        notifier_key=notifier_key,
-                    ),
-                )
-                for index, (notifier_id, notifier_key) in enumerate(part)
+                add_device(store, devices[first], server, part[first : first + QUEUES_PER_TOKEN])
+                for first in firsts
             )
         )
-
-
-async def new_token(store: SqliteStore) -> TokenKey:
-    token = await store.create_token(
-        NewToken(
-            token_id=EntityId(os.urandom(24)),
-            device_token=ApnsToken(Provider.APNS_PROD, os.urandom(32).hex().encode()),
-            verify_key=Ed25519PrivateKey(os.urandom(32)).public.der,
-            dh_private=os.urandom(32),
-            dh_secret=os.urandom(32),
-            code=os.urandom(32),
-            updated_on=0,
-        )
-    )
-    await store.move_token(token, TokenInput.CODE_MATCHED, 0)
-    return token.key
 
 
 class Daemon:

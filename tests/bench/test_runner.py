@@ -88,7 +88,7 @@ def test_no_repeat_is_begun_that_would_not_end_in_time() -> None:
 
 def test_what_hangs_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    done = run_part(part(hanging, seconds=2), {}, quick=False)
+    done = run_part(part(hanging, seconds=0.8), {}, quick=False)
     assert done.error == "did not end within 8 s"
     assert not Path((tmp_path / "told.tidy").read_text()).exists()
     gone = Path("/proc", (tmp_path / "told").read_text())
