@@ -117,8 +117,8 @@ ANALYTICS = Part(
     measure=measure,
     quick={"events": (50_000,), "new_day": 0},
     repeats=1,
-    seconds=80,
-    quick_seconds=20,
+    seconds=70,
+    quick_seconds=18,
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"

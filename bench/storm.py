@@ -38,7 +38,7 @@ STORM = Part(
     quick={"seconds": 3.0},
     repeats=2,
     seconds=30,
-    quick_seconds=12,
+    quick_seconds=10,
     why="When a network comes back, all clients connect at once; those who are connected should not notice.",
     how="The daemon and 2,000 clients that connect again and again are processes of their own; an"
     " honest router, provider and client measure what they get, first without the storm."
