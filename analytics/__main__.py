@@ -18,6 +18,7 @@ from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
 
 if TYPE_CHECKING:
     from analytics.making import Progress as Tell
+    from analytics.snapshot import SnapshotSource
 
 EXIT_PROBLEMS = 3
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
@@ -77,8 +78,13 @@ def parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser(
         "snapshot", help="write the store's tokens, subscriptions, servers to Parquet"
     )
-    snapshot.add_argument("--database", type=Path, required=True, help="the daemon's SQLite file")
-    snapshot.add_argument("--key", type=Path, help=f"the journal's key; default: {KEY_FILE_NAME} beside it")
+    source = snapshot.add_mutually_exclusive_group(required=True)
+    source.add_argument("--database", type=Path, help="the daemon's SQLite file")
+    source.add_argument("--url", help="the address of the daemons' PostgreSQL database")
+    source.add_argument("--url-file", type=Path, help="a file that holds it: other users see command lines")
+    snapshot.add_argument(
+        "--key", type=Path, help=f"the journal's key; default: {KEY_FILE_NAME} beside the SQLite file"
+    )
     snapshot.add_argument("--out", type=local_folder, required=True, help="folder of snapshots")
     compact = commands.add_parser("compact", help="join the segments of past days")
     compact.add_argument("--journal", type=local_folder, required=True)
@@ -213,17 +219,32 @@ def run_generate(args: argparse.Namespace, console: Console) -> None:
 
 def run_snapshot(args: argparse.Namespace, console: Console) -> None:
     """`snapshot`."""
-    from analytics.snapshot import SnapshotError, SqliteSource, write_snapshot
+    from analytics.snapshot import SnapshotError, write_snapshot
 
+    if args.key is None and args.database is None:
+        raise UsageError(f"--key is needed: {KEY_FILE_NAME} in the data folder of a daemon")
     key = load_key(args.key or args.database.with_name(KEY_FILE_NAME))
     try:
-        result = write_snapshot(SqliteSource(args.database), key, datetime.now(UTC), args.out)
+        result = write_snapshot(snapshot_source(args), key, datetime.now(UTC), args.out)
     except SnapshotError as error:
         raise UsageError(str(error)) from error
     for name, rows in result.rows.items():
         console.print(f"{name}: {rows:,} rows", highlight=False)
     for file in result.files:
         print(file)
+
+
+def snapshot_source(args: argparse.Namespace) -> "SnapshotSource":
+    """The store that was named."""
+    if args.database is not None:
+        from analytics.snapshot import SqliteSource
+
+        return SqliteSource(args.database)
+    try:
+        from analytics.snapshot_postgres import PostgresSource
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this needs {error.name}: pip install 'ntf-server[postgres]'") from error
+    return PostgresSource(args.url if args.url_file is None else args.url_file.read_text("utf-8").strip())
 
 
 def existing(folder: Path) -> Path:

@@ -71,9 +71,18 @@ class SnapshotSource(Protocol):
         """Each table's name and rows, all of the same moment."""
 
 
-def server_name(hosts: str, port: str) -> str:
-    """A server as the journal names it."""
-    return SmpServer(tuple(hosts.split(",")), port, b"").host_port
+HOSTS_AT: Mapping[str, int] = {"subscriptions": 2, "servers": 0}
+"Where rows of stores have hosts and port, which together are one column of a snapshot."
+
+
+def with_server(table: str, row: Sequence[Any]) -> Sequence[Any]:
+    """A row with its server as the journal names it."""
+    at = HOSTS_AT.get(table)
+    if at is None:
+        return row
+    hosts, port = row[at : at + 2]
+    name = SmpServer(tuple(hosts.split(",")), port, b"").host_port
+    return [*row[:at], name, *row[at + 2 :]]
 
 
 class SqliteSource:
@@ -86,10 +95,10 @@ class SqliteSource:
         " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
         f" WHERE t.status <> '{DELETED}'",
         "servers": "SELECT hosts, port,"
-        " (SELECT count(*) FROM subscriptions s WHERE s.server_key = v.server_key),"
+        " (SELECT count(*) FROM subscriptions s JOIN tokens t USING (token_key)"
+        f" WHERE s.server_key = v.server_key AND t.status <> '{DELETED}'),"
         " associated_count, service_id IS NOT NULL FROM smp_servers v",
     }
-    HOSTS_AT: Mapping[str, int] = {"subscriptions": 2, "servers": 0}
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,10 +115,9 @@ class SqliteSource:
                 yield name, self._rows(db, name, query)
 
     def _rows(self, db: sqlite3.Connection, name: str, query: str) -> Rows:
-        at = self.HOSTS_AT.get(name)
         with self._explained():
             for row in db.execute(query):
-                yield row if at is None else [*row[:at], server_name(*row[at : at + 2]), *row[at + 2 :]]
+                yield with_server(name, row)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

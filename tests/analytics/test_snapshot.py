@@ -1,22 +1,32 @@
 """Snapshots of the store, and reports that start from them."""
 
+import asyncio
+import re
 import sqlite3
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pyarrow.parquet as pq
 import pytest
 
+from analytics.__main__ import main
 from analytics.inputs import Limits
 from analytics.reports import capacity, health, stale
 from analytics.segments import JournalNotFoundError
-from analytics.snapshot import SnapshotError, SqliteSource, write_snapshot
+from analytics.snapshot import TABLES, SnapshotError, SqliteSource, write_snapshot
+from analytics.snapshot_postgres import PostgresSource
 from store.journal_schema import JournalEvent as E
 from store.journal_schema import epoch_of, pseudonym
 from store.migrate import migrate
+from store.postgres import PostgresStore
+from store.rows import DELETED
 from tests.analytics.conftest import START, Ask, at, event
+from tests.postgres import PostgresCluster
 
 KEY = b"k" * 32
 TOKENS = {b"T1" * 12: ("AP", "ACTIVE"), b"T2" * 12: ("FC", "INVALID,BAD")}
@@ -24,31 +34,108 @@ SUBS = {b"S1" * 12: (1, 1, "ACTIVE"), b"S2" * 12: (2, 2, "END"), b"S3" * 12: (1,
 DAY = 86_400
 
 
+Execute = Callable[[str, tuple[Any, ...]], Awaitable[Any]]
+
+
+async def fill(execute: Execute) -> None:
+    """The same rows in any kind of store."""
+    for key, hosts, port in ((1, "a.example,onion", ""), (2, "B.example", "7001")):
+        await execute(
+            "INSERT INTO smp_servers (server_key, hosts, port, key_hash, service_id, associated_count) {}"
+            " VALUES ($1, $2, $3, $4, $5, $6)",
+            (key, hosts, port, b"h", b"service" if key == 1 else None, 1 if key == 1 else 0),
+        )
+    everyone = {**TOKENS, b"T3" * 12: ("AP", DELETED)}
+    for key, (token_id, (provider, status)) in enumerate(everyone.items(), 1):
+        await execute(
+            "INSERT INTO tokens (token_key, token_id, device_token, verify_key, dh_private, dh_secret,"
+            " code, status, updated_on) {} VALUES ($1, $2, $3, $4, $4, $4, $4, $5, $6)",
+            (key, token_id, provider.encode() + b"\x05secret", bytes([key]), status, 1_767_571_200),
+        )
+    for sub_id, (token, server, state) in {**SUBS, b"S4" * 12: (3, 1, "ACTIVE")}.items():
+        await execute(
+            "INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id,"
+            " notifier_key, state, associated) VALUES ($1, $2, $3, $1, $4, $5, $6)",
+            (sub_id, token, server, b"", state, server == 1),
+        )
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+async def database(tmp_path: Path) -> Path:
     path = tmp_path / "ntf.db"
     migrate(path)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA journal_mode = WAL")  # as the daemon does
-        for key, hosts, port in ((1, "a.example,onion", ""), (2, "B.example", "7001")):
-            db.execute(
-                "INSERT INTO smp_servers (server_key, hosts, port, key_hash, service_id, associated_count)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (key, hosts, port, b"h", b"service" if key == 1 else None, 1 if key == 1 else 0),
-            )
-        for key, (token_id, (provider, status)) in enumerate(TOKENS.items(), 1):
-            db.execute(
-                "INSERT INTO tokens (token_key, token_id, device_token, verify_key, dh_private, dh_secret,"
-                " code, status, updated_on) VALUES (?, ?, ?, x'', x'', x'', x'', ?, ?)",
-                (key, token_id, provider.encode() + b"\x05secret", status, 1_767_571_200),
-            )
-        for sub_id, (token, server, state) in SUBS.items():
-            db.execute(
-                "INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id,"
-                " notifier_key, state, associated) VALUES (?, ?, ?, ?, x'', ?, ?)",
-                (sub_id, token, server, sub_id, state, server == 1),
-            )
+
+        async def execute(statement: str, values: tuple[Any, ...]) -> None:
+            db.execute(re.sub(r"\$(\d)", r"?\1", statement.format("")), values)
+
+        await fill(execute)
     return path
+
+
+@pytest.fixture
+async def postgres_url(postgres: PostgresCluster) -> str:
+    url = postgres.new_database()
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    db = await asyncpg.connect(url)
+    await db.execute("SET search_path = ntf")
+    await fill(lambda statement, values: db.execute(statement.format("OVERRIDING SYSTEM VALUE"), *values))
+    await db.close()
+    return url
+
+
+def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
+    (file,) = (folder / table).glob("*/*.parquet")
+    rows: list[dict[str, Any]] = pq.read_table(file, partitioning=None).to_pylist()
+    return sorted(rows, key=str)
+
+
+def test_both_kinds_of_store_give_the_same_rows(database: Path, postgres_url: str, tmp_path: Path) -> None:
+    for name, source in (("a", SqliteSource(database)), ("b", PostgresSource(postgres_url))):
+        write_snapshot(source, KEY, START, tmp_path / name)
+    for table, schema in TABLES.items():
+        rows = rows_in(tmp_path / "a", table)
+        assert rows == rows_in(tmp_path / "b", table)
+        assert rows
+        assert set(rows[0]) == set(schema.names)
+
+
+async def delete_tokens(url: str) -> None:
+    db = await asyncpg.connect(url)
+    await db.execute("DELETE FROM ntf.tokens")
+    await db.close()
+
+
+def test_a_snapshot_of_postgres_is_one_moment_too(postgres_url: str) -> None:
+    tables = PostgresSource(postgres_url).tables()
+    name, rows = next(tables)
+    assert (name, len(list(rows))) == ("tokens", 2)
+    with ThreadPoolExecutor() as other:  # this thread's event loop is the source's
+        other.submit(asyncio.run, delete_tokens(postgres_url)).result()
+    assert {name: len(list(rows)) for name, rows in tables} == {"subscriptions": 3, "servers": 2}
+
+
+def test_the_command_takes_a_snapshot_of_postgres(
+    postgres_url: str, postgres: PostgresCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, address = tmp_path / "journal.key", tmp_path / "url"
+    key.write_bytes(KEY)
+    address.write_text(f"{postgres_url}\n")
+    command = ["snapshot", "--out", str(tmp_path / "out")]
+    assert main([*command, "--url-file", str(address), "--key", str(key)]) == 0
+    assert "subscriptions: 3 rows" in capsys.readouterr().err
+    assert main([*command, "--url", postgres_url]) == 1
+    assert "--key is needed" in capsys.readouterr().err
+    assert main([*command, "--url", postgres.new_database(), "--key", str(key)]) == 1
+    assert "run `ntf-server migrate`" in capsys.readouterr().err
+    nowhere = "postgresql://secret:password@127.0.0.1:1/ntf"
+    assert main([*command, "--url", nowhere, "--key", str(key)]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be reached" in told
+    assert "password" not in told
 
 
 def test_snapshot_has_pseudonyms_only(database: Path, tmp_path: Path) -> None:
