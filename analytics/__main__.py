@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = main.add_subparsers(dest="command", required=True)
     add_report(commands.add_parser("report", help="run one report, or all"))
+    add_stream(commands.add_parser("stream", help="keep the health tables current while the journal grows"))
     add_generate(commands.add_parser("generate", help="make a journal with planted incidents"))
     snapshot = commands.add_parser(
         "snapshot", help="write the store's tokens, subscriptions, servers to Parquet"
@@ -112,11 +113,18 @@ def add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--for-others", action="store_true", help="tables only, without pseudonyms and small numbers"
     )
-    report.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
     report.add_argument("--full", action="store_true", help="make all rollups anew")
-    report.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
-    report.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
-    report.add_argument(
+    add_spark(report)
+    for option in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
+        report.add_argument(f"--{option}", type=positive, help="see the documentation")
+
+
+def add_spark(command: argparse.ArgumentParser) -> None:
+    """Options of whatever needs Spark."""
+    command.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
+    command.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
+    command.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
+    command.add_argument(
         "--conf",
         action="append",
         default=[],
@@ -124,8 +132,17 @@ def add_report(report: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting of Spark's",
     )
-    for option in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
-        report.add_argument(f"--{option}", type=positive, help="see the documentation")
+
+
+def add_stream(stream: argparse.ArgumentParser) -> None:
+    """Options of `stream`."""
+    stream.add_argument("--journal", required=True, help="folder or Hadoop URL of the journal")
+    stream.add_argument("--out", required=True, help="folder or Hadoop URL for the tables and the checkpoint")
+    stream.add_argument(
+        "--every", type=positive, default=60, help="seconds between two looks; default: %(default)s"
+    )
+    stream.add_argument("--once", action="store_true", help="end when there is nothing new, for cron")
+    add_spark(stream)
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:
@@ -151,15 +168,38 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
         yield lambda text: progress.update(task, description=text)
 
 
-def run_report(args: argparse.Namespace, console: Console) -> None:
-    """`report`."""
+@contextmanager
+def spark_installed() -> Iterator[None]:
+    """Around imports: commands that do without Spark must not need it."""
     find_java()
-    # Imported late: the other commands work without Spark.
     try:
-        from analytics.job import ReportJob, run_reports
-        from analytics.spark import LazySpark
+        yield
     except ModuleNotFoundError as error:
         raise UsageError(f"reports need {error.name}: pip install 'ntf-server[analytics]'") from error
+
+
+def run_stream(args: argparse.Namespace, console: Console) -> None:
+    """`stream`."""
+    with spark_installed():
+        from analytics.spark import LazySpark
+        from analytics.streaming import StreamJob, keep_current
+    job = StreamJob(
+        journal=args.journal,
+        out=args.out,
+        rollups=args.rollups,
+        every=args.every,
+        once=args.once,
+        now=lambda: to_us(datetime.now(UTC)),
+    )
+    with shown_progress(console) as tell, LazySpark(args.master, args.memory, dict(args.conf)) as spark:
+        keep_current(spark, job, tell)
+
+
+def run_report(args: argparse.Namespace, console: Console) -> None:
+    """`report`."""
+    with spark_installed():
+        from analytics.job import ReportJob, run_reports
+        from analytics.spark import LazySpark
     from analytics.inputs import Limits
     from analytics.settings import SettingsError, load_settings
 
@@ -292,6 +332,7 @@ def today() -> date:
 
 COMMANDS = {
     "report": run_report,
+    "stream": run_stream,
     "generate": run_generate,
     "snapshot": run_snapshot,
     "compact": run_compact,

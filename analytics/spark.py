@@ -68,7 +68,8 @@ class LazySpark:
             "spark.driver.memory": self._memory,
             "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
             "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
-            "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+            "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+            "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         if self.is_local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -318,7 +318,7 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["report", "generate", "snapshot", "compact", "retain"])
+@pytest.mark.parametrize("command", ["report", "stream", "generate", "snapshot", "compact", "retain"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
