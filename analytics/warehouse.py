@@ -16,6 +16,7 @@ import duckdb
 from analytics.inputs import Limits, Window
 from analytics.segments import JournalNotFoundError
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from store.journal_schema import COLUMNS, ColumnType
 
 EARLIEST_US = 1_577_836_800 * SECOND_US
 "2020-01-01: no journal is older."
@@ -24,13 +25,21 @@ SLACK_US = HOUR_US
 
 Row = dict[str, Any]
 
-LOAD = """
-CREATE TABLE life AS SELECT * EXCLUDE (date, time), epoch_us(time) AS us
-FROM read_parquet($life, hive_partitioning = true, union_by_name = true);
-CREATE TABLE hours AS SELECT * EXCLUDE (date) FROM read_parquet($hours, hive_partitioning = true);
-CREATE TABLE tokens AS SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us
-FROM read_parquet($tokens, hive_partitioning = true);
-"""
+LOAD: Mapping[str, str] = {
+    "life": "SELECT * EXCLUDE (date, time), epoch_us(time) AS us"
+    " FROM read_parquet($files, hive_partitioning = true, union_by_name = true)",
+    "hours": "SELECT * EXCLUDE (date) FROM read_parquet($files, hive_partitioning = true)",
+    "tokens": "SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us"
+    " FROM read_parquet($files, hive_partitioning = true)",
+}
+TYPES: Mapping[ColumnType, str] = {"string": "VARCHAR", "binary": "BLOB", "int64": "BIGINT"}
+EMPTY: Mapping[str, str] = {
+    "life": ", ".join(f'"{c.name}" {TYPES[c.type]}' for c in COLUMNS if c.type in TYPES) + ", us BIGINT",
+    "hours": "hour_us BIGINT, event VARCHAR, server VARCHAR, provider VARCHAR, kind VARCHAR, error VARCHAR,"
+    " bucket INTEGER, number BIGINT, entries BIGINT, total BIGINT",
+    "tokens": "token BLOB, received BIGINT, pushes BIGINT, last_push_us BIGINT, day_us BIGINT",
+}
+"A journal that has just begun may have no traffic, and so no rollups of it."
 
 CLOCKS = """
 CREATE TABLE writers AS
@@ -211,8 +220,11 @@ def open_warehouse(
 ) -> Warehouse:
     """Load rollups, put impossible times aside, find the window and work out all lives."""
     db = duckdb.connect()
-    files = {name: str(rollups / name / "*" / "*.parquet") for name in ("life", "hours", "tokens")}
-    run_all(db, LOAD, files)
+    for name, query in LOAD.items():
+        if any((rollups / name).glob("*/*.parquet")):
+            db.execute(f"CREATE TABLE {name} AS {query}", {"files": f"{rollups / name}/*/*.parquet"})
+        else:
+            db.execute(f"CREATE TABLE {name} ({EMPTY[name]})")
     spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
     run_all(db, CLOCKS, spans)
     run_all(db, ORDERED, {})

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
@@ -22,7 +23,9 @@ from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports
 from analytics.segments import JournalNotFoundError
 from analytics.spark import LazySpark
-from tests.analytics.conftest import NOW_US
+from store.journal_files import SCHEMA, atomic_file, write_parquet
+from store.journal_schema import JournalEvent
+from tests.analytics.conftest import NOW_US, event
 
 PLAN = Plan(seed=2, events=15_000, days=10, servers=4, gaps=0, mass_disconnects=1, restarts=1)
 START_DEADLINE = 120.0
@@ -175,6 +178,15 @@ def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_pa
     empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path), now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
         run_reports(spark, empty, lambda text: None)
+
+
+def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None:
+    started = event(0, JournalEvent.SERVER_STARTED, seq=0, daemon="d", uptime_us=0, count=0)
+    with atomic_file(tmp_path / "first.parquet") as file:
+        write_parquet([pa.RecordBatch.from_pylist([started], SCHEMA)], file)
+    job = ReportJob(names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=NOW_US)
+    assert run_reports(spark, job, lambda text: None).page.findings == []
+    assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
 
 @contextmanager
