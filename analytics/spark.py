@@ -55,8 +55,9 @@ class LazySpark:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
         spark = builder.getOrCreate()
         self._stack.callback(spark.stop)
-        if not self.is_local:
-            send_package(spark, Path(folder) / "ntf_analytics.zip")
+        root = Path(__file__).parent.parent
+        if not self.is_local and root.is_dir():  # else it came with --py-files, and executors have it
+            send_package(spark, root, Path(folder) / "ntf_analytics.zip")
         return spark
 
     def _settings(self) -> dict[str, str]:
@@ -90,9 +91,8 @@ class LazySpark:
         self._stack.close()
 
 
-def send_package(spark: SparkSession, archive: Path) -> None:
+def send_package(spark: SparkSession, root: Path, archive: Path) -> None:
     """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
-    root = Path(__file__).parent.parent
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store"):
             for source in sorted((root / package).rglob("*.py")):

@@ -9,9 +9,11 @@ import stat
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -228,53 +230,95 @@ def wait_for(log: Path, pattern: str, times: int = 1) -> str:
     raise AssertionError(f"{pattern} not in {log.read_text(errors='replace')[-2000:]}")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Path]]]:
+    """Its address, and the logs of its two workers."""
     with ExitStack() as stack:
-        log = tmp_path / "master.log"
+        folder = tmp_path_factory.mktemp("cluster")
+        log = folder / "master.log"
         stack.enter_context(spark_process(log, "master.Master", "--port", "0"))
         url = wait_for(log, r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
-        for number in (1, 2):
+        workers = [folder / f"worker{number}.log" for number in (1, 2)]
+        for worker in workers:
             size = ("--cores", "1", "--memory", "1g")
-            stack.enter_context(spark_process(tmp_path / f"worker{number}.log", "worker.Worker", *size, url))
+            stack.enter_context(spark_process(worker, "worker.Worker", *size, url))
         wait_for(log, r"Registering worker", times=2)
-        yield url
+        yield url, workers
+
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1", "spark.sql.shuffle.partitions=4")
+
+
+def executors(workers: list[Path]) -> list[int]:
+    """How many each worker has started."""
+    return [log.read_text(errors="replace").count("Asked to launch executor") for log in workers]
+
+
+def run_on_cluster(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    run = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=RUN_DEADLINE, env=environment, cwd=cwd
+    )
+    assert run.returncode == 0, run.stderr
+    return run
 
 
 def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
-    cluster: str, journal: Path, local: Path, tmp_path: Path
+    cluster: tuple[str, list[Path]], journal: Path, local: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    options = ["--master", cluster, "--memory", "512m", "--conf", "spark.executor.memory=512m"]
-    options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=4"]
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "analytics",
-            "report",
-            "incidents",
-            "--journal",
-            journal,
-            "--out",
-            out,
-            "--rollups",
-            tmp_path / "rollups",
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=RUN_DEADLINE,
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
-        cwd=Path(__file__).parents[2],
-    )
-    assert run.returncode == 0, run.stderr
+    out, before = tmp_path / "out", executors(cluster[1])
+    options = ["--master", cluster[0], "--memory", "512m"]
+    options += [word for conf in QUICK for word in ("--conf", conf)]
+    where = ("--journal", journal, "--out", out, "--rollups", tmp_path / "rollups")
+    run = run_on_cluster(sys.executable, "-m", "analytics", "report", "incidents", *where, *options, cwd=ROOT)
     assert run.stdout.strip() == f"{out}/report.html"
     assert "skipped" in run.stderr
     for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
         assert rows_of(out, table) == rows_of(local, table)
-    logs = [log.read_text(errors="replace") for log in tmp_path.glob("worker*.log")]
-    assert [log.count("Asked to launch executor") > 0 for log in logs] == [True, True]
+    assert all(now > then for now, then in zip(executors(cluster[1]), before, strict=True))
+
+
+def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
+    cluster: tuple[str, list[Path]], journal: Path, local: Path, tmp_path: Path
+) -> None:
+    """As the documentation says it: the archive is all that the cluster gets."""
+    before = executors(cluster[1])
+    archive, main_file = tmp_path / "ntf-server.zip", tmp_path / "ntf-analytics.py"
+    with zipfile.ZipFile(archive, "w") as file:
+        for package in ("analytics", "store", "protocol"):
+            for source in (ROOT / package).rglob("*.*"):
+                file.write(source, source.relative_to(ROOT))
+    main_file.write_text((ROOT / "analytics" / "__main__.py").read_text())
+    mounted = {"journal": journal, "results": tmp_path / "results", "rollups": tmp_path / "rollups"}
+    for folder in mounted.values():
+        folder.mkdir(exist_ok=True)
+    mounts = [
+        f"spark.hadoop.fs.viewfs.mounttable.ntf.link./{name}=file://{quote(str(folder))}"
+        for name, folder in mounted.items()
+    ]
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = [word for conf in (*QUICK, *mounts) for word in ("--conf", conf)]
+    where = ("--journal", "viewfs://ntf/journal", "--rollups", "viewfs://ntf/rollups")
+    run = run_on_cluster(
+        *(
+            submit,
+            "--master",
+            cluster[0],
+            "--driver-memory",
+            "512m",
+            *options,
+            "--py-files",
+            archive,
+            main_file,
+        ),
+        *("report", "incidents", *where, "--out", "viewfs://ntf/results"),
+        cwd=tmp_path,
+    )
+    assert run.stdout.strip().splitlines()[-1] == "viewfs://ntf/results/report.html"
+    for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
+        assert rows_of(tmp_path / "results", table) == rows_of(local, table)
+    assert all(now > then for now, then in zip(executors(cluster[1]), before, strict=True))
 
 
 def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
