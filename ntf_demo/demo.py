@@ -1,4 +1,4 @@
-"""`ntf-server demo`: the whole path of one notification, on this machine, in a few seconds."""
+"""`ntf-server demo`: two people talk, a phone sleeps, a push wakes it; on this machine, in a few seconds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
 
 from prometheus_client import REGISTRY
 from rich.console import Console
 from rich.text import Text
 
-from agent.agent import Agent, AgentConfig, open_agent
+from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
+from agent.duplex.events import Confirmed, Connected, Event, Fetched, MessageReceived
 from agent.errors import AgentError
-from agent.records import Message, Mode
+from agent.notifications.records import Mode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server import setup
@@ -37,8 +39,9 @@ from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
-from transport.cancellation import TaskGroup
 from transport.certificates import KeyAlgorithm
+
+E = TypeVar("E", bound=Event)
 
 LOCALHOST = "127.0.0.1"
 PUSH_DEADLINE = 10.0
@@ -46,12 +49,13 @@ JOURNAL_SECONDS = 5.0
 "So soon can the journal of a kept demo be read."
 LOOK_AGAIN = 0.002
 DEVICE_TOKEN_SIZE = 32
-QUEUES = 3
+GREETINGS = ("Hi Alice, it is me", "Hi Bob! I will put the phone away now")
 FIRST_TEXT = "Lunch at 12?"
 BURST = ("The report is done.", "Call me when you can.", "Happy birthday!")
 WIDTH = 100
 BAR_WIDTH = 20
 EXCERPT = 14
+LINK_EXCERPT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,67 +239,93 @@ async def _tell(story: Story, world: Playground, folder: Path) -> None:
     story.fact("SMP router", _shortened(str(world.router.address)))
     story.fact("push provider", f"https://{LOCALHOST}:{world.push.port} (stands in for APNs)")
     story.fact("notification server", _shortened(str(world.server.address)))
-    async with (
-        open_agent(AgentConfig(folder=folder / "phone")) as phone,
-        open_agent(AgentConfig(folder=folder / "sender")) as bob,
-    ):
-        await _register(story, world, phone)
-        connections = [await phone.create_connection(world.router.address) for _ in range(QUEUES)]
-        await _subscribe(story, world, phone)
-        senders = [await bob.join(await phone.link(connection)) for connection in connections]
-        for connection in connections:
-            await phone.fetch(connection)  # Bob's first message in each says who he is
-        legs = await _one_message(story, world, phone, bob, senders[0])
-        await _burst(story, world, phone, bob, senders)
+    phone = DuplexConfig(path=folder / "phone.db", servers=[world.router.address], kem_pairs=0)
+    async with open_duplex(replace(phone, path=folder / "bob.db")) as bob:
+        async with open_duplex(phone) as alice:
+            to_alice = await _meet(story, alice, bob)
+            await _register(story, world, alice)
+            await _subscribe(story, world, alice)
+        asleep = replace(phone, subscribe=False)
+        legs = await _one_message(story, world, asleep, bob, to_alice)
+        await _burst(story, world, asleep, bob, to_alice)
         _show_legs(story, legs)
 
 
-async def _register(story: Story, world: Playground, phone: Agent) -> None:
+async def _meet(story: Story, alice: DuplexAgent, bob: DuplexAgent) -> int:
+    """Bob's id of the connection."""
+    story.chapter("Alice makes a link, Bob joins")
+    to_bob, link = await alice.create_short_invitation(b"Alice")
+    story.step("NEW", "Alice's phone → router", f"a queue; its link is {link[:LINK_EXCERPT]}…")
+    to_alice = await bob.join(link, b"Bob")
+    await _next(alice, Confirmed)
+    story.step("SEND", "Bob → router → phone", "his keys, and a queue for answers")
+    await alice.allow(to_bob, b"Alice")
+    made = await _next(alice, Connected)
+    await _next(bob, Connected)
+    kind = "post-quantum " if made.pq else ""
+    story.step(
+        "SEND", "Alice's phone → router → Bob", f"hers: both can write, through a {kind}double ratchet"
+    )
+    for writer, connection, reader, text in zip(
+        (bob, alice), (to_alice, to_bob), (alice, bob), GREETINGS, strict=True
+    ):
+        await writer.send(connection, text.encode())
+        message = await _next(reader, MessageReceived)
+        await reader.ack(message.connection_id, message.message_id)
+        who = "Bob" if writer is bob else "Alice"
+        story.step("read", f"“{message.body.decode()}”", f"from {who}")
+    return to_alice
+
+
+async def _register(story: Story, world: Playground, alice: DuplexAgent) -> None:
     device = ApnsToken(Provider.APNS_TEST, secrets.token_hex(DEVICE_TOKEN_SIZE).encode())
     story.chapter("Alice's phone registers for notifications")
-    await phone.register(device, Mode.INSTANT, world.server.address)
+    await alice.notifications.register(device, Mode.INSTANT, world.server.address)
     story.step("TNEW", "phone → notification server", "its device token and two public keys")
     push = await _next_push(world, 0)
     story.step("push", "notification server → provider → phone", "a code only this phone can open")
-    await phone.on_push(push.body)
-    token = await phone.token()
+    await alice.notifications.on_push(push.body)
+    token = await alice.notifications.token()
     assert token is not None
     story.step("TVFY", "phone → notification server", f"the code; the token is {token.status}")
 
 
-async def _subscribe(story: Story, world: Playground, phone: Agent) -> None:
-    story.chapter(f"{QUEUES} queues get a notifier each")
-    await phone.settled()
-    story.step("NKEY", "phone → router", "notifier keys, one pair per queue")
-    story.step("SNEW", "phone → notification server", "where the notifiers are, and their keys")
-    wanted = {row.notifier_id for row in await phone.subscriptions()}
+async def _subscribe(story: Story, world: Playground, alice: DuplexAgent) -> None:
+    story.chapter("Her queue gets a notifier")
+    await alice.settled()
+    story.step("NKEY", "phone → router", "keys of the notifier")
+    story.step("SNEW", "phone → notification server", "where the notifier is, and its key")
+    wanted = {row.notifier_id for row in await alice.notifications.subscriptions()}
     await _until(lambda: wanted <= world.router.subscribed_notifiers())
-    story.step("NSUB", "notification server → router", f"{len(wanted)} queues are watched")
+    story.step("NSUB", "notification server → router", "the queue is watched")
 
 
-async def _one_message(story: Story, world: Playground, phone: Agent, bob: Agent, sender: int) -> list[Leg]:
+async def _one_message(
+    story: Story, world: Playground, asleep: DuplexConfig, bob: DuplexAgent, to_alice: int
+) -> list[Leg]:
     story.chapter(f"The phone sleeps. Bob writes: “{FIRST_TEXT}”")
     seen, in_server = len(world.accepted()), _server_seconds()
     sent_at = wall_clock()
-    await bob.send(sender, FIRST_TEXT.encode())
-    story.step("SEND", "Bob → router", "the encrypted message, to be notified about")
+    await bob.send(to_alice, FIRST_TEXT.encode())
     push = await _next_push(world, seen)
+    story.step("SEND", "Bob → router", "the encrypted message, to be notified about")
     story.step("NMSG", "router → notification server", "a notifier has news: encrypted details")
     story.step("push", "notification server → provider → phone", "the same, encrypted once more")
-    views = await _views(world, phone, push)
     started = time.perf_counter()
-    (info,) = await phone.notification_connections(push.body)
-    opened = time.perf_counter()
-    (message,) = await phone.fetch(info.connection_id)
-    finished = time.perf_counter()
+    async with open_duplex(asleep) as alice:
+        woken = time.perf_counter()
+        story.step("wake", "phone", "opens the push: it knows which queue to read")
+        views = await _views(world, alice, push)
+        opening = time.perf_counter()
+        (message,) = await _read(alice, push)
+        finished = time.perf_counter()
     story.step("GET, ACK", "phone → router", "the message, decrypted on the phone")
     story.plain()
     story.text("What each of them could see", style="bold")
     for name, view in views:
         story.fact(name, view, style="dim")
-    story.fact(
-        "Alice's phone", f"from Bob, {_clock_time(message)}: “{message.body.decode()}”", style="bold green"
-    )
+    told = f"from Bob, {_clock_time(message)}: “{message.body.decode()}”"
+    story.fact("Alice's phone", told, style="bold green")
     in_server = _server_seconds() - in_server
     return [
         Leg(
@@ -304,17 +334,32 @@ async def _one_message(story: Story, world: Playground, phone: Agent, bob: Agent
             push.received - sent_at - in_server,
         ),
         Leg("store, encrypt", "inside the notification server", in_server),
-        Leg("open", "phone: two layers of encryption", opened - started),
-        Leg("GET, ACK", "phone ↔ router, and opening the message", finished - opened),
+        Leg("wake", "phone: opens its file", woken - started),
+        Leg("GET, ACK", "phone ↔ router, push and message opened", finished - opening),
     ]
 
 
-async def _views(world: Playground, phone: Agent, push: RecordedPush) -> list[tuple[str, str]]:
-    """What lies at the three servers before the phone wakes: read from where they keep it."""
+async def _read(alice: DuplexAgent, push: RecordedPush) -> list[MessageReceived]:
+    """What a phone does with a push: exactly the new messages, then it may sleep again."""
+    messages: list[MessageReceived] = []
+    reading = await alice.notifications.on_push(push.body)
+    async with asyncio.timeout(PUSH_DEADLINE):
+        while reading:
+            event = await alice.next_event()
+            if isinstance(event, Fetched):
+                break
+            if isinstance(event, MessageReceived):
+                messages.append(event)
+                await alice.ack(event.connection_id, event.message_id)
+    return messages
+
+
+async def _views(world: Playground, alice: DuplexAgent, push: RecordedPush) -> list[tuple[str, str]]:
+    """What lies at the three servers before the phone reads it: from where they keep it."""
     queue = next(queue for queue in world.router.state.queues if _last_body(queue.messages) is not None)
     body = _last_body(queue.messages)
     assert body is not None
-    token = await phone.token()
+    token = await alice.notifications.token()
     assert token is not None
     assert token.token_id is not None
     (record,) = await world.server.store.tokens([token.token_id])
@@ -342,21 +387,23 @@ def _last_body(messages: Sequence[object]) -> bytes | None:
     return content.body if isinstance(content, RcvMessage) and content.notification else None
 
 
-async def _burst(story: Story, world: Playground, phone: Agent, bob: Agent, senders: Sequence[int]) -> None:
-    story.chapter("Bob writes to all of the queues at once")
+async def _burst(
+    story: Story, world: Playground, asleep: DuplexConfig, bob: DuplexAgent, to_alice: int
+) -> None:
+    story.chapter("It sleeps again, and Bob has more to say")
     seen = len(world.accepted())
-    async with TaskGroup() as tasks:
-        for sender, text in zip(senders, BURST, strict=True):
-            tasks.create_task(bob.send(sender, text.encode()))
-    received: list[Message] = []
+    for text in BURST:
+        await bob.send(to_alice, text.encode())
+    received: list[MessageReceived] = []
     handled = seen
     while len(received) < len(BURST):
         push = await _next_push(world, handled)
         handled += 1
-        received += await phone.on_push(push.body)
+        async with open_duplex(asleep) as alice:
+            received += await _read(alice, push)
     for message in received:
-        story.step("read", f"“{message.body.decode()}”", f"queue {message.connection_id}")
-    story.step("push", f"{handled - seen} for {len(received)} messages", "up to 6 queues share one")
+        story.step("read", f"“{message.body.decode()}”", f"number {message.sender_message_id}")
+    story.step("push", f"{handled - seen} for {len(received)} messages", "what is new is read, nothing else")
 
 
 def _show_legs(story: Story, legs: Sequence[Leg]) -> None:
@@ -374,10 +421,10 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
     alice, bob = (f"{agent} --folder {quote(str(folder / name))}" for name in ("alice", "bob"))
     story.chapter("It keeps running until Ctrl-C. In another terminal:")
     for command in (
-        f"{alice} register {world.server.address} {device} --provider test --pushes {pushes}",
-        f"{alice} create {world.router.address}",
-        f"{bob} join 'LINK'",
-        f"{alice} listen --pushes {pushes}",
+        f"{alice} notifications register {world.server.address} {device} --provider test --pushes {pushes}",
+        f"{alice} create --short --name Alice --router {world.router.address}",
+        f"{bob} join 'LINK' --name Bob --router {world.router.address}",
+        f"{alice} notifications listen --name Alice --pushes {pushes}",
         f"{bob} send 1 'Hello from another terminal'",
     ):
         story.plain(f"    {command}")
@@ -397,6 +444,14 @@ async def until_interrupted() -> None:
 def _program(name: str) -> str:
     """How to call a program that was installed with this one, also from another terminal."""
     return name if shutil.which(name) else quote(str(Path(sys.executable).with_name(name)))
+
+
+async def _next(agent: DuplexAgent, kind: type[E]) -> E:
+    """The next event of this kind; the others are for applications that do more."""
+    async with asyncio.timeout(PUSH_DEADLINE):
+        while not isinstance(event := await agent.next_event(), kind):
+            pass
+    return event
 
 
 async def _next_push(world: Playground, seen: int) -> RecordedPush:
@@ -424,5 +479,5 @@ def _excerpt(data: bytes) -> str:
     return b64(data[:EXCERPT]).decode()[:EXCERPT] + "…"
 
 
-def _clock_time(message: Message) -> str:
+def _clock_time(message: MessageReceived) -> str:
     return as_datetime(message.broker_ts).astimezone().strftime("%H:%M:%S")

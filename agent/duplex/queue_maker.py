@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent.duplex.links import PreparedLink
+from agent.duplex.outgoing import Prohibited
 from agent.duplex.records import QueueStatus, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
@@ -40,6 +41,8 @@ class QueueMaker:
 
     def choose(self, avoid: Sequence[SmpServer]) -> SmpServer:
         """A router of ours, other than those if there is another."""
+        if not self.servers:
+            raise Prohibited("there is no router to make queues at")
         named = {server.canonical for server in avoid}
         others = [server for server in self.servers if server.canonical not in named]
         return chance.choice(others or self.servers)

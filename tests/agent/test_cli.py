@@ -10,41 +10,43 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.__main__ import main
 from ntf_demo.demo import Playground, playground
-from tests.agent.world import DEADLINE, DEVICE, verification
+from tests.agent.duplex.world import DEADLINE
+from tests.agent.notifications.world import DEVICE, message_push, verification
 
-LINK = re.compile(r"smp://\S+#/\?\S+")
+NOWHERE = "ntf://" + "A" * 43 + "=@127.0.0.1:1"
 
 
 class Terminal:
-    """Runs commands for one device."""
+    """Runs commands for one person."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, router: object = None) -> None:
+        self._options = ["--folder", str(folder), "--name", folder.name.title()]
+        if router is not None:
+            self._options += ["--router", str(router)]
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "agent",
-            "--folder",
-            str(self._folder),
-            *arguments,
+            *(sys.executable, "-m", "agent", *arguments, *self._options),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def run(self, *arguments: str, stdin: str = "") -> str:
+    async def run(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
         process = await self.start(*arguments)
         async with asyncio.timeout(DEADLINE):
             out, err = await process.communicate(stdin.encode())
-        assert process.returncode == 0, err.decode()
-        return out.decode()
+        assert process.returncode == code, err.decode()
+        return (err if code else out).decode()
+
+    async def lines(self, *arguments: str) -> list[Any]:
+        return [json.loads(line) for line in (await self.run(*arguments, "--json")).splitlines()]
 
 
 @pytest.fixture
@@ -58,13 +60,21 @@ async def world(tmp_path: Path, pushes: Path) -> AsyncIterator[Playground]:
         yield running
 
 
+@pytest.fixture
+def alice(world: Playground, tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path / "alice", world.router.address)
+
+
+@pytest.fixture
+def bob(world: Playground, tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path / "bob", world.router.address)
+
+
 @asynccontextmanager
-async def listening(terminal: Terminal, pushes: Path) -> AsyncIterator[asyncio.StreamReader]:
-    process = await terminal.start("listen", "--pushes", str(pushes))
+async def staying(terminal: Terminal, *arguments: str) -> AsyncIterator[asyncio.StreamReader]:
+    process = await terminal.start(*arguments)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(DEADLINE):
-            assert b"Listening" in await process.stdout.readline()
         yield process.stdout
     finally:
         process.send_signal(signal.SIGINT)
@@ -74,59 +84,107 @@ async def listening(terminal: Terminal, pushes: Path) -> AsyncIterator[asyncio.S
         assert err == b""
 
 
-async def test_a_conversation(world: Playground, tmp_path: Path, pushes: Path) -> None:
-    alice, bob = Terminal(tmp_path / "alice"), Terminal(tmp_path / "bob")
-    device, router = DEVICE.token.decode(), str(world.router.address)
-    register = ("register", str(world.server.address), device, "--provider", "test")
+async def line_with(text: str, lines: asyncio.StreamReader) -> str:
+    seen = []
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            seen.append((await lines.readline()).decode())
+            assert seen[-1], seen
+            if text in seen[-1]:
+                return seen[-1]
+
+
+async def test_a_conversation_as_json(alice: Terminal, bob: Terminal) -> None:
+    [created] = await alice.lines("create", "--short")
+    [joined] = await bob.lines("join", created["link"])
+    events = await alice.lines("receive")
+    assert [e["info"] for e in events if e["event"] == "Confirmed"] == ["Bob"]
+    await bob.lines("send", str(joined["connection"]), "Hello Alice")
+    events = await alice.lines("receive")
+    assert [e["body"] for e in events if e["event"] == "MessageReceived"] == ["Hello Alice"]
+    [token, status] = await alice.lines("status")
+    assert token == {"token": None}
+    assert (status["kind"], status["pq"]) == ("duplex", True)
+    await alice.run("delete", str(created["connection"]))
+    assert await alice.lines("status") == [token]
+    assert "AUTH" in await bob.run("send", str(joined["connection"]), "Are you there?", code=1)
+
+
+async def test_a_push_wakes_the_phone(
+    world: Playground, pushes: Path, alice: Terminal, bob: Terminal
+) -> None:
+    device = DEVICE.token.decode()
+    register = ("notifications", "register", str(world.server.address), device, "--provider", "test")
     assert "Token: ACTIVE" in await alice.run(*register, "--pushes", str(pushes))
-    created = await alice.run("create", router)
-    link = LINK.search(created)
-    assert link is not None
-    assert "Connection 1" in await bob.run("join", link[0])
+    link = (await alice.run("create", "--short")).splitlines()[-1]
+    await bob.run("join", link)
+    async with staying(alice, "notifications", "listen", "--pushes", str(pushes)) as heard:
+        await line_with("Listening", heard)
+        await line_with("Bob joined", heard)
+        await line_with("Connection 1 is made", heard)
+        await bob.run("receive")
+        await bob.run("send", "1", "hello \x1b[31mAlice")
+        assert await line_with("hello", heard) == "Connection 1: hello \N{REPLACEMENT CHARACTER}[31mAlice\n"
     status = await alice.run("status")
-    assert "Token: ACTIVE, instant" in status
-    assert "Connection 1: receives; notifications: NEW (next: NTF_CHECK)" in status
-    async with listening(alice, pushes) as heard:
-        assert await bob.run("send", "1", "hello \x1b[31mAlice") == "Sent.\n"
-        async with asyncio.timeout(DEADLINE):
-            line = (await heard.readline()).decode()
-    assert line == "Connection 1: hello �[31mAlice\n"
-    assert "notifications: none" in await alice.run("unsubscribe", "1")
+    assert f"Token: ACTIVE, instant, at {world.server.address}\n" in status
+    assert "Connection 1: duplex, post-quantum; notifications: NEW (next: NTF_CHECK)" in status
+    await alice.run("notifications", "off", "1")
+    assert "notifications: none" in await alice.run("status")
 
 
-async def test_by_hand(world: Playground, tmp_path: Path) -> None:
-    alice = Terminal(tmp_path / "alice")
-    told = await alice.run("register", str(world.server.address), DEVICE.token.decode(), "--provider", "test")
-    assert "ntf-agent verify" in told
+async def test_by_hand(world: Playground, alice: Terminal, bob: Terminal) -> None:
+    told = await alice.run(
+        "notifications", "register", str(world.server.address), DEVICE.token.decode(), "--provider", "test"
+    )
+    assert "ntf-agent notifications verify" in told
     data = json.loads((await verification(world)).body)["notificationData"]
-    assert await alice.run("verify", data["nonce"], data["verification"]) == "Token: ACTIVE\n"
-    assert await alice.run("push", stdin='{"checkMessages":true}') == ""
-    assert await alice.run("unregister") == "Token given up.\n"
+    verify = ("notifications", "verify", data["nonce"], data["verification"])
+    assert await alice.run(*verify) == "Token: ACTIVE\n"
+    link = (await alice.run("create", "--short")).splitlines()[-1]
+    await bob.run("join", link)
+    push = await message_push(world)
+    assert "Bob joined" in await alice.run("notifications", "push", stdin=push.body)
+    assert await alice.run("notifications", "push", stdin=json.dumps({"checkMessages": True})) == ""
+    assert await alice.run("notifications", "unregister") == "Token given up.\n"
     assert (await world.server.store.counts()).tokens == 0
+
+
+async def test_following(alice: Terminal, bob: Terminal) -> None:
+    link = (await alice.run("create")).splitlines()[-1]
+    async with staying(alice, "receive", "--follow") as shown:
+        await bob.run("join", link)
+        await line_with("Bob joined", shown)
+        await line_with("is made", shown)
+        await bob.run("receive")
+        await bob.run("send", "1", "hello")
+        await line_with("Connection 1: hello", shown)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["verify", "AAAA", "AAAA"], "not registered"),
-        (["verify", "!", "AAAA"], "base64url"),
-        (["send", "1", "text"], "cannot send"),
-        (["listen"], "not registered"),
-        (["unregister"], "no token"),
-        (["register", "ntf://" + "A" * 43 + "=@127.0.0.1:1", "x" * 300], "1 to 255"),
-        (
-            ["--timeout", "1", "register", "ntf://" + "A" * 43 + "=@127.0.0.1:1", "aa"],
-            "ConnectFailed|refused|Connect",
-        ),
-        (["register", "ntf://" + "A" * 43 + "=@h", "aa", "--period", "3"], "20 to 65535"),
-        (["join", "nonsense"], "not a queue link"),
+        (["send", "1", "text"], "there is no such connection"),
+        (["switch", "1"], "there is no such connection"),
+        (["accept", "7"], "there is no such request"),
+        (["join", "nonsense", "--router", "smp://" + "A" * 43 + "=@127.0.0.1:1"], "A_LINK"),
+        (["create"], "name a router"),
+        (["notifications", "verify", "AAAA", "AAAA"], "not registered"),
+        (["notifications", "verify", "!", "AAAA"], "base64url"),
+        (["notifications", "check"], "not registered"),
+        (["notifications", "listen", "--pushes", "none"], "not registered"),
+        (["notifications", "unregister"], "no token"),
+        (["notifications", "off", "7"], "there is no such connection"),
+        (["notifications", "register", NOWHERE, "x" * 300], "1 to 255"),
+        (["--timeout", "1", "notifications", "register", NOWHERE, "aa"], "ConnectFailed|refused|Connect"),
+        (["notifications", "register", NOWHERE, "aa", "--period", "3"], "20 to 65535"),
     ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )
 def test_errors_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     folder = ["--folder", str(tmp_path / "agent")]
-    main([*folder, "join", "nonsense"])  # makes the device
+    main([*folder, "notifications", "register", NOWHERE, "aa", "--period", "3"])  # makes the device
     capsys.readouterr()
     assert main([*folder, *arguments]) == 1
     captured = capsys.readouterr()
@@ -136,7 +194,8 @@ def test_errors_are_one_line(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["create", "http://x"], ["register", "smp://x", "aa"], [], ["send", "x"]]
+    "arguments",
+    [["create", "--router", "http://x"], ["notifications", "register", "smp://x", "aa"], [], ["send", "x"]],
 )
 def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -145,16 +204,21 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
     assert "usage: ntf-agent" in capsys.readouterr().err
 
 
-def test_folder_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [["status"], ["create", "--router", "smp://" + "A" * 43 + "=@h"]])
+def test_folder_that_cannot_be_used(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    assert main(["--folder", str(tmp_path / "file" / "agent"), "status"]) == 1
+    assert main(["--folder", str(tmp_path / "file" / "agent"), *command]) == 1
     assert capsys.readouterr().err.startswith("ntf-agent: ")
 
 
-@pytest.mark.parametrize("command", [["status"], ["check"], ["fetch"], ["subscribe"], ["send", "1", "text"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["receive"], ["send", "1", "text"], ["create"], ["notifications", "check"]]
+)
 def test_asking_a_device_that_is_not_there_makes_none(
     tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--folder", str(tmp_path / "nobody"), *command]) == 1
-    assert "there is no device in" in capsys.readouterr().err
+    assert re.search("there is nothing in|name a router", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []

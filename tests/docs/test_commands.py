@@ -59,7 +59,7 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str], command: str) -
 PRINTED = {
     "NTF_ADDRESS": r"ntf://\S+",
     "SMP_ADDRESS": r"smp://[^\s/]+(?=\s)",
-    "LINK": r"smp://\S+#/\?\S+",
+    "LINK": r"simplex:/\S+",
 }
 "Placeholders of the documentation, and how what they stand for looks when a program prints it."
 

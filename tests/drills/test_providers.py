@@ -6,7 +6,7 @@ import asyncio
 import base64
 from pathlib import Path
 
-from agent.wake import VerificationPush, parse_push
+from agent.notifications.pushes import VerificationPush, parse_push
 from ntf_demo.fake_push.faults import Fault
 from protocol.addresses import SmpQueueNtf
 from protocol.encoding import NO_ENTITY

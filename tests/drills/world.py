@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from agent.wake import MessagePush, VerificationPush, parse_push
+from agent.notifications.pushes import MessagePush, VerificationPush, parse_push
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from protocol.addresses import NtfServer, SmpQueueNtf, parse_ntf_server

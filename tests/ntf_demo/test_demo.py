@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CAPTURE = ROOT / "docs" / "demo.txt"
 DEADLINE = 60.0
-LINK = re.compile(r"smp://\S+#/\?\S+")
+LINK = re.compile(r"simplex:/\S+")
 
 
 async def start(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:

@@ -15,12 +15,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from agent.agent import AgentConfig, open_agent
 from ntf_demo.demo import Playground, playground
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import CONFIG_FILE, load_config, render_config
-from tests.agent.world import subscribed, verified
+from tests.agent.notifications.world import phone, verified, watched
 from tests.ntf_server.push.builders import pem
 from tests.ntf_server.test_cli import Finished, init, ntf_server
 
@@ -61,10 +60,10 @@ async def doctor(tmp_path: Path) -> tuple[int, dict[str, list[str]]]:
 
 
 async def test_a_healthy_server(tmp_path: Path, world: Playground) -> None:
-    async with open_agent(AgentConfig(folder=tmp_path / "phone")) as phone:
-        await verified(world, phone)
-        connection = await phone.create_connection(world.router.address)
-        await subscribed(world, phone, connection)
+    async with phone(tmp_path / "phone.db", world.router.address) as alice:
+        await verified(world, alice.agent.notifications)
+        await alice.agent.create_invitation(pq=False)
+        await watched(world, alice)
         pushes = len(world.accepted())
         code, said = await doctor(tmp_path)
         assert (code, [key for key in said if key.endswith("problem")]) == (0, [])

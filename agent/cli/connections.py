@@ -1,0 +1,114 @@
+"""Conversations on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from agent.cli.running import agent, answer, output, settle
+from agent.duplex.agent import DuplexAgent
+
+QUIET_TIME = 2.0
+"Seconds without news after which `receive` ends."
+
+
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    create = add("create", _create, "make a link for one person, or an address for many")
+    create.add_argument("--address", action="store_true", help="an address")
+    create.add_argument("--short", action="store_true", help="a short link; its data is kept by the router")
+    join = add("join", _join, "connect to somebody's link or address")
+    join.add_argument("link", metavar="LINK")
+    for name, action, text in (
+        ("accept", _accept, "let in who wrote to the address"),
+        ("reject", _reject, "do not; who wrote is not told"),
+    ):
+        add(name, action, text).add_argument("request", metavar="REQUEST", type=int)
+    send = add("send", _send, "send a message")
+    send.add_argument("connection", metavar="CONNECTION", type=int)
+    send.add_argument("text", metavar="TEXT")
+    send.add_argument("--quiet", action="store_true", help="without a notification")
+    receive = add("receive", _receive, "show what has come, and let in who joined")
+    receive.add_argument("--follow", action="store_true", help="stay until Ctrl-C")
+    receive.add_argument("--receipts", action="store_true", help="tell senders that their messages were read")
+    for name, action, text in (
+        ("switch", _switch, "move the connection to another router"),
+        ("sync", _sync, "make a new ratchet, if messages cannot be read"),
+        ("delete", _delete, "delete the connection, when its messages are sent"),
+    ):
+        add(name, action, text).add_argument("connection", metavar="CONNECTION", type=int)
+
+
+async def _create(args: argparse.Namespace) -> None:
+    async with agent(args, begins=True, needs_router=True) as opened:
+        connection_id, link = await _new_link(opened, args)
+        text = f"Connection {connection_id}. Give away this link:\n{link}"
+        output(args).say({"connection": connection_id, "link": link}, text)
+        await settle(opened)
+
+
+async def _new_link(opened: DuplexAgent, args: argparse.Namespace) -> tuple[int, str]:
+    if args.address and args.short:
+        prepared = opened.prepare_address(opened.new_root_key())
+        return await opened.create_prepared(prepared, args.name.encode())
+    if args.address:
+        return await opened.create_address()
+    if args.short:
+        return await opened.create_short_invitation(args.name.encode())
+    return await opened.create_invitation()
+
+
+async def _join(args: argparse.Namespace) -> None:
+    async with agent(args, begins=True, needs_router=True) as opened:
+        await _started(opened, args, await opened.join(args.link, args.name.encode()))
+
+
+async def _accept(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        await _started(opened, args, await opened.accept(args.request, args.name.encode()))
+
+
+async def _started(opened: DuplexAgent, args: argparse.Namespace, connection_id: int) -> None:
+    output(args).say({"connection": connection_id}, f"Connection {connection_id}.")
+    await settle(opened)
+
+
+async def _reject(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        await opened.reject(args.request)
+
+
+async def _send(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        message_id = await opened.send(args.connection, args.text.encode(), notification=not args.quiet)
+        output(args).say({"message": message_id}, f"Message {message_id}.")
+        await settle(opened)
+
+
+async def _receive(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(None if args.follow else QUIET_TIME):
+                    event = await opened.next_event()
+                await answer(opened, event, args)
+        await settle(opened)
+
+
+async def _switch(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        await opened.switch(args.connection)
+        await settle(opened)
+
+
+async def _sync(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        await opened.sync(args.connection)
+        await settle(opened)
+
+
+async def _delete(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        await opened.delete(args.connection, wait=True)
+        await settle(opened)

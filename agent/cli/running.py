@@ -1,0 +1,94 @@
+"""An agent for the time of one command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from agent.cli.output import Output
+from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
+from agent.duplex.events import (
+    Confirmed,
+    Event,
+    Failed,
+    MessageDelayed,
+    MessageFailed,
+    MessageReceived,
+    ReceiptsReceived,
+)
+from agent.errors import AgentError, Misused
+from protocol.addresses import SmpServer, parse_smp_server
+from protocol.errors import DecodeError
+from smp_client.requests import SessionConfig
+
+STATE_FILE = "connections.db"
+ROUTERS_FILE = "routers"
+SETTLE_TIMEOUT = 30.0
+
+Action = Callable[[argparse.Namespace], Awaitable[None]]
+
+
+def output(args: argparse.Namespace) -> Output:
+    return Output(as_json=args.json)
+
+
+def state_file(args: argparse.Namespace) -> Path:
+    """Of a device that is there. Asking for one that is not leaves nothing behind."""
+    path: Path = args.folder / STATE_FILE
+    if not path.exists():
+        raise Misused(f"there is nothing in {args.folder}: create, join or notifications register begins")
+    return path
+
+
+@asynccontextmanager
+async def agent(
+    args: argparse.Namespace, *, begins: bool = False, needs_router: bool = False, asleep: bool = False
+) -> AsyncIterator[DuplexAgent]:
+    """With `begins` the device is made if it is not there; one that is asleep subscribes to nothing."""
+    path = args.folder / STATE_FILE if begins else state_file(args)
+    session = SessionConfig(connect=args.timeout, answer=args.timeout)
+    routers = _routers(args.folder, args.router)
+    if needs_router and not routers:
+        raise Misused("name a router with --router the first time")
+    config = DuplexConfig(path=path, servers=routers, session=session, subscribe=not asleep)
+    async with open_duplex(config) as opened:
+        yield opened
+
+
+def _routers(folder: Path, given: list[SmpServer] | None) -> list[SmpServer]:
+    """Those of this call, or of the last call that named some."""
+    file = folder / ROUTERS_FILE
+    try:
+        if given:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.write_text("".join(f"{router}\n" for router in given), encoding="ascii")
+        return [parse_smp_server(line) for line in file.read_text(encoding="ascii").split()]
+    except FileNotFoundError:
+        return []
+    except (OSError, DecodeError, UnicodeDecodeError):
+        raise Misused(f"{file} cannot be used") from None
+
+
+async def settle(agent: DuplexAgent) -> None:
+    """Give the background some time; what is not done then is done by the next command."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_TIMEOUT):
+            await agent.settled()
+    for event in agent.unread():
+        if isinstance(event, Failed | MessageFailed | MessageDelayed):
+            raise AgentError(event.error)
+
+
+async def answer(agent: DuplexAgent, event: Event, args: argparse.Namespace) -> None:
+    """Show an event, and do what a person would: let in who joined, take what has come."""
+    output(args).show(event)
+    receipt = b"" if getattr(args, "receipts", False) else None
+    if isinstance(event, Confirmed):
+        await agent.allow(event.connection_id, args.name.encode())
+    elif isinstance(event, MessageReceived):
+        await agent.ack(event.connection_id, event.message_id, receipt)
+    elif isinstance(event, ReceiptsReceived):
+        await agent.ack(event.connection_id, event.message_id)
