@@ -53,7 +53,8 @@ async def agent(
     routers = _routers(args.folder, args.router)
     if needs_router and not routers:
         raise Misused("name a router with --router the first time")
-    config = DuplexConfig(path=path, servers=routers, session=session, subscribe=not asleep)
+    # One command needs few KEM pairs: another process to make them ahead would cost more than it saves.
+    config = DuplexConfig(path=path, servers=routers, session=session, subscribe=not asleep, kem_pairs=0)
     async with open_duplex(config) as opened:
         yield opened
 

@@ -24,15 +24,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from agent.agent import Agent, open_agent
-from agent.records import Mode
+from agent.duplex.agent import open_duplex
+from agent.duplex.events import Confirmed, Connected
+from agent.notifications.records import Mode
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId
 from protocol.errors import SERVICE
 from smp_router.router import Router
-from tests.agent.world import agent_config
+from tests.agent.duplex.world import Person, config
 from tests.drills.world import Daemon, free_port, running_daemon
 
 ROUTERS, AGENTS = 3, 6
@@ -103,8 +104,8 @@ class Drill:
     routers: list[Router]
     push: FakePushServer
     daemon: Daemon
-    agents: list[Agent]
-    bob: Agent
+    agents: list[Person]
+    bob: Person
     start_again: Callable[[], Awaitable[Daemon]]
     to_agents: list[int] = field(default_factory=list)
     "Bob's connections."
@@ -130,7 +131,7 @@ class Drill:
     async def say(self, agents: Iterable[int]) -> None:
         """Bob writes to some agents."""
         for number in agents:
-            await self.bob.send(self.to_agents[number], b"hello")
+            await self.bob.agent.send(self.to_agents[number], b"hello")
 
     async def hear(self, agents: Sequence[int]) -> None:
         """The same, until they were pushed to."""
@@ -167,9 +168,9 @@ async def drill(folder: Path, size: Size) -> AsyncIterator[Drill]:
     """Everything runs, every agent is registered and has its queues at every router."""
     async with AsyncExitStack() as stack:
         routers = [await stack.enter_async_context(Router.start(host=HOST)) for _ in range(ROUTERS)]
-        config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
-        config.folder.mkdir()
-        push = await stack.enter_async_context(FakePushServer(config))
+        provider = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
+        provider.folder.mkdir()
+        push = await stack.enter_async_context(FakePushServer(provider))
         env = {
             "NTF_TRANSPORT_PORT": str(free_port()),
             "NTF_JOURNAL_ENABLED": "on",
@@ -185,35 +186,43 @@ async def drill(folder: Path, size: Size) -> AsyncIterator[Drill]:
             return await running.enter_async_context(running_daemon(folder, env))
 
         daemon = await start()
+        addresses = [router.address for router in routers]
         opened = [
-            await stack.enter_async_context(open_agent(agent_config(folder / f"agent-{number}")))
+            Person(await stack.enter_async_context(open_duplex(config(folder / f"{number}.db", *addresses))))
             for number in range(AGENTS + 1)
         ]
         made = Drill(size, routers, push, daemon, opened[:-1], opened[-1], start)
-        for number, agent in enumerate(made.agents):
-            await register(made, agent)
-            await connect(made, agent, friend_at=routers[number % ROUTERS])
+        for number, person in enumerate(made.agents):
+            await connect(made, person, friend_at=routers[number % ROUTERS])
+            await register(made, person)
         await made.subscribed()
         yield made
 
 
-async def register(drill: Drill, agent: Agent) -> None:
-    """The agent gets a device token and proves that pushes reach it."""
+async def register(drill: Drill, person: Person) -> None:
+    """A device token that proves that pushes reach it; every queue gets a notifier."""
     before = len(drill.accepted())
     device = ApnsToken(Provider.APNS_TEST, secrets.token_hex(32).encode())
-    await agent.register(device, Mode.INSTANT, drill.daemon.address)
+    await person.agent.notifications.register(device, Mode.INSTANT, drill.daemon.address)
     await until(lambda: len(drill.accepted()) > before)
-    await agent.on_push(drill.accepted()[-1])
+    await person.agent.notifications.on_push(drill.accepted()[-1])
+    await person.agent.settled()
 
 
-async def connect(drill: Drill, agent: Agent, friend_at: Router) -> None:
-    """The agent's queues; Bob joins one of them."""
+async def connect(drill: Drill, person: Person, friend_at: Router) -> None:
+    """Queues at every router; Bob joins one of them. Nobody is notified of that yet."""
     for router in drill.routers:
-        made = [await agent.create_connection(router.address) for _ in range(drill.size.queues)]
+        made = [
+            await person.agent.create_invitation(server=router.address, pq=False)
+            for _ in range(drill.size.queues)
+        ]
         if router is friend_at:
-            await agent.settled()
-            drill.to_agents.append(await drill.bob.join(await agent.link(made[0])))
-    await agent.settled()
+            hers, link = made[0]
+            drill.to_agents.append(await drill.bob.agent.join(link, b"Bob", pq=False))
+            await person.event(Confirmed)
+            await person.agent.allow(hers, b"friend")
+            await person.event(Connected)
+            await drill.bob.event(Connected)
 
 
 # What is done to them
@@ -286,9 +295,9 @@ async def provider_is_down(drill: Drill) -> None:
 
 async def tokens_die(drill: Drill) -> None:
     """The devices get new tokens soon after."""
-    at, agents = clock(), drill.agents[:DEAD_TOKENS]
-    for agent in agents:
-        token = await agent.token()
+    at, people = clock(), drill.agents[:DEAD_TOKENS]
+    for person in people:
+        token = await person.agent.notifications.token()
         assert token is not None
         assert isinstance(token.device_token, ApnsToken)
         gone = Fault(status=410, reason="Unregistered", token=token.device_token.token.decode())
@@ -296,8 +305,8 @@ async def tokens_die(drill: Drill) -> None:
     await drill.say(range(DEAD_TOKENS))
     await drill.metric('push_tokens_invalid_total{reason="UNREGISTERED"}', DEAD_TOKENS)
     drill.push.clear_faults()
-    for agent in agents:
-        await register(drill, agent)
+    for person in people:
+        await register(drill, person)
     pattern = (
         f"AT called {DEAD_TOKENS} of {AGENTS} tokens invalid \\(UNREGISTERED\\) on .*, they hold {{size}} "
     )
