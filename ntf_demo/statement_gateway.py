@@ -20,7 +20,7 @@ from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import setup
 from ntf_server.app import App, running
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import Clock, SystemClock, as_datetime
 from ntf_server.config import Config, FcmConfig, StatementsConfig
 from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, signing_text
@@ -110,8 +110,8 @@ class GatewayWorld:
         self.server: App
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[App]:
-        async with running(App(self.folder / "etc", self.config)) as self.server:
+    async def serving(self, clock: Clock | None = None) -> AsyncIterator[App]:
+        async with running(App(self.folder / "etc", self.config, clock=clock)) as self.server:
             yield self.server
 
     def client(self, name: str, port: int = 0) -> GatewayClient:

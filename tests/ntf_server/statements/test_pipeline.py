@@ -8,14 +8,23 @@ from ntf_server.clock import SystemClock
 from ntf_server.statements.pipeline import BATCH, Pipeline
 from protocol.statements import OnChain, decode_statement, encode_statement, statement_hash
 from store.interface import StoreUnavailable
-from store.statement_records import FIRST_PAGE, Accepted, Page, PushKey, PushRecord, ReceivedStatement
+from store.statement_records import (
+    FIRST_PAGE,
+    Accepted,
+    GatewayKey,
+    Page,
+    PushKey,
+    PushRecord,
+    ReceivedStatement,
+)
 from tests.ntf_server.statements.builders import sender, signed, topic
 
 
 class Recorder:
-    """A store that takes all, and the push side."""
+    """A store that takes all, in so many pages, and the push side."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: int = 1) -> None:
+        self._pages = pages
         self.batches: list[Sequence[ReceivedStatement]] = []
         self.told: list[PushKey] = []
         self.failures = 0
@@ -26,8 +35,11 @@ class Recorder:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("away")
-        self.batches.append(statements)
-        return Accepted([PushKey(len(self.batches))])
+        if page == FIRST_PAGE:
+            self.batches.append(statements)
+        assert self.batches[-1] is statements
+        following = Page(after=GatewayKey(page.after + 1)) if page.after + 1 < self._pages else None
+        return Accepted([PushKey(len(self.told) + 1)], following=following)
 
     async def watched_topics(self, limit: int) -> list[bytes]:
         return []
@@ -73,6 +85,13 @@ async def test_what_is_not_genuine_goes_no_further() -> None:
 async def test_a_flood_comes_in_batches() -> None:
     encoded = [signed(sender(), topic(1), sequence=number) for number in range(BATCH + 1)]
     assert [one.statement_hash for one in await accepted(*encoded)] == [*map(statement_hash, encoded)]
+
+
+async def test_page_after_page_is_handed_over() -> None:
+    recorder = Recorder(pages=3)
+    encoded = [signed(sender(), topic(1), sequence=number) for number in range(BATCH + 1)]
+    await Pipeline(recorder, recorder, SystemClock()).take(encoded)
+    assert (len(recorder.batches), recorder.told) == (2, [1, 2, 3, 4, 5, 6])
 
 
 async def test_statements_wait_for_the_store() -> None:

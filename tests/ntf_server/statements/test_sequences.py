@@ -13,8 +13,11 @@ import pytest
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, gateway_world, key_pair, signed_statement
+from ntf_server.clock import SystemClock
+from ntf_server.statements.payloads import APNS_LIMIT, FCM_LIMIT, VOIP_LIMIT
+from ntf_server.statements.pipeline import DROPPED, LIMITED
 from protocol.statements import statement_hash
-from store.statement_rate import LIMIT
+from store.statement_rate import COOL_DOWN, LIMIT, WINDOW
 from tests.postgres import PostgresCluster
 
 DEADLINE = 40.0
@@ -90,8 +93,11 @@ async def test_a_statement_reaches_all_devices_of_a_client(tmp_path: Path, postg
         }
 
 
-async def test_forged_and_unknown_senders_are_dropped(tmp_path: Path) -> None:
+async def test_forged_and_unknown_senders_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with gateway_world(tmp_path) as world:
+        forgeries = DROPPED.labels("forged")._value.get()
         bob = world.client("bob")
         await bob.allow(await bob.register("apns", APNS), (ALICE[0], T1))
         genuine = signed_statement(ALICE, T1, data=b"genuine")
@@ -104,6 +110,95 @@ async def test_forged_and_unknown_senders_are_dropped(tmp_path: Path) -> None:
         await world.node.submit(genuine)
         (push,) = await pushed(world, 1)
         assert body(push)["statement"]["data"] == b"genuine".hex()
+        assert DROPPED.labels("forged")._value.get() == forgeries + 1
+        assert [record.message for record in caplog.records if "forged" in record.message] == [
+            "a statement with a forged signature was dropped"
+        ]
+
+
+def payload_of(push: RecordedPush) -> bytes:
+    """What counts for the limit: all for Apple, the data for Google."""
+    if push.api == "apns":
+        return push.body.encode()
+    return json.dumps(body(push)["message"]["data"], separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "token", "limit"),
+    [("apns", APNS, APNS_LIMIT), ("voip", VOIP, VOIP_LIMIT), ("fcm", FCM, FCM_LIMIT)],
+)
+async def test_the_longest_statement_that_fits(tmp_path: Path, kind: str, token: str, limit: int) -> None:
+    async with gateway_world(tmp_path) as world:
+        bob = world.client("bob")
+        await bob.allow(await bob.register(kind, token), (ALICE[0], T1))
+        await world.node.submit(signed_statement(ALICE, T1, data=b""))
+        (empty,) = await pushed(world, 1)
+        most = (limit - len(payload_of(empty))) // 2
+        for size in (most, most + 1):
+            await world.node.submit(signed_statement(ALICE, T1, data=bytes(size)))
+        longest, cut = (await pushed(world, 3))[1:]
+        assert limit - 1 <= len(payload_of(longest)) <= limit
+        assert (bytes(most).hex() in longest.body, bytes(most).hex() in cut.body) == (True, False)
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.at = float(int(SystemClock().now()))
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return SystemClock().monotonic()
+
+
+async def test_the_limit_to_the_millisecond_and_over_a_restart(tmp_path: Path) -> None:
+    clock = Hand()
+    start = clock.at
+    node_repeats = 1  # after the restart: what was dropped is not remembered
+
+    async def limited(world: GatewayWorld, data: bytes, count: int) -> None:
+        before = LIMITED._value.get()
+        await world.node.submit(signed_statement(ALICE, T1, data=data))
+        await until(lambda: LIMITED._value.get() == before + count)
+
+    async with gateway_parts(tmp_path) as world:
+        async with world.serving(clock):
+            bob = world.client("bob")
+            await bob.allow(await bob.register("apns", APNS), (ALICE[0], T1))
+            for number in range(LIMIT):
+                await world.node.submit(signed_statement(ALICE, T1, data=b"%d" % number))
+            await pushed(world, LIMIT)
+            clock.at = start + WINDOW - 0.001
+            await limited(world, b"a millisecond too early", 1)
+        silent_until = clock.at + COOL_DOWN
+        clock.at = silent_until - 0.001
+        subscribed, before = world.node.subscribed, LIMITED._value.get()
+        async with world.serving(clock):
+            await until(lambda: world.node.subscribed > subscribed)
+            await until(lambda: LIMITED._value.get() == before + node_repeats)
+            await limited(world, b"still silent", 1)
+            clock.at = silent_until
+            await world.node.submit(signed_statement(ALICE, T1, data=b"in time"))
+            await pushed(world, LIMIT + 1)
+    assert len(world.accepted) == LIMIT + 1
+    assert b"in time".hex() in world.accepted[-1].body
+
+
+async def test_room_for_one_when_the_first_leaves_the_window(tmp_path: Path) -> None:
+    clock = Hand()
+    async with gateway_parts(tmp_path) as world, world.serving(clock):
+        bob = world.client("bob")
+        await bob.allow(await bob.register("apns", APNS), (ALICE[0], T1))
+        for number in range(LIMIT):
+            await world.node.submit(signed_statement(ALICE, T1, data=b"%d" % number))
+        await pushed(world, LIMIT)
+        clock.at += WINDOW
+        await world.node.submit(signed_statement(ALICE, T1, data=b"next"))
+        await pushed(world, LIMIT + 1)
+        assert b"next".hex() in world.accepted[-1].body
 
 
 async def test_a_statement_that_is_too_long_is_fetched_by_the_app(tmp_path: Path) -> None:
