@@ -14,6 +14,7 @@ from ntf_server.clock import Clock
 from ntf_server.health import Health
 from ntf_server.history import RATES, History, Values, current_values
 from ntf_server.own_routers import OwnRouters
+from protocol.device_token import Provider
 from transport.plain_http import LOADS_NOTHING, Page
 
 HTML, JSON = "text/html; charset=utf-8", "application/json"
@@ -21,9 +22,18 @@ CHARTS = {
     "received": "Notifications received a second",
     "delivered": "Pushes accepted a second",
     "latency": "Seconds until a push is accepted",
-    "backlog": "Notifications that wait",
-    "oldest": "Seconds that the oldest of them has waited",
+    "backlog": "Waiting notifications",
+    "oldest": "Seconds that the oldest has waited",
     "lag": "Seconds that the event loop is late",
+}
+
+PROVIDERS = {
+    Provider.APNS_PROD: "Apple",
+    Provider.APNS_DEV: "Apple, development",
+    Provider.APNS_TEST: "Stand-in for Apple",
+    Provider.APNS_NULL: "No push",
+    Provider.FCM: "Google",
+    Provider.WEB_PUSH: "Web Push",
 }
 
 
@@ -57,8 +67,8 @@ class StatusPage:
                 "Clients": values.get("clients", 0),
                 "Routers connected": values.get("smp_sessions", 0),
                 "Routers watched": values.get("smp_routers", 0),
-                "Notifications that wait": values.get("notifications_unsent", 0),
-                "Oldest of them (s)": round(values.get("notifications_oldest_unsent_seconds", 0)),
+                "Waiting notifications": values.get("notifications_unsent", 0),
+                "Oldest of them, in seconds": round(values.get("notifications_oldest_unsent_seconds", 0)),
                 "Pushes under way": values.get("push_under_way", 0),
             },
             "providers": [self._provider(tag, values) for tag in sorted(self._providers)],
@@ -77,7 +87,7 @@ class StatusPage:
         count = _since(before, values, f"push_seconds_count/{tag}")
         seconds = _since(before, values, f"push_seconds_sum/{tag}")
         return {
-            "tag": tag,
+            "name": f"{PROVIDERS[Provider(tag.encode())]} ({tag})",
             "trouble": self._health.trouble().get(tag),
             "accepted": count,
             "failed": _since(before, values, f"push_failures_total/{tag}"),

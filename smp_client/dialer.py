@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -78,7 +80,7 @@ class Dialer:
         except IdentityMismatch as error:
             raise WrongIdentity(str(error)) from None
         except (OSError, TransportError, ProxyError) as error:
-            raise ConnectFailed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+            raise ConnectFailed(_reason(error)) from None
 
     async def _dial_host(
         self, host: str, server: ServerAddress, context: SSL.Context, timeout: float
@@ -100,6 +102,17 @@ class Dialer:
         return await connect(
             host, port, context=context, identity=server.key_hash, now=self._now, sock=sock, timeout=timeout
         )
+
+
+def _reason(error: Exception) -> str:
+    """A few words for operators."""
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be looked up: {error.strerror or error}"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 async def _first_of(

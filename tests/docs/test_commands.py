@@ -143,7 +143,7 @@ def shown(page: str, first: str) -> list[str]:
     raise AssertionError(f"{page} has no block with {first}")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/operations.md"])
 def test_first_server(tmp_path: Path, page: str) -> None:
     _, init, start = shown(page, "ntf-server init")
     with terminal(tmp_path) as shell:

@@ -36,6 +36,7 @@ from tests.ntf_server.test_cli import ANY_PORT, init
 from transport.errors import TransportError
 
 DEADLINE = 60.0
+PROGRAM = ("-m", "ntf_server")
 DEVICES = 20
 "So many that each is pushed to about once a second: the interval of coalescing is no part of the latency."
 NOTIFICATIONS_PER_SECOND = 20.0
@@ -325,7 +326,7 @@ async def running_daemon(
     *,
     log: str = "log",
     python: str | Path = sys.executable,
-    program: Sequence[str] = ("-m", "ntf_server"),
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[Daemon]:
     """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file.
 
@@ -372,7 +373,12 @@ def push_settings(push: FakePushServer) -> dict[str, str]:
 
 @asynccontextmanager
 async def world(
-    folder: Path, *, seconds: float, devices: int = DEVICES, env: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    seconds: float,
+    devices: int = DEVICES,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[World]:
     """All of them on this machine; queues for `seconds` of measuring."""
     config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
@@ -380,7 +386,7 @@ async def world(
     async with (
         Router.start(host="127.0.0.1") as router,
         FakePushServer(config) as push,
-        running_daemon(folder, push_settings(push) | dict(env or {})) as daemon,
+        running_daemon(folder, push_settings(push) | dict(env or {}), program=program) as daemon,
     ):
         made = World(daemon, router, push)
         await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))

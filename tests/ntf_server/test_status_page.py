@@ -84,7 +84,7 @@ async def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         data = json.loads((await get(port, "/status.json")).partition("\r\n\r\n")[2])
     assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "innerHTML" not in page
-    assert data["providers"][0]["tag"] == "WP"
+    assert data["providers"][0]["name"] == "Web Push (WP)"
 
 
 def test_what_is_kept_is_bounded() -> None:
