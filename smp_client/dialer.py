@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from OpenSSL import SSL
-from python_socks import ProxyError, parse_proxy_url
+from python_socks import ProxyConnectionError, ProxyError, ProxyTimeoutError, parse_proxy_url
 from python_socks.async_.asyncio import Proxy
 
 from protocol.addresses import ServerAddress, canonical_host
@@ -106,8 +105,8 @@ class Dialer:
 
 def _reason(error: Exception) -> str:
     """A few words for operators."""
-    if isinstance(error, socket.gaierror):
-        return f"the name cannot be looked up: {error.strerror or error}"
+    if isinstance(error, (ProxyError, ProxyConnectionError, ProxyTimeoutError)):
+        return f"the proxy: {error}"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     if isinstance(error, TimeoutError):

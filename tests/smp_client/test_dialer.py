@@ -160,13 +160,18 @@ async def test_socks_refusal_is_a_failure_to_connect() -> None:
     port = listener.sockets[0].getsockname()[1]
     config = NetworkConfig(socks_proxy=f"socks5://127.0.0.1:{port}")
     async with listener:
-        with pytest.raises(ConnectFailed, match="ProxyError"):
+        with pytest.raises(ConnectFailed, match="the proxy: "):
             await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)
+
+
+async def test_reasons_are_words() -> None:
+    with pytest.raises(ConnectFailed, match=r"^Connection refused$"):
+        await Dialer(NetworkConfig()).dial(SmpServer(("127.0.0.1",), "1", bytes(32)), context(), 2.0)
 
 
 async def test_no_proxy_there() -> None:
     config = NetworkConfig(socks_proxy="socks5://127.0.0.1:1")
-    with pytest.raises(ConnectFailed):
+    with pytest.raises(ConnectFailed, match="the proxy: "):
         await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)
 
 
