@@ -26,6 +26,9 @@ ROUTERS = 4
 DEVICES = 2
 "Of each router."
 QUEUES = 340
+TAKEN_OVER = 30.0
+IN_FLIGHT = 1.0
+"Seconds that a notification may take from a router into the database while both cores are busy."
 
 Address = tuple[str, int]
 
@@ -70,7 +73,7 @@ class Outcome:
     in_flight: int = 0
     "Sent on a connection of a daemon that was killed, and never committed: SMP has no acknowledgement."
     oldest_in_flight: float = 0.0
-    "Seconds before the fault."
+    "Seconds before that daemon was killed."
     lost: int = 0
     "All others that were not pushed."
     strangers: int = 0
@@ -79,6 +82,13 @@ class Outcome:
     "Pushes that the provider got twice."
     taken_over: float = 0.0
     "Seconds from the fault until all queues were subscribed again."
+
+    def check(self, name: str) -> None:
+        print(self.row(name))
+        assert self.lost == 0
+        assert self.strangers == 0
+        assert self.taken_over < TAKEN_OVER
+        assert self.oldest_in_flight < IN_FLIGHT
 
     def row(self, name: str) -> str:
         """A line of the table in docs/reliability.md."""
@@ -96,7 +106,7 @@ class Cluster:
     "One for each router."
     url: str
     push: FakePushServer
-    fault_at: float = 0.0
+    killed_at: float = 0.0
     ended: list[Daemon] = field(default_factory=list)
     "On purpose."
     connections_of_the_dead: set[Address] = field(default_factory=set)
@@ -107,10 +117,10 @@ class Cluster:
 
         async def later() -> None:
             await asyncio.sleep(1.0)
-            self.fault_at = wall_clock()
+            began = wall_clock()
             await fault()
             await self.subscribed()
-            outcome.taken_over = wall_clock() - self.fault_at
+            outcome.taken_over = wall_clock() - began
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(later())
@@ -131,6 +141,7 @@ class Cluster:
         for connection in daemon.process.net_connections("tcp"):
             self.connections_of_the_dead.add((connection.laddr.ip, connection.laddr.port))
         daemon.process.kill()
+        self.killed_at = wall_clock()
 
     async def _count(self, sent: Sequence[Mapping[EntityId, float]], outcome: Outcome) -> None:
         """Wait for the pushes of all that was committed, or can still be."""
@@ -150,7 +161,7 @@ class Cluster:
             at for queue, at in missing.items() if queue not in committed and self._went_to_the_dead(queue)
         ]
         outcome.in_flight = len(gone)
-        outcome.oldest_in_flight = max((self.fault_at - at for at in gone), default=0.0)
+        outcome.oldest_in_flight = max((self.killed_at - at for at in gone), default=0.0)
         outcome.lost = outcome.sent - outcome.pushed - outcome.in_flight
         outcome.repeated = repeated_pushes(self.push)
         outcome.strangers = await self.ask(_STRANGERS)
@@ -209,12 +220,14 @@ async def cluster(
     urls: Sequence[str] = (),
     env_of: Mapping[int, Mapping[str, str]] | None = None,
     daemons: int = 2,
+    routers: int = ROUTERS,
+    queues: int = QUEUES,
 ) -> AsyncIterator[Cluster]:
-    """`urls`: how each daemon reaches the database, if not directly."""
+    """`urls`: how each daemon reaches the database, if not directly. `queues`: of each router."""
     config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
     config.folder.mkdir()
     async with AsyncExitStack() as stack:
-        routers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(ROUTERS)]
+        peers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(routers)]
         push = await stack.enter_async_context(FakePushServer(config))
         running = []
         for number in range(daemons):
@@ -233,10 +246,10 @@ async def cluster(
             if not number:
                 async with _connected(url) as db:
                     await db.execute(_AUDIT)
-        worlds = [World(running[n % daemons], router, push) for n, router in enumerate(routers)]
+        worlds = [World(running[n % daemons], router, push) for n, router in enumerate(peers)]
         made = Cluster(running, worlds, url, push)
         for world in worlds:
-            await world.add_devices(DEVICES, QUEUES)
+            await world.add_devices(DEVICES, queues)
         await made.shared()
         await made.subscribed()
         yield made
