@@ -143,7 +143,7 @@ class DuplexAgent:
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
         self._command_workers: Workers[Lane] = Workers("commands of connection", tasks, self._command_step)
         self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
-        self._fetches = Fetches(tasks, self._transact, self._ask, self._publish, self._room.wait)
+        self._fetches = Fetches(tasks, store, self._transact, self._ask, self._publish, self._room.wait)
         self._ntf_sessions = NtfSessions(self._connect_ntf)
         self.notifications = Notifications(
             tasks,

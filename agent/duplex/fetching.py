@@ -11,6 +11,7 @@ from agent.duplex.incoming import receive
 from agent.duplex.queue_maker import Ask
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterFailure, RouterRefused
+from agent.duplex.store import DuplexStore
 from agent.duplex.tables import receive_queue
 from agent.duplex.workers import Wait, Workers
 from protocol.agent.retry import FAST, SECOND
@@ -25,11 +26,13 @@ class Fetches:
     def __init__(
         self,
         tasks: TaskGroup,
+        store: DuplexStore,
         transact: Transact,
         ask: Ask,
         publish: Callable[[Event], None],
         room: Callable[[], Awaitable[object]],
     ) -> None:
+        self._store = store
         self._transact = transact
         self._ask = ask
         self._publish = publish
@@ -54,7 +57,7 @@ class Fetches:
         self.start(self._unread.intersection(queue_ids))
 
     async def _step(self, queue_id: int, wait: Wait) -> bool:
-        queue: ReceiveQueue | None = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+        queue = await self._store.read(lambda db: receive_queue(db, queue_id))
         if queue is None or queue.deleting:
             return self._read(queue_id)
         try:

@@ -63,8 +63,17 @@ class Workers(Generic[Key]):
         if wait is None:
             wait = self._waits[key] = Wait(self._rest)
             self._note()
-            self._tasks.create_task(self._work(key, wait), name=f"{self._name} {key}")
+            self._start(key, wait)
         wait.wake(hurry=hurry)
+
+    def _start(self, key: Key, wait: Wait) -> None:
+        work = self._work(key, wait)
+        try:
+            self._tasks.create_task(work, name=f"{self._name} {key}")
+        except RuntimeError:  # the agent is at its end: what is stored is for its next run
+            work.close()
+            del self._waits[key]
+            self._note()
 
     def _rest(self, begins: bool) -> None:
         self._resting += 1 if begins else -1

@@ -12,12 +12,11 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
 
 from agent.duplex.delivery import Transact
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
-from agent.duplex.store import Tx
+from agent.duplex.store import DuplexStore, Tx
 from agent.duplex.tables import connection, receive_queue, set_connection
 from agent.duplex.workers import Wait, Workers
 from agent.notifications import rows
@@ -55,13 +54,8 @@ from transport.cancellation import TaskGroup
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 BATCH = 90
 "Rows that go to a server together."
-
-
-class Store(Protocol):
-    async def read(self, look: Callable[[sqlite3.Connection], T]) -> T: ...
 
 
 class Notifications:
@@ -70,7 +64,7 @@ class Notifications:
     def __init__(
         self,
         tasks: TaskGroup,
-        store: Store,
+        store: DuplexStore,
         transact: Transact,
         router: Callable[[SmpServer], Awaitable[SmpSession]],
         sessions: NtfSessions,

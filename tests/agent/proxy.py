@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -30,6 +30,8 @@ class LossyProxy:
         self.commands = 0
         "Blocks of commands that went through."
         self.refusing = False
+        self.on_loss: Callable[[], None] = lambda: None
+        "Called when an answer is being lost."
         self._open: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
@@ -93,6 +95,7 @@ class LossyProxy:
         while data := await reader.read(CHUNK):
             if losing.is_set():
                 self.lost += 1
+                self.on_loss()
                 break
             writer.write(data)
             await writer.drain()

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
+from agent.duplex.events import (
+    Confirmed,
+    Connected,
+    ContactRequested,
+    Failed,
+    Fetched,
+    MessageReceived,
+    SwitchProgress,
+)
 from ntf_demo.demo import Playground
+from smp_router.router import Router
 from tests.agent.duplex.world import Person, connect
 from tests.agent.notifications.world import (
     fetched,
     message_push,
     phone,
     settle,
+    until,
     verified,
     watched,
 )
 
 
-async def test_a_push_wakes_the_phone(world: Playground, tmp_path: Path, bob: Person) -> None:
-    path, router = tmp_path / "alice.db", world.router.address
-    async with phone(path, router) as alice:
+async def meet(world: Playground, path: Path, bob: Person, *others: Router) -> int:
+    """Alice's phone is registered, knows Bob, and sleeps; Bob's id of the connection."""
+    async with phone(path, world.router.address, *(router.address for router in others)) as alice:
+        hers, link = await alice.agent.create_invitation(server=world.router.address, pq=False)
+        his = await bob.agent.join(link, b"Bob", pq=False)
+        await alice.event(Confirmed)
+        await alice.agent.allow(hers, b"Alice")
+        await alice.event(Connected)
+        await bob.event(Connected)
         await verified(world, alice.agent.notifications)
-        _, his = await connect(alice, bob, pq=False)
         await watched(world, alice)
         await settle(alice)
+    return his
+
+
+async def test_exactly_the_new_messages(world: Playground, tmp_path: Path, bob: Person) -> None:
+    path, router = tmp_path / "alice.db", world.router.address
+    his = await meet(world, path, bob)
     before = len(world.accepted())
     async with phone(path, router, asleep=True) as alice:
         await bob.agent.send(his, b"one")
@@ -37,3 +62,119 @@ async def test_a_push_wakes_the_phone(world: Playground, tmp_path: Path, bob: Pe
         assert await fetched(alice) == [b"two", b"three", b"four"]
         assert await alice.agent.notifications.on_push(first.body) != []  # its last entry is never left out
         assert await fetched(alice) == []
+
+
+async def test_queues_that_a_push_does_not_name_are_left_alone(
+    world: Playground, tmp_path: Path, bob: Person
+) -> None:
+    path, router = tmp_path / "alice.db", world.router.address
+    async with phone(path, router) as alice:
+        quiet, to_quiet = await connect(alice, bob, pq=False)
+        noisy, to_noisy = await connect(alice, bob, pq=False)
+        await alice.agent.notifications.set_wanted(quiet, False)
+        await verified(world, alice.agent.notifications)
+        await watched(world, alice)
+        await settle(alice)
+    before = len(world.accepted())
+    await bob.agent.send(to_quiet, b"unheard")
+    await settle(bob)
+    await bob.agent.send(to_noisy, b"heard")
+    push = await message_push(world, before)
+    async with phone(path, router, asleep=True) as alice:
+        assert await alice.agent.notifications.on_push(push.body) == [noisy]
+        assert await fetched(alice) == [b"heard"]
+        assert [len(queue.messages) for queue in world.router.state.queues if queue.messages] == [1]
+
+
+async def test_somebody_joins_while_the_phone_sleeps(world: Playground, tmp_path: Path, bob: Person) -> None:
+    path, router = tmp_path / "alice.db", world.router.address
+    async with phone(path, router, asleep=True) as alice:
+        await verified(world, alice.agent.notifications)
+        hers, link = await alice.agent.create_invitation(pq=False)
+        _, address = await alice.agent.create_address()
+        await watched(world, alice, 2)
+        before = len(world.accepted())
+        await bob.agent.join(link, b"Bob", pq=False)
+        await alice.agent.notifications.on_push((await message_push(world, before)).body)
+        await alice.event(Confirmed)
+        await alice.agent.allow(hers, b"Alice")
+        await alice.event(Connected)
+        await bob.event(Connected)
+        await alice.event(Fetched)
+        before = len(world.accepted())
+        await bob.agent.join(address, b"Bob again", pq=False)
+        await alice.agent.notifications.on_push((await message_push(world, before)).body)
+        assert (await alice.event(ContactRequested)).info == b"Bob again"
+
+
+async def test_one_that_is_awake_reads_nothing_twice(world: Playground, bob: Person, alice: Person) -> None:
+    """Its messages come by themselves; a queue that is subscribed must not be asked with GET."""
+    await verified(world, alice.agent.notifications)
+    hers, his = await connect(alice, bob, pq=False)
+    await watched(world, alice)
+    before = len(world.accepted())
+    await bob.agent.send(his, b"hello")
+    push = await message_push(world, before)
+    assert await alice.agent.notifications.on_push(push.body) == []
+    assert [info.connection_id for info in await alice.agent.notifications.announced(push.body)] == [hers]
+    assert (await alice.reads()).body == b"hello"
+    await settle(alice)
+    assert not [event for event in alice.unseen + alice.agent.unread() if isinstance(event, Failed | Fetched)]
+
+
+async def test_router_that_is_away_is_asked_when_it_is_back(
+    world: Playground, tmp_path: Path, bob: Person
+) -> None:
+    path, router = tmp_path / "alice.db", world.router.address
+    his = await meet(world, path, bob)
+    before = len(world.accepted())
+    await bob.agent.send(his, b"patience")
+    push = await message_push(world, before)
+    async with phone(path, router, asleep=True) as alice:
+        world.router.faults.refuse()
+        world.router.faults.drop_connections()
+        await alice.agent.notifications.on_push(push.body)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await alice.agent.next_event()
+        world.router.faults.refuse(False)
+        assert await fetched(alice) == [b"patience"]
+
+
+async def test_deleted_connection_is_not_waited_for(world: Playground, tmp_path: Path, bob: Person) -> None:
+    path, router = tmp_path / "alice.db", world.router.address
+    his = await meet(world, path, bob)
+    before = len(world.accepted())
+    await bob.agent.send(his, b"good-bye")
+    push = await message_push(world, before)
+    async with phone(path, router, asleep=True) as alice:
+        (connection,) = await alice.agent.notifications.on_push(push.body)
+        await alice.event(MessageReceived)
+        await alice.agent.delete(connection)  # instead of an ACK
+        await alice.event(Fetched)
+
+
+async def test_rotation_moves_the_notifier(world: Playground, tmp_path: Path, bob: Person) -> None:
+    async with Router.start() as other:
+        path, router = tmp_path / "alice.db", world.router.address
+        his = await meet(world, path, bob, other)
+        (old_queue,) = [queue for queue in world.router.state.queues if queue.notifier is not None]
+        async with phone(path, router, other.address) as alice:
+            (connection,) = await alice.agent.connections()
+            await alice.agent.switch(connection.connection_id)
+            await alice.event(SwitchProgress, lambda event: event.phase == "completed")
+            await settle(alice)
+            assert world.router.state.queues.by_recipient(old_queue.recipient_id) is None
+
+            async def moved() -> bool:
+                rows = await alice.agent.notifications.subscriptions()
+                return {row.notifier_id for row in rows} == other.subscribed_notifiers()
+
+            await until(moved)
+            assert len(await alice.agent.notifications.subscriptions()) == 1
+        before = len(world.accepted())
+        await bob.agent.send(his, b"to the new router")
+        push = await message_push(world, before)
+        async with phone(path, router, other.address, asleep=True) as alice:
+            await alice.agent.notifications.on_push(push.body)
+            assert await fetched(alice) == [b"to the new router"]
