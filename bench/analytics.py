@@ -92,7 +92,7 @@ def measure(folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new
     first: tuple[int, Cost] | None = None
     for amount in events:
         (folder / str(amount)).mkdir()
-        found = costs(amount, folder / str(amount), new_day=bool(new_day))
+        found = costs(amount, folder / str(amount), new_day=bool(new_day) and amount == events[-1])
         duckdb = found.pop(DUCKDB)
         for name, cost in found.items():
             what = f"{amount:,} events, {name}"

@@ -201,7 +201,7 @@ def loads(clients: Sequence[NtfClient], batches: Sequence[Sequence[Command]], in
     return [Load.prepare(*pair, in_flight) for pair in zip(clients, batches, strict=True)]
 
 
-async def idle(folder: Path, *, connections: int = 5_000) -> list[Row]:
+async def idle(folder: Path, *, connections: int = 3_000) -> list[Row]:
     init(folder)
     async with daemon(folder) as server:
         warm = [await NtfClient.open(server.address) for _ in range(50)]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import parser as bench_parser
 from tests.docs.pages import Block, all_blocks, blocks, commands
 from tests.docs.reference import PARSERS
 from tests.ntf_server.test_cli import ANY_PORT
@@ -41,9 +42,11 @@ def test_programs_understand_it(block: Block, command: str) -> None:
     program, *arguments = words(command)
     if program in PARSERS:
         parse(PARSERS[program](), arguments, command)
-    elif program == "python":
+    elif Path(program).name == "python":
         module = arguments[1].partition("=")[0]
         assert importlib.util.find_spec(module) is not None, command
+        if module == "bench":
+            parse(bench_parser(), arguments[2:], command)
     else:
         assert (ROOT / program).exists() or (BIN / program).exists(), command
 
