@@ -153,7 +153,12 @@ class SmpQueueNtf:
 
     @property
     def text(self) -> bytes:
-        return str(self.server).encode("ascii") + b"/" + b64(self.notifier_id)
+        return _address_text(self.server) + b"/" + b64(self.notifier_id)
+
+
+@lru_cache(maxsize=1024)
+def _address_text(server: SmpServer) -> bytes:
+    return str(server).encode("ascii")
 
 
 def pull_smp_queue_ntf(r: Reader) -> SmpQueueNtf:

@@ -17,6 +17,8 @@ class Provider(Enum):
     FCM = b"FC"
     WEB_PUSH = b"WP"
 
+    __hash__ = object.__hash__  # that of Enum is a function in Python, and every push looks its provider up
+
     @property
     def tag(self) -> str:
         return self.value.decode("ascii")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 from protocol.encoding import EntityId
@@ -39,15 +39,20 @@ WHERE s.server_key = ? AND s.notifier_id IN ({{}}) AND t.status = '{TokenStatus.
 """
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
-SELECT n.sub_key, n.seq, v.hosts, v.port, v.key_hash, s.notifier_id, n.received_at, n.nonce, n.meta,
-    s.spelling
-FROM {} n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
-WHERE n.token_key = ?
+SELECT group_concat(entry, ';') FROM (
+    SELECT n.sub_key || ' ' || n.seq || ' ' || v.hosts || ' ' || v.port || ' ' || hex(v.key_hash) || ' '
+        || hex(s.notifier_id) || ' ' || n.received_at || ' ' || hex(n.nonce) || ' ' || hex(n.meta) || ' '
+        || s.spelling AS entry
+    FROM {} n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
+    WHERE n.token_key = t.token_key{}
+)
 """
-_UNSENT = f"{_ENTRIES.format('unsent_notifications')} ORDER BY n.seq LIMIT {UNSENT_LOADED}"
-_SENT = _ENTRIES.format("sent_notifications")
-_ACTIVE_TOKENS = f"""
-SELECT {TOKEN_COLUMNS} FROM tokens WHERE token_key IN ({{}}) AND status = '{TokenStatus.ACTIVE}'
+# Each token is one row with all its entries, for the same reason. No field has a space or a semicolon.
+_PUSHES = f"""
+SELECT {TOKEN_COLUMNS},
+    ({_ENTRIES.format("unsent_notifications", f" ORDER BY n.seq LIMIT {UNSENT_LOADED}")}),
+    ({_ENTRIES.format("sent_notifications", "")})
+FROM tokens t WHERE token_key IN ({{}}) AND status = '{TokenStatus.ACTIVE}'
 """
 _MOVE = """
 REPLACE INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
@@ -106,25 +111,39 @@ def _entity(text: str) -> EntityId:
 
 
 def pushes(db: sqlite3.Connection, keys: Sequence[TokenKey]) -> list[TokenPush]:
-    tokens = {row[0]: row for row in select_in(db, _ACTIVE_TOKENS, keys)}
     found = []
-    for key, row in tokens.items():
-        if entries := _entries(db, key):
-            found.append(TokenPush(token_record(row), entries))
+    for *token, unsent, sent in select_in(db, _PUSHES, keys):
+        if entries := _entries(unsent, sent):
+            found.append(TokenPush(token_record(token), entries))
     return found
 
 
-def _entries(db: sqlite3.Connection, key: TokenKey) -> tuple[LastNotification, ...]:
-    entries = [last_notification(row, sent=False) for row in db.execute(_UNSENT, (key,))]
+def _entries(unsent: str | None, sent: str | None) -> tuple[LastNotification, ...]:
+    entries = _parsed(unsent, sent=False)
     room = KEPT_NOTIFICATIONS - len(entries)
-    if room > 0:
+    if room > 0 and sent:
         # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
-        unsent = {entry.sub_key for entry in entries}
-        sent = [row for row in db.execute(_SENT, (key,)) if row[0] not in unsent]
-        sent.sort(key=itemgetter(1))
-        entries += [last_notification(row, sent=True) for row in sent[-room:]]
-        entries.sort(key=attrgetter("seq"))
+        queues = {entry.sub_key for entry in entries}
+        kept = [entry for entry in _parsed(sent, sent=True) if entry.sub_key not in queues]
+        kept.sort(key=attrgetter("seq"))
+        entries += kept[-room:]
+    entries.sort(key=attrgetter("seq"))
     return tuple(entries)
+
+
+def _parsed(entries: str | None, *, sent: bool) -> list[LastNotification]:
+    return [_entry(entry.split(" "), sent) for entry in entries.split(";")] if entries else []
+
+
+def _entry(columns: Sequence[str], sent: bool) -> LastNotification:
+    sub_key, seq, hosts, port, key_hash, notifier_id, received_at, nonce, meta, spelling = columns
+    unhex = bytes.fromhex
+    ids = int(sub_key), int(seq), hosts, port, unhex(key_hash), unhex(notifier_id)
+    return last_notification((*ids, int(received_at), unhex(nonce), unhex(meta), spelling), sent=sent)
+
+
+def unsent_tokens(db: sqlite3.Connection, after: TokenKey, limit: int) -> list[TokenKey]:
+    return [TokenKey(key) for (key,) in db.execute(_UNSENT_TOKENS, (after, limit))]
 
 
 def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:
@@ -135,10 +154,6 @@ def set_sent(tx: Transaction, calls: Sequence[Sequence[SentEntry]]) -> list[None
     update_in(tx.db, _MOVED, seqs)
     update_in(tx.db, _FORGET, list({entry.token_key for entry in entries}))
     return [None] * len(calls)
-
-
-def unsent_tokens(db: sqlite3.Connection, after: TokenKey, limit: int) -> list[TokenKey]:
-    return [TokenKey(key) for (key,) in db.execute(_UNSENT_TOKENS, (after, limit))]
 
 
 def counts(db: sqlite3.Connection) -> Counts:

@@ -6,7 +6,6 @@ texts are put together from constant parts.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from typing import Final, assert_never
@@ -19,6 +18,7 @@ from ntf_server.push.provider import (
     Verification,
 )
 from protocol.device_token import Provider
+from protocol.encoding import b64
 
 ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
 ALERT_CATEGORY: Final = b"NTF_CAT_CHECK_MESSAGE"
@@ -83,9 +83,8 @@ def fcm_data(notification: PushNotification) -> dict[str, str]:
 
 
 def _boxed_data(name: bytes, nonce: bytes, boxed: bytes) -> bytes:
-    encode = base64.urlsafe_b64encode
-    return b'{"nonce":"' + encode(nonce) + b'","' + name + b'":"' + encode(boxed) + b'"}'
+    return b'{"nonce":"' + b64(nonce) + b'","' + name + b'":"' + b64(boxed) + b'"}'
 
 
 def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode()
+    return b64(data).decode()
