@@ -27,6 +27,7 @@ from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.clock import SystemClock
 from ntf_server.config import ApnsConfig, PushConfig
+from ntf_server.daemon import relax_garbage_collection
 from ntf_server.journal import NullJournal
 from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import Dispatcher
@@ -195,6 +196,7 @@ async def measure(
     rates: tuple[int, ...] = (500, 1000),
     delays_ms: tuple[int, ...] = (0, 50),
 ) -> list[Row]:
+    relax_garbage_collection()  # as in the daemon
     key, rows = make_key(folder), []
     async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
         for delay in delays_ms:
@@ -229,5 +231,7 @@ PUSH_PATH = Part(
     " 100 devices with 10 queues each get 5 rounds of NMSGs at once; until every queue's newest is"
     " pushed. Pushes: one for each of many devices, all of them stored already. NMSG to request:"
     " single notifications at a steady rate.",
-    bound="half of a push is the HTTP/2 client's; encryption, the store and the dispatcher share the rest.",
+    bound="the interpreter: composing, sealing, handing over and accounting for a push are two thirds of its"
+    " CPU, in the event loop; the store has a fifth, libcurl's thread the rest. [Load](load.md) has the"
+    " profile.",
 )

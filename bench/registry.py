@@ -8,6 +8,7 @@ from bench.agent import AGENT
 from bench.analytics import ANALYTICS
 from bench.cluster import CLUSTER
 from bench.journal import JOURNAL
+from bench.load import LOAD
 from bench.million import MILLION
 from bench.moving import MOVING
 from bench.part import Part
@@ -38,6 +39,7 @@ PARTS: Sequence[Part] = (
     RECEIVING,
     PUSH_CLIENTS,
     PUSH_PATH,
+    LOAD,
     STORM,
     JOURNAL,
     ANALYTICS,

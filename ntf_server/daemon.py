@@ -45,7 +45,7 @@ async def run_until_signal(
         print("Store and configuration are fine.")
         return 0
     BUILD.labels(metadata.version("ntf-server")).set(1)
-    _relax_garbage_collection()
+    relax_garbage_collection()
     await Daemon(app, load, ServiceManager(os.environ), is_worker=is_worker).run()
     tell_left_out()
     logger.info("stopped")
@@ -136,7 +136,7 @@ def _kind(task: asyncio.Task[object]) -> str:
     return "router" if name.startswith("router ") and name != "router subscriber" else name
 
 
-def _relax_garbage_collection() -> None:
+def relax_garbage_collection() -> None:
     """What the modules made stays for ever, and sessions and commands are freed by reference counts: looking
     through all of it every 700 allocations is a waste."""
     gc.freeze()

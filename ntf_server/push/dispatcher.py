@@ -424,10 +424,11 @@ class Dispatcher:
         provider = push.token.device_token.provider
         self._used.add(provider)
         opened = self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())
-        if provider is not Provider.WEB_PUSH:
+        if provider is Provider.WEB_PUSH:
+            if opened and error is not None:
+                log.warning("a Web Push host %s: %s", _how(error), error.reason)
+        elif error is not None or self._trouble:  # nothing to note while all is well
             self._note_provider(provider, error)
-        elif opened and error is not None:
-            log.warning("a Web Push host %s: %s", _how(error), error.reason)
         self._wake.set()
         self._room.set()
 

@@ -63,7 +63,7 @@ def apns_payload(notification: PushNotification) -> bytes:
     if isinstance(notification, StatementNotice):
         return notification.body
     head = _BACKGROUND if is_background(notification) else _ALERT
-    return head + notification_data(notification) + b"}"
+    return b"".join((head, notification_data(notification), b"}"))
 
 
 def fcm_data(notification: PushNotification) -> dict[str, str]:
@@ -83,7 +83,7 @@ def fcm_data(notification: PushNotification) -> dict[str, str]:
 
 
 def _boxed_data(name: bytes, nonce: bytes, boxed: bytes) -> bytes:
-    return b'{"nonce":"' + b64(nonce) + b'","' + name + b'":"' + b64(boxed) + b'"}'
+    return b"".join((b'{"nonce":"', b64(nonce), b'","', name, b'":"', b64(boxed), b'"}'))
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,183 @@
+"""The whole daemon under load: thousands of clients, hundreds of routers, from NMSG to the accepted push."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.devices import add_token, new_subscription
+from bench.measure import Row, figure
+from bench.part import Part
+from bench.push_clients import make_key
+from bench.server import Daemon, daemon, init, settled, sqlite_store
+from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
+from protocol.device_token import ApnsToken, Provider
+from protocol.ntf_commands import Ping, Pong
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from tests.ntf_server.ntf_client import NtfClient
+
+WRITTEN_AT_ONCE = 2000
+OPENED_AT_ONCE = 50
+LOOK = 0.02
+"Seconds between looks at what the provider accepted."
+DEADLINE = 300.0
+CORE_RATE = 5000
+"Pushes a second that one core should do."
+
+Queues = Sequence[tuple[Router, LoadQueue]]
+
+
+@dataclass
+class Usage:
+    """CPU seconds of a process so far."""
+
+    all: float
+    event_loop: float
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        threads = {
+            int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        }
+        return cls(sum(threads.values()), threads[pid])
+
+
+@dataclass
+class Pushed:
+    """What one load came to."""
+
+    rate: float
+    cpu: float
+    "Microseconds of the daemon for each push."
+    event_loop: float
+    "Its share of the time."
+
+
+@dataclass
+class World:
+    server: Daemon
+    fake: FakePushProcess
+    queues: Queues
+    "One for each token; all others only have to be there."
+    clients: Sequence[NtfClient]
+
+    async def push(self, queues: Queues, rate: float | None) -> Pushed:
+        """An NMSG of each queue, `rate` a second (None: at once), until all are pushed."""
+        accepted = await self._accepted()
+        before, started = Usage.of(self.server.process.pid), time.perf_counter()
+        by_router: dict[Router, list[LoadQueue]] = {}
+        for router, queue in queues:
+            by_router.setdefault(router, []).append(queue)
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(DEADLINE):
+            for router, own in by_router.items():
+                share = None if rate is None else rate * len(own) / len(queues)
+                tasks.create_task(router.load.emit(own, len(own), share))
+            while await self._accepted() - accepted < len(queues):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK)
+        elapsed, after = time.perf_counter() - started, Usage.of(self.server.process.pid)
+        used, loop = after.all - before.all, after.event_loop - before.event_loop
+        return Pushed(len(queues) / elapsed, used / len(queues) * 1e6, loop / elapsed)
+
+    async def _accepted(self) -> int:
+        return int((await self.fake.control())["accepted"])
+
+
+async def world(
+    folder: Path, stack: AsyncExitStack, clients: int, routers: int, tokens: int, each: int
+) -> World:
+    """A daemon with all its queues subscribed: `each` of a token, at as many routers."""
+    init(folder)
+    peers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(routers)]
+    made = await _fill(folder, peers, tokens, each)
+    fake = await stack.enter_async_context(fake_push_process(folder / "fake", "--record-limit", "0"))
+    env = {
+        "NTF_APNS_KEY_FILE": str(make_key(folder)),
+        "NTF_APNS_KEY_ID": "KEY",
+        "NTF_APNS_TEAM_ID": "TEAM",
+        "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
+        "NTF_APNS_TEST_HOST": fake.host,
+        "NTF_APNS_TEST_PORT": str(fake.port),
+        "NTF_APNS_TEST_CA_FILE": fake.ca_file,
+    }
+    server = await stack.enter_async_context(daemon(folder, env))
+    async with asyncio.timeout(DEADLINE):
+        while sum(len(peer.subscribed_notifiers()) for peer in peers) < tokens * each:  # noqa: ASYNC110
+            await asyncio.sleep(1)
+    opened: list[NtfClient] = []
+    while len(opened) < clients:
+        opened += await asyncio.gather(*(NtfClient.open(server.address) for _ in range(OPENED_AT_ONCE)))
+    for client in opened:
+        stack.callback(client.stream.abort)
+    await settled(server)
+    return World(server, fake, made, opened)
+
+
+async def _fill(folder: Path, peers: Sequence[Router], tokens: int, each: int) -> Queues:
+    """Returns the first queue of each token."""
+    store = sqlite_store(folder)
+    await store.open()
+    first: list[tuple[Router, LoadQueue]] = []
+    for start in range(0, tokens, WRITTEN_AT_ONCE):
+        numbers = range(start, min(start + WRITTEN_AT_ONCE, tokens))
+        devices = [ApnsToken(Provider.APNS_TEST, b"%064x" % number) for number in numbers]
+        records = await asyncio.gather(*(add_token(store, device) for device in devices))
+        news = []
+        for number, record in zip(numbers, records, strict=True):
+            for turn in range(each):
+                router = peers[(number + turn) % len(peers)]
+                (queue,) = router.load.create_queues(1)
+                named = queue.notifier_id, queue.notifier_key.der
+                news.append(new_subscription(record.key, router.address, named))
+                if not turn:
+                    first.append((router, queue))
+        await store.create_subscriptions(news)
+    await store.close()
+    return first
+
+
+async def measure(
+    folder: Path,
+    *,
+    clients: int = 200,
+    routers: int = 20,
+    tokens: int = 4_000,
+    queues: int = 5,
+    rate: int = 1000,
+) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        ready = await world(folder, stack, clients, routers, tokens, queues)
+        half = len(ready.queues) // 2
+        steady = await ready.push(ready.queues[:half], rate)
+        burst = await ready.push(ready.queues[half:], None)
+        assert isinstance(await ready.clients[0].ask(Ping()), Pong)
+        return [
+            figure("subscriptions", "in all", tokens * queues),
+            figure(f"{rate} NMSG a second: pushes accepted", "1/s", steady.rate),
+            figure(f"{rate} NMSG a second: the daemon, each", "us CPU", steady.cpu),
+            figure("as fast as it can: pushes accepted", "1/s", burst.rate, aim=CORE_RATE),
+            figure("as fast as it can: the daemon, each", "us CPU", burst.cpu, aim=1e6 / CORE_RATE),
+            figure("as fast as it can: event loop busy", "% of budget", burst.event_loop * 100),
+        ]
+
+
+LOAD = Part(
+    name="load",
+    title="The whole daemon",
+    measure=measure,
+    quick={"clients": 50, "routers": 5, "tokens": 400, "queues": 2},
+    repeats=1,
+    seconds=20,
+    quick_seconds=5,
+    why="Everything at once: what one daemon can carry, and what gives way first.",
+    how="The daemon is a process of its own, as is the push service; routers and clients share another."
+    " Half of the tokens get a notification each at a steady rate, the other half all at once."
+    " `--set` makes it as large as you like.",
+    bound="the event loop: composing, sealing and accounting for a push are Python. [Load](load.md) has the"
+    " profile.",
+)
