@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,11 +70,13 @@ def print_list() -> None:
 
 
 def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
-    found = run_all(parts, quick=args.quick, given=given(args.set))
+    """What was measured is written down after each part, so an end in the middle loses one part."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with all that was started
+    for found in run_all(parts, quick=args.quick, given=given(args.set)):
+        if args.json:
+            results.write(found, args.json)
     print_table(found, parts)
     say(summary(found))
-    if args.json:
-        results.write(found, args.json)
     return 1 if any(part.error for part in found.parts) else 0
 
 

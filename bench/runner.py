@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
@@ -32,23 +32,26 @@ GRACE = 20.0
 Outcome = tuple[list[Row], float] | str
 
 
-def run_all(parts: Sequence[Part], *, quick: bool, given: Mapping[str, Mapping[str, Any]]) -> Results:
-    """Every part, whatever happens to the others. `given` are options by part."""
+def run_all(
+    parts: Sequence[Part], *, quick: bool, given: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Results]:
+    """Every part, whatever happens to the others: what is known after each. `given` are options by part."""
     started, clock, load = datetime.now(UTC), time.monotonic(), load_average()
-    done = []
+    commit, machine = this_commit(), this_machine()
+    done: list[PartResult] = []
     for number, part in enumerate(parts, 1):
         options = part.options(quick=quick) | dict(given.get(part.name, {}))
         say(f"[{number}/{len(parts)}] {part.name}")
         done.append(run_part(part, options, quick=quick))
-    return Results(
-        started=started.strftime("%Y-%m-%d %H:%M UTC"),
-        commit=this_commit(),
-        quick=quick,
-        machine=this_machine(),
-        load=(load, load_average()),
-        seconds=time.monotonic() - clock,
-        parts=done,
-    )
+        yield Results(
+            started=started.strftime("%Y-%m-%d %H:%M UTC"),
+            commit=commit,
+            quick=quick,
+            machine=machine,
+            load=(load, load_average()),
+            seconds=time.monotonic() - clock,
+            parts=tuple(done),
+        )
 
 
 def run_part(part: Part, options: Mapping[str, Any], *, quick: bool) -> PartResult:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import results
@@ -74,7 +75,7 @@ def test_repeats_are_processes_of_their_own_and_their_values_are_kept() -> None:
 
 def test_a_failure_stops_nothing_else() -> None:
     parts = [part(failing, name="a"), part(ending, name="b"), part(working, name="c", repeats=1)]
-    done = run_all(parts, quick=False, given={"c": {"size": 5}})
+    *_, done = run_all(parts, quick=False, given={"c": {"size": 5}})
     first, second, third = done.parts
     assert "as it must" in first.error
     assert "7" in second.error
@@ -139,3 +140,30 @@ async def test_the_command(tmp_path: Path) -> None:
     for row in (row for one in done.parts for row in one.rows):
         assert all(value > 0 for value in row.values)
         assert row.name.encode() in table
+
+
+def test_an_end_in_the_middle_loses_one_part_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [sys.executable, "-m", "bench", "--quick", "--only", "protocol", "idle", "--json", str(out)]
+    command += ["--set", "protocol.rounds=1", "idle.connections=100000"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while "[2/2] idle" not in process.stderr.readline():
+        assert process.poll() is None
+    child = until_child(process)
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 1
+    assert [part.name for part in results.read(out).parts] == ["protocol"]
+    assert not psutil.pid_exists(child.pid)
+
+
+def until_child(process: subprocess.Popen[str]) -> psutil.Process:
+    """The process of the part that runs: the daemon that it started is there."""
+    while True:
+        for child in psutil.Process(process.pid).children():
+            if child.children():
+                return child
+        time.sleep(0.01)
