@@ -17,6 +17,9 @@ from tests.test_architecture import ALLOWED, ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PRODUCT = tuple(ALLOWED)
 PROGRAMS = ("ntf-server", "ntf-agent", "ntf-analytics", "smp-router")
+OTHERS = ("apt-get", "curl", "docker", "pipx", "runuser", "systemctl", "tail")
+"Programs of others that the documentation tells to use."
+ASSIGNMENTS = re.compile(r"^(?:[A-Z_]+=\S+ )+")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def all_blocks() -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The lines of a block that call one of our programs or scripts, continued lines joined."""
+    """The lines of a block that call a program or a script, continued lines joined."""
     if block.language == "text":  # what a program prints
         return []
     lines = block.text.replace("\\\n", " ").splitlines()
@@ -83,12 +86,14 @@ def commands(block: Block) -> list[str]:
 
 
 def strip(line: str) -> str:
-    return re.sub(r"\s+#.*", "", line).strip().removeprefix("$ ").removesuffix(" &")
+    bare = re.sub(r"\s+#.*", "", line).strip().removeprefix("$ ").removesuffix(" &")
+    return ASSIGNMENTS.sub("", bare)
 
 
 def is_command(line: str) -> bool:
     first = line.partition(" ")[0]
-    return first.startswith((".venv/bin/", "scripts/")) or first in PROGRAMS or line.startswith("python -m ")
+    known = first in (*PROGRAMS, *OTHERS) or line.startswith("python -m ")
+    return known or first.startswith((".venv/bin/", "scripts/"))
 
 
 def tables(page: Path) -> Iterator[list[list[str]]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import parser as bench_parser
-from tests.docs.pages import Block, all_blocks, blocks, commands
+from tests.docs.pages import OTHERS, Block, all_blocks, blocks, commands, name
 from tests.docs.reference import PARSERS
 from tests.ntf_server.test_cli import ANY_PORT
 from tests.test_architecture import ROOT
@@ -37,9 +37,93 @@ def words(command: str) -> list[str]:
     return shlex.split(command)
 
 
+HERE = "tests/docs/test_commands.py"
+ANYWHERE = {
+    "python -m bench": "tests/bench/test_runner.py::test_the_command",
+    "python -m bench compare": "tests/bench/test_compare.py::test_the_command_fails_if_anything_got_slower",
+    "scripts/demo": "tests/ntf_demo/test_demo.py::test_prints_what_the_documentation_shows",
+    "scripts/setup": "scripts/test",
+    "scripts/test": "scripts/test",
+}
+RUN_BY = {
+    "CONTRIBUTING.md": {"": "scripts/test"},
+    "README.md": {
+        "": f"{HERE}::test_first_server",
+    },
+    "docs/agent.md": {"": "tests/ntf_demo/test_demo.py::test_kept_servers_can_be_played_with"},
+    "docs/analytics.md": {
+        "ntf-analytics report all --journal s3a:": (
+            "tests/analytics/test_job.py::test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows"
+        ),
+        "ntf-analytics report incidents": (
+            "tests/analytics/test_job.py::test_the_command_on_a_standalone_cluster_gives_the_same_numbers"
+        ),
+        "ntf-analytics snapshot --url-file": (
+            "tests/analytics/test_snapshot.py::test_the_command_takes_a_snapshot_of_postgres"
+        ),
+        "ntf-analytics stream": "tests/analytics/test_streaming.py::test_new_late_and_compacted_segments",
+        "apt-get": "scripts/setup",
+        "ntf-analytics report all --journal /var": f"{HERE}::test_report",
+        "": f"{HERE}::test_journal_maintenance",
+    },
+    "docs/demo.md": {"": "tests/ntf_demo/test_demo.py::test_prints_what_the_documentation_shows"},
+    "docs/index.md": {
+        "": f"{HERE}::test_first_server",
+    },
+    "docs/install.md": {
+        "apt-get": "tests/packaging/systemd_machine.py::test_the_package_under_systemd",
+        "docker": "tests/packaging/container_image.py::test_the_image",
+        "ntf-server --version": "tests/ntf_server/test_cli.py::test_version",
+        "pipx": "tests/packaging/test_distribution.py::test_pipx_installs_a_copy_of_the_repository",
+        "runuser": "tests/packaging/systemd_machine.py::test_the_package_under_systemd",
+        "scripts/deb": "tests/packaging/test_debian.py::test_install_use_remove",
+        "systemctl": "tests/packaging/systemd_machine.py::test_the_package_under_systemd",
+    },
+    "docs/operations.md": {"": f"{HERE}::test_first_server"},
+    "docs/push.md": {"": f"{HERE}::test_fake_push"},
+    "docs/router.md": {"": f"{HERE}::test_router"},
+    "docs/scaling.md": {
+        "ntf-server start --workers": (
+            "tests/ntf_server/test_workers.py::test_workers_share_a_port_and_are_started_again"
+        ),
+        "": "tests/drills/several_daemons.py::test_stopped_in_order",
+    },
+    "docs/store.md": {"": f"{HERE}::test_backup"},
+    "docs/switching.md": {
+        "ntf-server import": "tests/ntf_server/test_import.py::test_clients_and_routers_notice_nothing",
+        "ntf-server start": f"{HERE}::test_first_server",
+        "ntf-server migrate --to postgres --online": (
+            "tests/ntf_server/test_moving.py::test_online_loses_nothing_that_was_acknowledged"
+        ),
+        "ntf-server migrate": "tests/ntf_server/test_moving.py::test_there_and_back",
+    },
+    "docs/tutorial.md": {"": f"{HERE}::test_tutorial"},
+}
+"By page and beginning of the command, the longest first: the test that runs it, or the script that CI runs."
+
+
+@pytest.mark.parametrize(("block", "command"), ALL, ids=[f"{b.where}: {c}" for b, c in ALL])
+def test_something_runs_it(block: Block, command: str) -> None:
+    runs = RUN_BY.get(name(block.page), {}) | ANYWHERE
+    begins = [each for each in runs if command.startswith(each)]
+    assert begins, f"nothing runs {command!r}"
+    file, _, function = runs[max(begins, key=len)].partition("::")
+    assert f"def {function}(" in (ROOT / file).read_text() or not function, f"{file} has no {function}"
+
+
+def test_nothing_is_listed_that_is_not_shown() -> None:
+    for page, runs in RUN_BY.items():
+        shown = [command for block, command in ALL if name(block.page) == page]
+        assert shown, page
+        for begin in runs:
+            assert any(command.startswith(begin) for command in shown), f"{page}: {begin}"
+
+
 @pytest.mark.parametrize(("block", "command"), ALL, ids=[f"{b.where}: {c}" for b, c in ALL])
 def test_programs_understand_it(block: Block, command: str) -> None:
     program, *arguments = words(command)
+    if program in OTHERS:
+        return
     if program in PARSERS:
         parse(PARSERS[program](), arguments, command)
     elif Path(program).name == "python":
@@ -194,15 +278,38 @@ def test_fake_push(tmp_path: Path, unused_tcp_port: int) -> None:
             assert '"violations": []' in shell.run(curl.replace("\\\n", ""))
 
 
-def test_journal_maintenance(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def journal(home: Path) -> Iterator[Callable[[str], None]]:
+    """A small journal that was generated; what is given runs the documented command that begins like this."""
     lines = shown("docs/analytics.md", "ntf-analytics compact")
-    (tmp_path / "ntf").mkdir()
     replaced = {
-        "/var/lib/ntf": f"{tmp_path}/ntf",
-        "/tmp/journal": f"{tmp_path}/ntf/journal",
+        "/var/lib/ntf": f"{home}/ntf",
+        "/tmp/journal": f"{home}/ntf/journal",
+        "/tmp/report": f"{home}/report",
         "1000000": "1000",
     }
-    with terminal(tmp_path, replaced) as shell:
-        shell.run(next(line for line in lines if line.startswith("ntf-analytics generate")))
-        for command in ("compact", "retain"):
-            shell.run(next(line for line in lines if line.startswith(f"ntf-analytics {command}")))
+    with terminal(home, replaced) as shell:
+        shell.do("export NTF_JOURNAL_ENABLED=on")
+        shell.run("ntf-server init --ip 127.0.0.1 --data-dir /var/lib/ntf")
+        shell.start("ntf-server start")
+        shell.close()
+
+        def run(begin: str) -> None:
+            shell.run(next(line for line in lines if line.startswith(f"ntf-analytics {begin}")))
+
+        run("generate")
+        yield run
+
+
+@pytest.mark.timeout(300)  # Spark, perhaps on a machine that has other things to do
+def test_report(tmp_path: Path) -> None:
+    with journal(tmp_path) as run:
+        run("report all")
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_journal_maintenance(tmp_path: Path) -> None:
+    with journal(tmp_path) as run:
+        for command in ("snapshot --database", "compact", "retain"):
+            run(command)
+    assert list((tmp_path / "ntf" / "snapshots").rglob("*.parquet"))
