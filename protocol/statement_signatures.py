@@ -15,7 +15,10 @@ from protocol.statements import HASH_SIZE, Proof, Scheme, Signed, signed_part
 
 def is_genuine(encoded: bytes, proof: Proof | None) -> bool:
     """Whether the proof of an encoded statement is a signature of it by the signer named. Never raises."""
-    return isinstance(proof, Signed) and _CHECKS[proof.scheme](proof, signed_part(encoded, proof))
+    if not isinstance(proof, Signed):
+        return False
+    scheme, signature, signer = proof
+    return _CHECKS[scheme](signature, signed_part(encoded, proof), signer)
 
 
 def verify_sr25519(signature: bytes, message: bytes, public_key: bytes) -> bool:
@@ -26,30 +29,26 @@ def verify_sr25519(signature: bytes, message: bytes, public_key: bytes) -> bool:
         return False
 
 
-def _sr25519(proof: Signed, message: bytes) -> bool:
-    return verify_sr25519(proof.signature, message, proof.signer)
-
-
-def _ed25519(proof: Signed, message: bytes) -> bool:
+def _verify_ed25519(signature: bytes, message: bytes, public_key: bytes) -> bool:
     try:
-        nacl.bindings.crypto_sign_open(proof.signature + message, proof.signer)
+        nacl.bindings.crypto_sign_open(signature + message, public_key)
     except nacl.exceptions.BadSignatureError:
         return False
     return True
 
 
-def _secp256k1(proof: Signed, message: bytes) -> bool:
+def _verify_secp256k1(signature: bytes, message: bytes, public_key: bytes) -> bool:
     """The signature tells its key; a signature with a wrong recovery number is another key's."""
     digest = hashlib.blake2b(message, digest_size=HASH_SIZE).digest()
     try:
-        key = coincurve.PublicKey.from_signature_and_message(proof.signature, digest, hasher=None)
+        key = coincurve.PublicKey.from_signature_and_message(signature, digest, hasher=None)
     except Exception:  # the library raises a bare Exception
         return False
-    return key.format() == proof.signer
+    return key.format() == public_key
 
 
-_CHECKS: Mapping[Scheme, Callable[[Signed, bytes], bool]] = {
-    Scheme.SR25519: _sr25519,
-    Scheme.ED25519: _ed25519,
-    Scheme.SECP256K1: _secp256k1,
+_CHECKS: Mapping[Scheme, Callable[[bytes, bytes, bytes], bool]] = {
+    Scheme.SR25519: verify_sr25519,
+    Scheme.ED25519: _verify_ed25519,
+    Scheme.SECP256K1: _verify_secp256k1,
 }

@@ -112,7 +112,7 @@ async def test_forged_and_unknown_senders_are_dropped(
         assert body(push)["statement"]["data"] == b"genuine".hex()
         assert DROPPED.labels("forged")._value.get() == forgeries + 1
         assert [record.message for record in caplog.records if "forged" in record.message] == [
-            "a statement with a forged signature was dropped"
+            "1 statements with forged signatures were dropped"
         ]
 
 
