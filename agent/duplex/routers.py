@@ -110,6 +110,10 @@ class RouterLink:
             ]
             if following:
                 await self._owner.received(self._server, following)
+            if any(isinstance(answer, ClientError) for answer in answers):
+                # The router waits for an ACK that got lost, or we for a message that came with its answer.
+                await session.close()
+                return
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [

@@ -9,8 +9,17 @@ from pathlib import Path
 
 from agent.duplex.agent import open_duplex
 from agent.duplex.delivery import MESSAGE_TIME
-from agent.duplex.events import Failed, MessageDelayed, MessageFailed, MessageSent, QueueContinued
+from agent.duplex.events import (
+    Failed,
+    MessageDelayed,
+    MessageFailed,
+    MessageReceived,
+    MessageSent,
+    QueueContinued,
+    ServerDown,
+)
 from protocol.errors import ErrorType
+from smp_client.requests import SessionConfig
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, config, connect, person
@@ -84,3 +93,22 @@ async def test_messages_that_waited_too_long(tmp_path: Path) -> None:
         one.faults.refuse(False)
         assert (await bob.event(MessageSent)).message_id == new
         assert (await alice.reads()).body == b"new"
+
+
+async def test_an_ack_that_gets_lost(tmp_path: Path) -> None:
+    """The router waits for it, and we for the next message: another session starts again with that one."""
+    session = SessionConfig(connect=15.0, answer=0.5)
+    async with Router.start() as router, person(tmp_path / "bob.db", router.address) as bob:
+        made = replace(config(tmp_path / "alice.db", router.address), session=session)
+        async with open_duplex(made) as agent:
+            alice = Person(agent)
+            _, his = await connect(alice, bob, pq=False)
+            await bob.agent.send(his, b"one")
+            await bob.agent.send(his, b"two")
+            await bob.agent.settled()
+            first = await alice.event(MessageReceived)
+            router.faults.lose_answers(True)
+            await alice.agent.ack(first.connection_id, first.message_id)
+            await alice.event(ServerDown)
+            router.faults.lose_answers(False)
+            assert (await alice.reads()).body == b"two"
