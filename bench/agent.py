@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Awaitable
 from pathlib import Path
 
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
-from agent.duplex.events import Confirmed, Connected, MessageReceived, ServerUp
+from agent.duplex.events import Confirmed, Connected, MessageReceived
 from bench.measure import Row, figure
 from bench.part import Part
 from protocol.addresses import SmpServer
@@ -85,36 +84,19 @@ async def _talk(folder: Path, server: SmpServer, other: SmpServer, pq: bool, mes
     ]
 
 
-async def _start(folder: Path, server: SmpServer, connections: int) -> list[Row]:
-    config = DuplexConfig(path=folder / "many.db", servers=[server])
-    async with open_duplex(config) as agent:
-        for _ in range(connections):
-            await agent.create_invitation(pq=False)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    clock = time.perf_counter()
-    async with open_duplex(config) as agent:
-        await _event(agent, ServerUp)
-        seconds = time.perf_counter() - clock
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return [
-        figure("start until all connections are subscribed", "s", seconds),
-        figure("memory of a connection beyond the peak before", "kB", grown / connections),
-    ]
-
-
-async def measure(folder: Path, *, messages: int = 100, connections: int = 400) -> list[Row]:
+async def measure(folder: Path, *, messages: int = 100) -> list[Row]:
     async with Router.start() as one, Router.start() as two:
         rows: list[Row] = []
         for pq in (False, True):
             rows += await _talk(folder, one.address, two.address, pq, messages)
-        return rows + await _start(folder, one.address, connections)
+        return rows
 
 
 AGENT = Part(
     name="agent",
     title="Connections of agents",
     measure=measure,
-    quick={"messages": 60, "connections": 200},
+    quick={"messages": 60},
     repeats=2,
     seconds=25,
     quick_seconds=8,

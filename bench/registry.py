@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bench.agent import AGENT
 from bench.analytics import ANALYTICS
 from bench.cluster import CLUSTER
+from bench.connections import CONNECTIONS
 from bench.journal import JOURNAL
 from bench.load import LOAD
 from bench.million import MILLION
@@ -47,5 +48,6 @@ PARTS: Sequence[Part] = (
     ROUTER_COMMANDS,
     RATCHET,
     AGENT,
+    CONNECTIONS,
     GATEWAY,
 )
