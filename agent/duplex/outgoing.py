@@ -391,7 +391,11 @@ def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | N
 
 
 def delivery_failed(tx: Tx, delivery: Delivery, error: str) -> None:
-    """It is given up."""
+    """It is given up, unless it goes to the queue that replaces this one, too."""
+    queue = send_queue(tx.db, delivery.queue.queue_id)
+    if queue is not None and queue.switch is SndSwitch.SENDING_QTEST:
+        _finish(tx, delivery, sent=True)
+        return
     _finish(tx, delivery, sent=False)
     if delivery.kind is MessageKind.USER:
         tx.events.append(MessageFailed(delivery.connection_id, delivery.local_id, error))

@@ -17,7 +17,7 @@ from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.acknowledging import acknowledge
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt
-from agent.duplex.events import Confirmed, Event, MessageReceived, ReceiptsReceived
+from agent.duplex.events import Confirmed, Event, MessageFailed, MessageReceived, ReceiptsReceived
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
@@ -141,6 +141,7 @@ class Party:
         self.connection_id = 0
         self.read: list[bytes] = []
         self.integrity: list[Integrity] = []
+        self.failures: list[MessageFailed] = []
         self.steps = 0
         "How often it could have been killed."
         self.dies_at: int | None = None
@@ -202,6 +203,8 @@ class Party:
                     self.integrity.append(event.integrity)
                 if event.message_id not in self._unacked:
                     self._unacked.append(event.message_id)
+            case MessageFailed():
+                self.failures.append(event)
             case ReceiptsReceived():
                 self._unacked.append(event.message_id)
             case Confirmed():

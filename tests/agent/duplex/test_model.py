@@ -112,6 +112,7 @@ def test_queues_are_replaced_meanwhile(script: list[Step]) -> None:
     for reader, writer in ((bob, alice), (alice, bob)):
         assert sorted(reader.read) == sorted(sent[writer.name])
         assert in_order_or_told(reader, sent[writer.name])
+        assert not reader.failures
     for party in (alice, bob):  # whatever became of it, there can be another one
         assert party.switch()
         settle(alice, bob)
@@ -139,6 +140,21 @@ def test_what_the_old_router_did_not_take_goes_to_the_new_one() -> None:
         pass
     settle(alice, bob)
     assert alice.read == [b"waits"]
+
+
+def test_an_old_queue_that_is_gone_is_no_failure() -> None:
+    """What comes on the new queue before QTEST is enough for its owner to delete the old one."""
+    alice, bob = secured_new_queue()
+    bob.send(b"both ways")
+    carry(alice, bob, OLD)  # QUSE
+    bob.deliver(NEW)
+    assert alice.receive(NEW)
+    assert alice.command()  # DEL
+    bob.deliver(OLD)
+    settle(alice, bob)
+    assert alice.read == [b"both ways"]
+    assert not bob.failures
+    assert bob.sends_to() == 1
 
 
 def test_an_old_queue_is_read_to_its_end() -> None:
