@@ -101,6 +101,8 @@ def _wall_time() -> float:
 class DuplexConfig:
     path: Path
     "The file with the state."
+    key: str | None = field(default=None, repr=False)
+    "Encrypts the file, if there is one (extra `encryption`)."
     servers: Sequence[SmpServer]
     "Where our queues are made."
     session: SessionConfig = SESSION_DEFAULTS
@@ -536,7 +538,7 @@ async def open_duplex(
     loop = asyncio.get_running_loop()
     pairs = KemPairs(config.kem_pairs)
     secrets = Secrets(config.random, pairs)
-    async with store_kind.open(config.path, secrets, config.now) as store:
+    async with store_kind.open(config.path, secrets, config.now, config.key) as store:
         ready: asyncio.Future[DuplexAgent] = loop.create_future()
         background = loop.create_task(_run(store, config, secrets, ready), name="agent")
         try:

@@ -7,8 +7,6 @@ is used that was not stored before.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import aiosqlite
 
+from agent.duplex.database_file import locked, opener
 from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
-from store.interface import StoreUnavailable
 from store.migrate import protect
 from store.sqlite_engine import (
     STATEMENT_CACHE,
@@ -38,6 +36,8 @@ from store.work_queue import WorkQueue
 T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
+ITERATION = 64
+"Of aiosqlite, which wants it; whole transactions run on its thread."
 
 
 class Lane(NamedTuple):
@@ -96,24 +96,25 @@ class DuplexStore:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, path: Path, secrets: Secrets, now: Callable[[], float]) -> AsyncIterator[DuplexStore]:
+    async def open(
+        cls, path: Path, secrets: Secrets, now: Callable[[], float], key: str | None = None
+    ) -> AsyncIterator[DuplexStore]:
         """Raises StoreError if the file cannot be used."""
         with store_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             protect(path)
-        with _locked(path):
-            async with cls._opened(path, secrets, now) as store:
+        with locked(path):
+            async with cls._opened(path, secrets, now, key) as store:
                 yield store
 
     @classmethod
     @asynccontextmanager
     async def _opened(
-        cls, path: Path, secrets: Secrets, now: Callable[[], float]
+        cls, path: Path, secrets: Secrets, now: Callable[[], float], key: str | None
     ) -> AsyncIterator[DuplexStore]:
+        options = {"timeout": BUSY_TIMEOUT, "isolation_level": None, "cached_statements": STATEMENT_CACHE}
         with store_errors(path):
-            db = await aiosqlite.connect(
-                path, timeout=BUSY_TIMEOUT, isolation_level=None, cached_statements=STATEMENT_CACHE
-            )
+            db = await aiosqlite.Connection(opener(path, key, **options), ITERATION)
         file = DatabaseFile(path)
         work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
         try:
@@ -141,19 +142,7 @@ class DuplexStore:
         return await self._work.run(run_each, lambda transaction: look(transaction.db))
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One agent at a time: two would send the same things twice. The lock dies with the process."""
-    with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreUnavailable(f"{path} is in use by another agent") from None
-        yield
-
-
 def _prepare(db: sqlite3.Connection) -> None:
-    db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")
