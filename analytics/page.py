@@ -24,6 +24,8 @@ BARS_SHOWN = 12
 MOST_CELLS = 60
 MOST_PROBLEMS = 12
 ASSETS = files("analytics") / "assets"
+SCROLL = '<div class="scroll" role="region" tabindex="0" aria-label="{}">'
+"What is wider than a phone can be moved by keyboard, too."
 
 TITLES = {
     "health": "Routers",
@@ -157,9 +159,9 @@ def section(name: str, tables: Mapping[str, Rows], charts: Mapping[str, Chart], 
     if name == "health" and tables["health"]:
         parts.append(heat_map(tables["health"], tables["health_hours"], window))
     parts += [
-        f'<h3>{escape(chart.title)}</h3><div class="chart" data-chart="{escape(key)}" role="img" '
-        f'aria-label="{escape(chart.title)}"><noscript>Plots need JavaScript; the numbers are below.'
-        "</noscript></div>"
+        f'<h3 class="plot">{escape(chart.title)}</h3><div class="chart" data-chart="{escape(key)}" '
+        f'role="img" aria-label="{escape(chart.title)}">'
+        "<noscript>Plots need JavaScript; the numbers are below.</noscript></div>"
         for key, chart in charts.items()
         if chart.section == name
     ]
@@ -199,7 +201,8 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
         '<span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
     )
     return (
-        f"<h3>Lost subscriptions by router and time</h3>{legend}<div class=scroll><table class=heat>"
+        f"<h3>Lost subscriptions by router and time</h3>{legend}{SCROLL.format('Lost subscriptions')}"
+        "<table class=heat>"
         "<colgroup><col class=name></colgroup><thead><tr>"
         f'<th scope="col">router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
@@ -232,7 +235,7 @@ def bars(rows: Rows, title: str, value: str, names: tuple[str, ...]) -> str:
         rows if value == "tokens" and names == ("stage",) else sorted(rows, key=lambda r: -(r[value] or 0))
     )
     lines = "".join(
-        f'<div class="bar"><span>{escape(" ".join(str(row[n]) for n in names))}</span>'
+        f'<div class="bar"><span>{escape(" ".join(str(row[n]).removeprefix("push_") for n in names))}</span>'
         f'<div style="width:{100 * (row[value] or 0) / most:.1f}%"></div>'
         f"<span>{number(row[value] or 0)}</span></div>"
         for row in ordered[:BARS_SHOWN]
@@ -252,7 +255,7 @@ def table_html(name: str, rows: Rows) -> str:
     )
     first = f"first {ROWS_SHOWN} of {len(rows):,} rows" if len(rows) > ROWS_SHOWN else f"{len(rows)} rows"
     return (
-        f"<details><summary>{title} ({first})</summary><div class=scroll><table class=data>"
+        f"<details><summary>{title} ({first})</summary>{SCROLL.format(title)}<table class=data>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         f'<p class=soft>All rows: <a href="{name}.csv">{name}.csv</a></p></details>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -13,9 +14,16 @@ import psutil
 
 from bench.measure import Row, beside, figure
 from bench.part import Part
+from tests.analytics.standalone import standalone
 
 POLL_SECONDS = 0.2
 DUCKDB = "DuckDB"
+NOTHING_KNOWN, NEW_DAY = "nothing known yet", "after one new day"
+SECONDS_WANTED = {(NOTHING_KNOWN, 1_000_000): 25.0, (NOTHING_KNOWN, 10_000_000): 45.0}
+NEW_DAY_WANTED = 20.0
+LEAST_OF_DUCKDB = 0.5
+"Twice the CPU at most; of small journals the start of Spark is nearly all."
+LARGE = 10_000_000
 _DUCKDB = """
 import sys
 from analytics.inputs import Limits, Window
@@ -37,6 +45,33 @@ class Cost:
     seconds: float
     cpu: float
     megabytes: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What Spark says it did."""
+
+    jobs: int
+    rows_read: int
+
+
+def work_of(events: Path) -> Work:
+    """From the event log of one run."""
+    jobs = rows = 0
+    for log in events.iterdir():
+        for line in log.read_text().splitlines():
+            event = json.loads(line)
+            jobs += event["Event"] == "SparkListenerJobStart"
+            metrics = event.get("Task Metrics") or {}
+            rows += metrics.get("Input Metrics", {}).get("Records Read", 0)
+    return Work(jobs, rows)
+
+
+def with_event_log(folder: Path) -> list[str]:
+    """Options of a report whose Spark tells what it does."""
+    folder.mkdir()
+    told = {"enabled": "true", "dir": f"file://{folder}", "rolling.enabled": "false", "compress": "false"}
+    return [word for name, value in told.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
 
 
 def run(command: list[str]) -> Cost:
@@ -74,20 +109,37 @@ def costs(events: int, folder: Path, *, new_day: bool) -> dict[str, Cost]:
     command = [sys.executable, "-m", "analytics"]
     report = [*command, "report", "all", "--journal", str(journal), "--out", out]
     run([*command, "generate", "--out", str(journal), "--events", str(events)])
-    found = {"nothing known yet": run(report)}
+    found = {NOTHING_KNOWN: run([*report, *with_event_log(folder / "events")])}
     if new_day:
         shutil.rmtree(journal / "_rollups")
         last = max(journal.glob("date=*"))
         last.rename(folder / last.name)
         run(report)
         (folder / last.name).rename(last)
-        found["after one new day"] = run(report)
+        found[NEW_DAY] = run(report)
     found["nothing new"] = run(report)
     found[DUCKDB] = run([sys.executable, "-c", _DUCKDB, str(journal)])
     return found
 
 
-def measure(folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new_day: int = 1) -> list[Row]:
+def on_clusters(folder: Path, amount: int) -> list[Row]:
+    """The same journal on standalone clusters of one and of two workers with a core each."""
+    seconds = []
+    for workers in (1, 2):
+        place = folder / f"cluster-{workers}"
+        place.mkdir()
+        with standalone(place, workers=workers, memory="2g") as cluster:
+            report = [sys.executable, "-m", "analytics", "report", "all", "--master", cluster.url]
+            report += ["--journal", str(folder / "journal"), "--rollups", str(place / "rollups")]
+            report += ["--out", str(place / "out"), "--conf", "spark.driver.host=127.0.0.1"]
+            seconds.append(run([*report, "--conf", "spark.executor.memory=1800m"]).seconds)
+    what = f"{amount:,} events on a standalone cluster of two workers"
+    return [figure(f"{what}: time", "s", seconds[1], peer=beside("one worker", seconds[0], at_least=1.6))]
+
+
+def measure(
+    folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new_day: int = 1, workers: int = 0
+) -> list[Row]:
     rows: list[Row] = []
     first: tuple[int, Cost] | None = None
     for amount in events:
@@ -96,12 +148,21 @@ def measure(folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new
         duckdb = found.pop(DUCKDB)
         for name, cost in found.items():
             what = f"{amount:,} events, {name}"
+            wanted = NEW_DAY_WANTED if name == NEW_DAY else SECONDS_WANTED.get((name, amount))
+            least = LEAST_OF_DUCKDB if amount >= LARGE else None
             rows += [
-                figure(f"{what}: time", "s", cost.seconds, peer=beside(DUCKDB, duckdb.seconds)),
-                figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu)),
+                figure(f"{what}: time", "s", cost.seconds, aim=wanted, peer=beside(DUCKDB, duckdb.seconds)),
+                figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu, at_least=least)),
                 figure(f"{what}: memory", "MB", cost.megabytes, peer=beside(DUCKDB, duckdb.megabytes)),
             ]
-        whole = found["nothing known yet"]
+        work = work_of(folder / str(amount) / "events")
+        rows.append(figure(f"{amount:,} events, {NOTHING_KNOWN}: Spark's jobs", "in all", work.jobs))
+        rows.append(
+            figure(f"{amount:,} events, {NOTHING_KNOWN}: rows read by them", "in all", work.rows_read)
+        )
+        if workers:
+            rows += on_clusters(folder / str(amount), amount)
+        whole = found[NOTHING_KNOWN]
         if first is None:
             first = amount, whole
         else:
@@ -122,7 +183,8 @@ ANALYTICS = Part(
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`.",
+    " `--only analytics --set analytics.events=1000000,10000000`; clusters of one and two workers with"
+    " `analytics.workers=1`.",
     bound="Spark's start takes seconds, whatever there is to do; then reading events that no rollup"
     " holds yet.",
 )

@@ -34,7 +34,7 @@
         [Math.min(0, low || 0), (high || 1) * 1.05]}},
       axes: [axis({values: (u, all, a, space, step) => all.map((v) => utc(v).toLocaleString("en-GB",
         step >= 86400 ? {day: "numeric", month: "short"} : {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit"})),
-        space: 90}), axis({size: 64, values: (u, all) => all.map((v) => text(v))})]};
+        space: box.clientWidth < 500 ? 55 : 90, size: 34}), axis({size: 64, values: (u, all) => all.map((v) => text(v))})]};
     if (alone) options.scales.x.range = () => [chart.x[0] - 1800, chart.x[0] + 1800];
     made.push(new uPlot(options, [chart.x, ...chart.series.map((line) => line.y)], box));
   };

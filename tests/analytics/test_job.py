@@ -8,10 +8,8 @@ import re
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,9 +26,9 @@ from analytics.spark import LazySpark
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
 from tests.analytics.conftest import NOW_US, event
+from tests.analytics.standalone import Standalone, standalone
 
 PLAN = Plan(seed=2, events=15_000, days=10, servers=4, gaps=0, mass_disconnects=1, restarts=1)
-START_DEADLINE = 120.0
 RUN_DEADLINE = 400.0
 
 
@@ -191,68 +189,14 @@ def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None
     assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
 
-@contextmanager
-def spark_process(log: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One daemon of a standalone cluster on the loopback address."""
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_WORKER_DIR": str(log.with_suffix(".work")),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--webui-port", "0", *arguments], stdout=output, stderr=output, env=environment
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def wait_for(log: Path, pattern: str, times: int = 1) -> str:
-    """The first match in a log once it is there often enough."""
-    limit = time.monotonic() + START_DEADLINE
-    while time.monotonic() < limit:
-        found = re.findall(pattern, log.read_text(errors="replace"))
-        if len(found) >= times:
-            return str(found[0])
-        time.sleep(0.1)
-    raise AssertionError(f"{pattern} not in {log.read_text(errors='replace')[-2000:]}")
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Path]]]:
-    """Its address, and the logs of its two workers."""
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("cluster")
-        log = folder / "master.log"
-        stack.enter_context(spark_process(log, "master.Master", "--port", "0"))
-        url = wait_for(log, r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
-        workers = [folder / f"worker{number}.log" for number in (1, 2)]
-        for worker in workers:
-            size = ("--cores", "1", "--memory", "1g")
-            stack.enter_context(spark_process(worker, "worker.Worker", *size, url))
-        wait_for(log, r"Registering worker", times=2)
-        yield url, workers
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("cluster"), workers=2) as running:
+        yield running
 
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1", "spark.sql.shuffle.partitions=4")
-
-
-def executors(workers: list[Path]) -> list[int]:
-    """How many each worker has started."""
-    return [log.read_text(errors="replace").count("Asked to launch executor") for log in workers]
 
 
 def run_on_cluster(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -265,10 +209,10 @@ def run_on_cluster(*command: object, cwd: Path) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
-    cluster: tuple[str, list[Path]], journal: Path, local: Path, tmp_path: Path
+    cluster: Standalone, journal: Path, local: Path, tmp_path: Path
 ) -> None:
-    out, before = tmp_path / "out", executors(cluster[1])
-    options = ["--master", cluster[0], "--memory", "512m"]
+    out, before = tmp_path / "out", cluster.executors()
+    options = ["--master", cluster.url, "--memory", "512m"]
     options += [word for conf in QUICK for word in ("--conf", conf)]
     where = ("--journal", journal, "--out", out, "--rollups", tmp_path / "rollups")
     run = run_on_cluster(sys.executable, "-m", "analytics", "report", "incidents", *where, *options, cwd=ROOT)
@@ -276,14 +220,14 @@ def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
     assert "skipped" in run.stderr
     for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
         assert rows_of(out, table) == rows_of(local, table)
-    assert all(now > then for now, then in zip(executors(cluster[1]), before, strict=True))
+    assert all(now > then for now, then in zip(cluster.executors(), before, strict=True))
 
 
 def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
-    cluster: tuple[str, list[Path]], journal: Path, local: Path, tmp_path: Path
+    cluster: Standalone, journal: Path, local: Path, tmp_path: Path
 ) -> None:
     """As the documentation says it: the archive is all that the cluster gets."""
-    before = executors(cluster[1])
+    before = cluster.executors()
     archive, main_file = tmp_path / "ntf-server.zip", tmp_path / "ntf-analytics.py"
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store", "protocol"):
@@ -304,7 +248,7 @@ def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
         *(
             submit,
             "--master",
-            cluster[0],
+            cluster.url,
             "--driver-memory",
             "512m",
             *options,
@@ -318,7 +262,7 @@ def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
     assert run.stdout.strip().splitlines()[-1] == "viewfs://ntf/results/report.html"
     for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
         assert rows_of(tmp_path / "results", table) == rows_of(local, table)
-    assert all(now > then for now, then in zip(executors(cluster[1]), before, strict=True))
+    assert all(now > then for now, then in zip(cluster.executors(), before, strict=True))
 
 
 def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

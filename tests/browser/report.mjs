@@ -1,0 +1,33 @@
+// report.mjs FILE FOLDER: opens a report with and without JavaScript, sorts a table, prints it to paper; takes
+// screenshots and prints what axe found, what was fetched, what is seen and whether anything sticks out, as JSON.
+import { launch, look } from "./looks.mjs";
+
+const [file, folder] = process.argv.slice(2);
+const browser = await launch();
+const result = { fetched: [], looks: [], errors: [] };
+const text = (page) => page.evaluate(() => document.body.innerText);
+try {
+  const page = await browser.newPage();
+  page.on("request", (request) => result.fetched.push(request.url()));
+  page.on("pageerror", (error) => result.errors.push(String(error)));
+  page.on("console", (said) => said.type() === "error" && result.errors.push(said.text()));
+  await page.goto(`file://${file}`);
+  result.plots = await page.locator(".chart canvas").count();
+  result.looks = await look(page, folder, "report-");
+  await page.pdf({ path: `${folder}/report.pdf`, format: "A4" });
+  await page.emulateMedia({ media: "print" });
+  result.printed = await text(page);
+  await page.emulateMedia({ media: "screen" });
+  await page.evaluate(() => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
+  const column = () => page.evaluate(() => [...document.querySelector("#health ~ details table.data").tBodies[0].rows].map((row) => row.cells[0].innerText));
+  const before = await column();
+  await page.locator("#health ~ details table.data th button").first().click();
+  result.sorted = { before, after: await column() };
+  result.unfolded = await look(page, folder, "unfolded-");
+  const plain = await (await browser.newContext({ javaScriptEnabled: false })).newPage();
+  await plain.goto(`file://${file}`);
+  result.withoutScript = await plain.innerText("body");
+} finally {
+  await browser.close();
+}
+console.log(JSON.stringify(result));
