@@ -307,7 +307,7 @@ async def on(where: Place, push: FakePushProcess, daemons: Sequence[int], sizes:
 
 
 async def cluster(
-    folder: Path, *, queues: int = 1000, commands: int = 6_000, stored: int = 4_000
+    folder: Path, *, queues: int = 800, commands: int = 5_000, stored: int = 3_000
 ) -> list[Row]:
     sizes = Sizes(queues, commands, stored)
     rows: list[Row] = []
@@ -338,7 +338,7 @@ CLUSTER = Part(
     measure=cluster,
     quick={"queues": 200, "commands": 1_500, "stored": 800},
     repeats=1,
-    seconds=80,
+    seconds=66,
     quick_seconds=20,
     why="Which database, and whether a second daemon is worth it.",
     how="Daemons, four routers (one process), PostgreSQL with Debian's settings (each durable commit waits"
