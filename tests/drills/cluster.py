@@ -16,10 +16,19 @@ from pathlib import Path
 
 import asyncpg
 
-from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fake_push.server import FakePushServer, wall_clock
 from protocol.encoding import EntityId
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, Daemon, World, free_port, repeated_pushes, running_daemon
+from tests.drills.world import (
+    DEADLINE,
+    Daemon,
+    World,
+    free_port,
+    provider,
+    push_settings,
+    repeated_pushes,
+    running_daemon,
+)
 
 LEASE = 4.0
 ROUTERS = 4
@@ -224,17 +233,13 @@ async def cluster(
     queues: int = QUEUES,
 ) -> AsyncIterator[Cluster]:
     """`urls`: how each daemon reaches the database, if not directly. `queues`: of each router."""
-    config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
-    config.folder.mkdir()
     async with AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(routers)]
-        push = await stack.enter_async_context(FakePushServer(config))
+        push = await stack.enter_async_context(provider(folder))
         running = []
         for number in range(daemons):
             env = {
-                "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
-                "NTF_APNS_TEST_PORT": str(push.port),
-                "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+                **push_settings(push),
                 "NTF_TRANSPORT_PORT": str(free_port()),
                 "NTF_STORE_DATABASE": "postgres",
                 "NTF_STORE_URL": urls[number] if urls else url,

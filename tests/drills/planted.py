@@ -28,13 +28,13 @@ from agent.duplex.agent import open_duplex
 from agent.duplex.events import Confirmed, Connected
 from agent.notifications.records import Mode
 from ntf_demo.fake_push.faults import Fault
-from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
+from ntf_demo.fake_push.server import FakePushServer
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import EntityId
 from protocol.errors import SERVICE
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, config
-from tests.drills.world import Daemon, free_port, running_daemon
+from tests.drills.world import Daemon, free_port, provider, push_settings, running_daemon
 
 ROUTERS, AGENTS = 3, 6
 HOST = "127.0.0.1"
@@ -168,16 +168,12 @@ async def drill(folder: Path, size: Size) -> AsyncIterator[Drill]:
     """Everything runs, every agent is registered and has its queues at every router."""
     async with AsyncExitStack() as stack:
         routers = [await stack.enter_async_context(Router.start(host=HOST)) for _ in range(ROUTERS)]
-        provider = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
-        provider.folder.mkdir()
-        push = await stack.enter_async_context(FakePushServer(provider))
+        push = await stack.enter_async_context(provider(folder))
         env = {
             "NTF_TRANSPORT_PORT": str(free_port()),
             "NTF_JOURNAL_ENABLED": "on",
             "NTF_JOURNAL_SEGMENT_SECONDS": "1",
-            "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
-            "NTF_APNS_TEST_PORT": str(push.port),
-            "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+            **push_settings(push),
         }
         running = await stack.enter_async_context(AsyncExitStack())
 

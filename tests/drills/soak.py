@@ -25,13 +25,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ntf_demo.fake_push.faults import Fault
-from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fake_push.server import FakePushServer, wall_clock
 from protocol.addresses import SmpQueueNtf
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import IdSub, Ok, Schk, Sdel, Snew, Sub, Tdel
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, Daemon, World, repeated_pushes, running_daemon
+from tests.drills.world import (
+    DEADLINE,
+    Daemon,
+    World,
+    provider,
+    push_settings,
+    repeated_pushes,
+    running_daemon,
+)
 from tests.ntf_server.ntf_client import Device, NtfClient
 from transport.cancellation import TaskGroup
 from transport.errors import TransportError
@@ -308,14 +316,10 @@ class Soak:
 @asynccontextmanager
 async def soaking(folder: Path, queues: int) -> AsyncIterator[Soak]:
     """A daemon with its journal on, routers and a provider; `queues` of each router."""
-    config = FakePushConfig(folder=folder / "push", record_limit=10_000_000)
-    config.folder.mkdir()
     async with AsyncExitStack() as stack:
-        push = await stack.enter_async_context(FakePushServer(config))
+        push = await stack.enter_async_context(provider(folder))
         env = {
-            "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
-            "NTF_APNS_TEST_PORT": str(push.port),
-            "NTF_APNS_TEST_CA_FILE": str(push.ca_file),
+            **push_settings(push),
             "NTF_JOURNAL_ENABLED": "on",
             "NTF_LIMITS_COMMANDS_PER_SECOND": "0",  # all clients are this one process
             "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",

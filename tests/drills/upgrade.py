@@ -15,11 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fake_push.server import FakePushServer, wall_clock
 from protocol.encoding import EntityId
 from smp_router.router import Router
 from store.migrate import STEPS, schema_version
-from tests.drills.world import DEADLINE, Asked, Daemon, World, free_port, push_settings, running_daemon
+from tests.drills.world import (
+    DEADLINE,
+    Asked,
+    Daemon,
+    World,
+    free_port,
+    provider,
+    push_settings,
+    running_daemon,
+)
 from tests.packaging.test_distribution import UV, run
 from tests.test_architecture import ROOT
 
@@ -88,9 +97,7 @@ class Traffic:
 async def test_nothing_is_lost(tmp_path: Path, earlier: Version) -> None:
     where = ("--config-dir", tmp_path / "c")
     earlier.run("init", "--ip", "127.0.0.1", *where, "--data-dir", tmp_path / "d")
-    config = FakePushConfig(folder=tmp_path / "push", record_limit=1_000_000)
-    config.folder.mkdir()
-    async with Router.start(host="127.0.0.1") as router, FakePushServer(config) as push:
+    async with Router.start(host="127.0.0.1") as router, provider(tmp_path) as push:
         env = push_settings(push) | {"NTF_TRANSPORT_PORT": str(free_port())}
         async with serving(tmp_path, env, earlier) as daemon:
             world = World(daemon, router, push)

@@ -33,6 +33,7 @@ from smp_router.router import Router
 from tests.drills.attacker import Attack, attacking
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ntf_server.test_cli import ANY_PORT, init
+from transport.certificates import Credentials
 from transport.errors import TransportError
 
 DEADLINE = 60.0
@@ -298,12 +299,9 @@ class World:
 
 def repeated_pushes(push: FakePushServer) -> int:
     """Pushes of messages that the provider accepted more than once."""
-    messages = [p.push_id for p in push.pushes if p.status < 300 and _is_message(p.body)]
+    pushes = [p for p in push.pushes if p.api == "apns" and p.status < 300]
+    messages = [p.push_id for p in pushes if isinstance(parse_push(p.body), MessagePush)]
     return sum(count - 1 for count in Counter(messages).values())
-
-
-def _is_message(body: str) -> bool:
-    return isinstance(parse_push(body), MessagePush)
 
 
 async def _ping(client: NtfClient) -> None:
@@ -327,10 +325,11 @@ async def running_daemon(
     log: str = "log",
     python: str | Path = sys.executable,
     program: Sequence[str] = PROGRAM,
+    wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
     """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file.
 
-    `python`: of the environment that the server is installed in.
+    `python`: of the environment that the server is installed in. `wrapper`: a command that runs it.
     """
     if not (folder / "c").exists():
         made = init(folder)
@@ -344,7 +343,7 @@ async def running_daemon(
     log_file = folder / log
     with log_file.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *(str(python), *program, "start", "--config-dir", str(folder / "c")),
+            *(*wrapper, str(python), *program, "start", "--config-dir", str(folder / "c")),
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=os.environ | defaults | dict(env or {}),
@@ -372,21 +371,32 @@ def push_settings(push: FakePushServer) -> dict[str, str]:
 
 
 @asynccontextmanager
+async def provider(folder: Path) -> AsyncIterator[FakePushServer]:
+    config = FakePushConfig(folder=folder / "push", record_limit=10_000_000)
+    config.folder.mkdir()
+    async with FakePushServer(config) as push:
+        yield push
+
+
+@asynccontextmanager
 async def world(
     folder: Path,
     *,
     seconds: float,
     devices: int = DEVICES,
     env: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    credentials: Credentials | None = None,
     program: Sequence[str] = PROGRAM,
+    wrapper: Sequence[str] = (),
 ) -> AsyncIterator[World]:
-    """All of them on this machine; queues for `seconds` of measuring."""
-    config = FakePushConfig(folder=folder / "push", record_limit=1_000_000)
-    config.folder.mkdir()
+    """All of them on this machine; queues for `seconds` of measuring. `host`, `credentials`: the router's."""
     async with (
-        Router.start(host="127.0.0.1") as router,
-        FakePushServer(config) as push,
-        running_daemon(folder, push_settings(push) | dict(env or {}), program=program) as daemon,
+        Router.start(host=host, listen="127.0.0.1", credentials=credentials) as router,
+        provider(folder) as push,
+        running_daemon(
+            folder, push_settings(push) | dict(env or {}), program=program, wrapper=wrapper
+        ) as daemon,
     ):
         made = World(daemon, router, push)
         await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))
