@@ -63,6 +63,7 @@ class SessionConfig:
     "A request without an answer for this long fails."
     ping_after: float = 60.0
     ping_limit: float = 15.0
+    finish_limit: float = 1.0
 
 
 SESSION_DEFAULTS = SessionConfig()
@@ -368,9 +369,17 @@ class RequestSession(Generic[In, Out]):
         return await asyncio.shield(self._closed)
 
     async def finish(self) -> None:
-        """Read nothing more, and return when events that were read have been dealt with; then `close`."""
+        """Ask for nothing more, and deal with what the peer had sent by then; then `close`.
+
+        Events are sent once. Those on the way are read to the end, as long as the peer does not need more
+        than `finish_limit` to notice.
+        """
+        if self._reader is None or self._reader.done():
+            return
+        self._stream.end_writing()
+        await asyncio.wait([self._reader], timeout=self._config.finish_limit)
         self._is_finishing = True
-        if self._reader is not None and self.is_consuming:
+        if self.is_consuming:
             await asyncio.wait([self._reader])
 
     async def close(self) -> None:

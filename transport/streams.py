@@ -167,6 +167,11 @@ class TlsStream(asyncio.BufferedProtocol):
         """Encrypted bytes that the operating system has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    def end_writing(self) -> None:
+        """Say goodbye, and go on receiving what the peer sends until it says so too."""
+        if self._transport is not None and not self._lost and (goodbye := self._engine.close()):
+            self._transport.write(goodbye)
+
     def close(self) -> None:
         """Send what was written and say goodbye; a peer that does not take it within a bound is cut off."""
         transport = self._transport

@@ -99,7 +99,7 @@ class Verdict:
             f"emitted {self.emitted}, lost {self.lost}, cut with their connection {self.cut},"
             f" repeated {self.repeated}",
             f"events: {events}",
-            *(f"failed: {failure}" for failure in self.failures),
+            *self.failures,
         ]
         for name, (before, after) in self.growth.items():
             verdict = "flat" if self._is_flat(name) else "GROWS"
@@ -114,11 +114,13 @@ class Soak:
     worlds: list[World]
     folder: Path
     sent: dict[EntityId, float] = field(default_factory=dict)
-    cuts: dict[int, list[float]] = field(default_factory=dict)
-    "When the connections of each router were cut."
+    cuts: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    "When the connections of each router were cut: from, until."
     router_of: dict[EntityId, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
+    diary: list[tuple[float, str]] = field(default_factory=list)
+    "When each misfortune began."
     failures: list[str] = field(default_factory=list)
     is_over: bool = False
 
@@ -202,6 +204,7 @@ class Soak:
             if clock() > end and number >= len(misfortunes):
                 break
             self.events[name] += 1
+            self.diary.append((wall_clock(), name))
             await misfortune()
             assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
         await asyncio.sleep(OUTAGE)
@@ -209,22 +212,26 @@ class Soak:
     def _some_router(self) -> int:
         return sum(self.events.values()) % len(self.worlds)
 
-    def _note_cut(self, number: int) -> None:
-        self.cuts.setdefault(number, []).append(wall_clock())
+    async def _cut(self, number: int, cut: Callable[[], Awaitable[object]]) -> None:
+        began = wall_clock()
+        await cut()
+        self.cuts.setdefault(number, []).append((began, wall_clock()))
 
     async def _restart_router(self) -> None:
         number = self._some_router()
         router = self.worlds[number].router
         port = router.port
-        self._note_cut(number)
-        await router.stop()
+        await self._cut(number, router.stop)
         await asyncio.sleep(OUTAGE)
         await router.listen("127.0.0.1", port)
 
     async def _cut_router(self) -> None:
         number = self._some_router()
-        self._note_cut(number)
-        self.worlds[number].router.faults.drop_connections()
+
+        async def drop() -> None:
+            self.worlds[number].router.faults.drop_connections()
+
+        await self._cut(number, drop)
 
     async def _half_open(self) -> None:
         faults = self.worlds[self._some_router()].router.faults
@@ -263,7 +270,7 @@ class Soak:
         )
         said, _ = await process.communicate()
         if process.returncode:
-            self.failures.append(f"{words[0]}: {said.decode()[-300:]}")
+            self.failures.append(f"{words[0]} failed: {said.decode()[-300:]}")
 
     async def _crowd(self) -> None:
         async def come() -> None:
@@ -292,11 +299,12 @@ class Soak:
                     for recorded in pushes:
                         missing.difference_update(*(world.notifiers(recorded) for world in self.worlds))
                     await asyncio.sleep(0.2)
-        cut = sum(self._was_cut(notifier_id) for notifier_id in missing)
+        cut = {notifier_id for notifier_id in missing if self._was_cut(notifier_id)}
+        self.failures += [self._what_happened(notifier_id) for notifier_id in missing - cut]
         return Verdict(
             emitted=len(self.sent),
-            cut=cut,
-            lost=len(missing) - cut,
+            cut=len(cut),
+            lost=len(missing - cut),
             repeated=repeated_pushes(self.push),
             events=self.events,
             failures=self.failures,
@@ -305,7 +313,14 @@ class Soak:
 
     def _was_cut(self, notifier_id: EntityId) -> bool:
         at = self.sent[notifier_id]
-        return any(cut - CUT < at <= cut for cut in self.cuts.get(self.router_of[notifier_id], ()))
+        cuts = self.cuts.get(self.router_of[notifier_id], ())
+        return any(began - CUT < at <= ended for began, ended in cuts)
+
+    def _what_happened(self, notifier_id: EntityId) -> str:
+        """For whoever looks for the reason of a loss."""
+        at = self.sent[notifier_id]
+        began, name = max((entry for entry in self.diary if entry[0] <= at), default=(at, "the start"))
+        return f"lost: of router {self.router_of[notifier_id]}, {at - began:.2f} s after {name}"
 
     def _growth(self, name: str) -> tuple[float, float]:
         values = [getattr(sample, name) for sample in self.samples]

@@ -293,6 +293,39 @@ async def test_close_fails_what_is_open() -> None:
         assert session.is_closed
 
 
+async def test_what_the_router_sent_before_it_noticed_the_end_is_taken() -> None:
+    """It says goodbye after the client; what it says before that is not said again."""
+    taken: list[EntityId] = []
+    ids = [EntityId(os.urandom(24)) for _ in range(300)]
+
+    async def talk_on(peer: PeerSession) -> None:
+        while await peer.receive():
+            pass
+        peer.events([(queue_id, Nmsg(bytes(24), b"x")) for queue_id in ids])
+
+    async def take(events: list[Received[SmpMessage]]) -> None:
+        taken.extend(event.entity_id for event in events)
+
+    async with (
+        scripted_router(talk_on) as server,
+        await connect_smp(server, Dialer(), on_events=take) as session,
+    ):
+        await session.finish()
+    assert taken == ids
+
+
+async def test_a_router_that_does_not_notice_the_end_is_left() -> None:
+    over = asyncio.Event()
+
+    async def wait(_: PeerSession) -> None:
+        await over.wait()
+
+    config = SessionConfig(finish_limit=0.05)
+    async with scripted_router(wait) as server, await connect_smp(server, Dialer(), config=config) as session:
+        await session.finish()
+        over.set()
+
+
 async def test_service_session() -> None:
     credentials = make_service_login()
     seen: list[bytes] = []
