@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from agent.cli import connections, notifications, status
+from agent.cli import connections, notifications, rekey, status
 from agent.cli.running import Action
 from agent.errors import AgentError
 from protocol.addresses import SmpServer, parse_smp_server
@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         router=None,
         name="",
         json=False,
+        key_file=None,
+        services=False,
     )
     anywhere = argparse.ArgumentParser(add_help=False)
     _options(anywhere)
@@ -70,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add = _adder(commands, anywhere)
     connections.add_commands(add)
     add("status", status.show, "connections, token and notifications; asks no server")
+    rekey.add_commands(add)
     group = commands.add_parser("notifications", help="the device's token, and what a push leads to")
     notifications.add_commands(_adder(group.add_subparsers(required=True, metavar="COMMAND"), anywhere))
     return parser
@@ -91,6 +94,15 @@ def _options(parser: argparse.ArgumentParser) -> None:
         },
         "--name": {"help": "what the other side is told about you"},
         "--json": {"action": "store_true", "help": "one JSON object per line"},
+        "--key-file": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "the key that the state is encrypted with (env NTF_AGENT_KEY)",
+        },
+        "--services": {
+            "action": "store_true",
+            "help": "subscribe all queues of a router at once: for thousands of connections",
+        },
         "--timeout": {"type": float, "help": "seconds to wait for a server (15)"},
     }
     for name, values in options.items():

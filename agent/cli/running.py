@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from agent.cli.output import Output
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
+from agent.duplex.database_file import user_key
 from agent.duplex.events import (
     Confirmed,
     Event,
@@ -43,6 +45,10 @@ def state_file(args: argparse.Namespace) -> Path:
     return path
 
 
+def key_of(args: argparse.Namespace) -> str | None:
+    return user_key(args.key_file, os.environ)
+
+
 @asynccontextmanager
 async def agent(
     args: argparse.Namespace, *, begins: bool = False, needs_router: bool = False, asleep: bool = False
@@ -54,7 +60,15 @@ async def agent(
     if needs_router and not routers:
         raise Misused("name a router with --router the first time")
     # One command needs few KEM pairs: another process to make them ahead would cost more than it saves.
-    config = DuplexConfig(path=path, servers=routers, session=session, subscribe=not asleep, kem_pairs=0)
+    config = DuplexConfig(
+        path=path,
+        key=key_of(args),
+        servers=routers,
+        session=session,
+        services=args.services,
+        subscribe=not asleep,
+        kem_pairs=0,
+    )
     async with open_duplex(config) as opened:
         yield opened
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from agent.cli.running import output, state_file
+from agent.cli.running import key_of, output, state_file
 from agent.duplex.records import Connection
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import DuplexStore
@@ -15,7 +15,8 @@ from agent.notifications.rows import subscriptions, token_of
 
 
 async def show(args: argparse.Namespace) -> None:
-    async with DuplexStore.open(state_file(args), Secrets(), datetime.now(UTC).timestamp) as store:
+    now = datetime.now(UTC).timestamp
+    async with DuplexStore.open(state_file(args), Secrets(), now, key_of(args)) as store:
         token = await store.read(token_of)
         known = [connection for connection in await store.read(connections) if not connection.deleted]
         rows = {row.queue_id: row for row in await store.read(subscriptions)}

@@ -50,33 +50,36 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def opener(path: Path, key: str | None, **options: Any) -> Callable[[], sqlite3.Connection]:
-    """For the thread that is to use the connection; raises WrongKey."""
+    """For the thread that is to use the connection; `check_key` says whether it can."""
+    if key is not None:
+        connect = _sqlcipher_connect()
+        return lambda: connect(str(path), key, **options)
 
-    def connect() -> sqlite3.Connection:
-        if key is None:
-            db: sqlite3.Connection = sqlite3.connect(path, **options)
-            db.row_factory = sqlite3.Row
-        else:
-            db = _with_sqlcipher(path, key, options)
-        try:
-            db.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        except sqlite3.DatabaseError as error:
-            db.close()
-            if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
-                raise
-            how = "without a key: it is encrypted or damaged" if key is None else "with this key"
-            raise WrongKey(f"{path} cannot be read {how}") from None
+    def plain() -> sqlite3.Connection:
+        db: sqlite3.Connection = sqlite3.connect(path, **options)
+        db.row_factory = sqlite3.Row
         return db
 
-    return connect
+    return plain
 
 
-def _with_sqlcipher(path: Path, key: str, options: dict[str, Any]) -> sqlite3.Connection:
+def _sqlcipher_connect() -> Callable[..., sqlite3.Connection]:
     try:
         from store import sqlcipher
     except ImportError:
         raise StoreError("encryption needs the extra: pip install 'ntf-server[encryption]'") from None
-    return sqlcipher.connect(str(path), key, **options)
+    return sqlcipher.connect
+
+
+def check_key(db: sqlite3.Connection, path: Path, key: str | None) -> None:
+    """Raises WrongKey."""
+    try:
+        db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+            raise
+        how = "without a key: it is encrypted or damaged" if key is None else "with this key"
+        raise WrongKey(f"{path} cannot be read {how}") from None
 
 
 def change_key(path: Path, old: str | None, new: str | None) -> None:
@@ -85,11 +88,12 @@ def change_key(path: Path, old: str | None, new: str | None) -> None:
     It takes the place of the old one when it is complete and on the disk.
     """
     with locked(path), store_errors(path):
-        opener(path, old)().close()
+        with closing(opener(path, old)()) as db:
+            check_key(db, path, old)
         draft = path.with_name(f"{path.name}.new")
         draft.unlink(missing_ok=True)
         protect(draft)
-        with closing(_with_sqlcipher(path, old or "", {"isolation_level": None})) as db:
+        with closing(_sqlcipher_connect()(str(path), old or "", isolation_level=None)) as db:
             db.execute("ATTACH DATABASE ? AS draft KEY ?", (str(draft), new or ""))
             db.execute("SELECT sqlcipher_export('draft')").fetchone()
             for name in KEPT:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import aiosqlite
 
-from agent.duplex.database_file import locked, opener
+from agent.duplex.database_file import check_key, locked, opener
 from agent.duplex.events import Event
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
@@ -119,6 +119,7 @@ class DuplexStore:
         work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
         try:
             with store_errors(path):
+                await run_in_thread(db, lambda db: check_key(db, path, key))
                 await run_in_thread(db, _prepare)
                 file.remember()
             work.start()

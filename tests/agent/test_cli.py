@@ -222,3 +222,18 @@ def test_asking_a_device_that_is_not_there_makes_none(
     assert main(["--folder", str(tmp_path / "nobody"), *command]) == 1
     assert re.search("there is nothing in|name a router", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_encrypted_device(world: Playground, tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("first key\n")
+    other.write_text("second key\n")
+    alice = Terminal(tmp_path / "alice", world.router.address)
+    await alice.run("create", "--key-file", str(key))
+    await alice.run("create", "--services", "--key-file", str(key))
+    assert "without a key" in await alice.run("status", code=1)
+    await alice.run("rekey", "--key-file", str(key), "--new-key-file", str(other))
+    wrong = await alice.run("status", "--key-file", str(key), code=1)
+    assert wrong.count("\n") == 1
+    assert "with this key" in wrong
+    assert len(await alice.lines("status", "--key-file", str(other))) == 3
