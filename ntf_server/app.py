@@ -217,12 +217,13 @@ class App:
                 await self.listener.close()
                 if self._gateway is not None:
                     await self._gateway.close()
-                if self._sharing is not None and sharing is not None:
+                if sharing is not None:
                     sharing.cancel()
+                await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
+                if self._sharing is not None:
                     await self._sharing.retire()
                 for task in background:
                     task.cancel()
-                await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
                 pushing.cancel()
 
     async def _watch_store(self, stop: asyncio.Event) -> None:

@@ -83,6 +83,7 @@ class OwnershipLoop:
         self._renew_interval = lease_seconds / RENEWALS
         self._balance_at = self._sweep_at = 0.0
         self._tasks: TaskGroup | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._leaving: set[ServerKey] = set()
         self._begun_anew: set[ServerKey] = set()
         "Of these, those that are ours again."
@@ -93,11 +94,11 @@ class OwnershipLoop:
         more."""
         self._note_time(await self._leases.join())
         async with TaskGroup() as tasks:
-            renewing = tasks.create_task(self._renew(), name="lease renewal")
+            self._renewing = tasks.create_task(self._renew(), name="lease renewal")
             try:
                 yield
             finally:
-                renewing.cancel()
+                self._renewing.cancel()
                 await self._leases.leave()
 
     async def run(self) -> None:
@@ -247,14 +248,17 @@ class OwnershipLoop:
         self._let_go()
 
     async def retire(self) -> None:
-        """Before the end, when `run` has ended: others take the routers while this daemon reads on."""
-        routers = [lease for lease in self._leases.owned() if lease.duty is Duty.ROUTER]
-        with contextlib.suppress(StoreError):
-            if routers and len(await self._leases.daemons()) > 1:
-                await self._leases.give_back(routers)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETIRE_TIMEOUT):
-                        await self._read_on([ServerKey(lease.id) for lease in routers])
+        """Before the end, when `run` and all pushes have ended: others take everything at once, while this
+        daemon reads on at its routers."""
+        routers = [ServerKey(lease.id) for lease in self._leases.owned() if lease.duty is Duty.ROUTER]
+        with contextlib.suppress(StoreError, TimeoutError):
+            is_alone = len(await self._leases.daemons()) == 1
+            if self._renewing is not None:
+                self._renewing.cancel()
+            await self._leases.leave()
+            if not is_alone:
+                async with asyncio.timeout(RETIRE_TIMEOUT):
+                    await self._read_on(routers)
 
     # Words of other daemons, and for them
 

@@ -13,7 +13,9 @@ import pytest
 
 from ntf_server import ownership
 from ntf_server.app import App, running
+from ntf_server.clock import SystemClock
 from ntf_server.config import Config
+from ntf_server.ownership import CLOCK_AHEAD
 from protocol.addresses import SmpQueueNtf
 from smp_router.router import Router
 from store.leases import PUSH_PARTS, TimeTold
@@ -169,3 +171,18 @@ class Hang:
     async def __call__(self) -> TimeTold:
         await self.over.wait()
         return await self._call()
+
+
+class HourAhead(SystemClock):
+    def now(self) -> float:
+        return super().now() + 3600
+
+
+async def test_a_wrong_clock_is_named_and_not_believed(
+    tmp_path: Path, postgres: PostgresCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = changed(make_config(tmp_path), STORE={"database": "postgres", "url": postgres.new_database()})
+    async with running(make_app(tmp_path, config, clock=HourAhead())) as app:
+        assert app._clock.now() == pytest.approx(SystemClock().now(), abs=5)
+        assert CLOCK_AHEAD._value.get() == pytest.approx(3600, abs=5)
+    assert "this machine's clock is 3600 s ahead of the database's" in caplog.text
