@@ -28,6 +28,9 @@ from tests.agent.notifications.world import (
     verified,
     watched,
 )
+from tests.agent.proxy import lossy_proxy
+
+ALL_QUEUES = '{"checkMessages":true}'
 
 
 async def meet(world: Playground, path: Path, bob: Person, *others: Router) -> int:
@@ -62,6 +65,24 @@ async def test_exactly_the_new_messages(world: Playground, tmp_path: Path, bob: 
         assert await fetched(alice) == [b"two", b"three", b"four"]
         assert await alice.agent.notifications.on_push(first.body) != []  # its last entry is never left out
         assert await fetched(alice) == []
+
+
+async def test_every_message_costs_one_get_and_one_ack(
+    world: Playground, tmp_path: Path, bob: Person
+) -> None:
+    async with lossy_proxy(world.router.address) as proxy:
+        path, router = tmp_path / "alice.db", proxy.in_front_of(world.router.address)
+        async with phone(path, router) as alice:
+            _, his = await connect(alice, bob, pq=False)
+            await settle(alice)
+        for body in (b"one", b"two"):
+            await bob.agent.send(his, body)
+        await settle(bob)
+        async with phone(path, router, asleep=True) as alice:
+            before = proxy.commands
+            await alice.agent.notifications.on_push(ALL_QUEUES)
+            assert await fetched(alice) == [b"one", b"two"]
+            assert proxy.commands - before == len(["GET", "ACK", "GET", "ACK", "GET"])
 
 
 async def test_queues_that_a_push_does_not_name_are_left_alone(
@@ -105,6 +126,9 @@ async def test_somebody_joins_while_the_phone_sleeps(world: Playground, tmp_path
         await bob.agent.join(address, b"Bob again", pq=False)
         await alice.agent.notifications.on_push((await message_push(world, before)).body)
         assert (await alice.event(ContactRequested)).info == b"Bob again"
+        await alice.event(Fetched)
+        assert not [event for event in alice.unseen if isinstance(event, Failed)]
+        assert not [queue for queue in world.router.state.queues if queue.messages]
 
 
 async def test_one_that_is_awake_reads_nothing_twice(world: Playground, bob: Person, alice: Person) -> None:

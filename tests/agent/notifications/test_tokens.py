@@ -313,6 +313,16 @@ async def test_period_that_no_server_takes(bench: Bench, period: int) -> None:
     assert await bench.store.read(token_of) is None
 
 
+async def test_work_on_a_token_that_changed_meanwhile_is_dropped(bench: Bench) -> None:
+    stale = await bench.in_state(TokenAction.VERIFY)
+    await bench.store.run(lambda tx: put_token(tx, replace(stale, mode=Mode.PERIODIC)))
+    await bench.tokens.resume(stale)
+    assert await bench.saved() == replace(stale, mode=Mode.PERIODIC)
+    await bench.resume()
+    after = await bench.saved()
+    assert (after.status, after.mode, after.cron) == (TokenStatus.ACTIVE, Mode.PERIODIC, PERIOD)
+
+
 # The end
 
 
