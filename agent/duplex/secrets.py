@@ -6,8 +6,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
-from threading import Lock
+from multiprocessing import get_context, parent_process
+from threading import Lock, Thread
 
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.kem import Encapsulated, KemPair, encapsulate, new_kem_pair
@@ -16,6 +16,18 @@ from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NONCE_SIZE
 
 _SEED_SIZE = 32
+
+
+def _end_with_parent() -> None:
+    """A process that was killed cannot tell its helper to end: that would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(0)
+
+    Thread(target=watch, name="end with parent", daemon=True).start()
 
 
 class KemPairs:
@@ -43,7 +55,7 @@ class KemPairs:
     def _refill(self) -> list[Future[KemPair]]:
         made: list[Future[KemPair]] = []
         if self._workers is None and self._size:
-            self._workers = ProcessPoolExecutor(1, get_context("spawn"))
+            self._workers = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
         while self._workers is not None and len(self._pairs) + self._coming < self._size:
             self._coming += 1
             made.append(self._workers.submit(new_kem_pair))
