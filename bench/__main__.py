@@ -69,9 +69,15 @@ def print_list() -> None:
         print(f"{part.name:16} {part.title}; {part.repeats} × in {part.seconds:.0f} s; {options}")
 
 
+def end(*_: object) -> None:
+    """Once: `timeout` and others send it twice, and the second must not stop what the first began."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit("ended")
+
+
 def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     """What was measured is written down after each part, so an end in the middle loses one part."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with all that was started
+    signal.signal(signal.SIGTERM, end)
     for found in run_all(parts, quick=args.quick, given=given(args.set)):
         if args.json:
             results.write(found, args.json)
