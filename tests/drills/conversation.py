@@ -124,8 +124,9 @@ class Person:
         if self.agent is None:
             return False
         try:
-            await self.agent.switch(self.connection_id)
-        except (Prohibited, Stopped):
+            async with asyncio.timeout(SESSION.answer):  # the agent may be closed in the middle of it
+                await self.agent.switch(self.connection_id)
+        except (Prohibited, Stopped, TimeoutError):
             return False
         self.happened["moves"] += 1
         return True
