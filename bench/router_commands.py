@@ -272,7 +272,7 @@ ROUTER_COMMANDS = Part(
     quick={"seconds": 0.4},
     repeats=1,
     seconds=30,
-    quick_seconds=12,
+    quick_seconds=10,
     why="The router serves as one for people to run, too.",
     how="Bodies of 16,000 bytes, so each SEND and MSG fills a block; eight connections with sixteen"
     " commands under way each; clients in one process, the router in another (for proxied"

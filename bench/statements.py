@@ -180,8 +180,8 @@ GATEWAY = Part(
     measure=measure,
     quick={"rules": 50_000},
     repeats=1,
-    seconds=60,
-    quick_seconds=10,
+    seconds=30,
+    quick_seconds=5,
     why="Anybody may publish a statement: each is verified before anything else is done with it.",
     how="Decoding, verifying, looking up who wants it and storing that, in the daemon's pipeline with"
     " a real store; one statement of ten meets a rule. Beside it the library's verification alone, on the"
