@@ -43,6 +43,7 @@ DEVICES = 20
 NOTIFICATIONS_PER_SECOND = 20.0
 PINGS_PER_SECOND = 10.0
 NEWCOMERS_PER_SECOND = 2.0
+SNEWS_AT_ONCE = 1000
 CALM_AFTER = 1.0
 "The last notifications of a drill are given this long after the attack ended."
 
@@ -198,7 +199,9 @@ class World:
              NO_ENTITY, device.key)
             for device, queue in zip(owners, made, strict=True)
         ]  # fmt: skip
-        assert all(isinstance(answer, IdSub) for answer in await client.ask_many(snews))
+        for start in range(0, len(snews), SNEWS_AT_ONCE):
+            answers = await client.ask_many(snews[start : start + SNEWS_AT_ONCE])
+            assert all(isinstance(answer, IdSub) for answer in answers)
         client.close()
         self.unused += made
         self.queues |= {queue.notifier_id for queue in made}
