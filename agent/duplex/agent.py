@@ -124,6 +124,12 @@ class Stopped(Exception):
     """The agent has ended; leaving `open_duplex` tells why."""
 
 
+def _stop(result: asyncio.Future[Any]) -> None:
+    """Whoever waits for a transaction that was cancelled is told."""
+    if not result.done():
+        result.set_exception(Stopped())
+
+
 class DuplexAgent:
     """Use `open_duplex`."""
 
@@ -192,12 +198,13 @@ class DuplexAgent:
     async def _transact(self, change: Change[T]) -> T:
         """Runs to its end even if the caller is cancelled: what was stored is also acted on."""
         result = asyncio.get_running_loop().create_future()
-        self._start(self._commit(change, result), "transaction")
+        task = self._start(self._commit(change, result), "transaction")
+        task.add_done_callback(lambda _: _stop(result))
         return await asyncio.shield(result)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         try:
-            self._tasks.create_task(work, name=name)
+            return self._tasks.create_task(work, name=name)
         except RuntimeError:  # the agent is at its end, and a router still has something to say
             work.close()
             raise Stopped from None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from agent.duplex.agent import Stopped, open_duplex
 from agent.duplex.events import (
     Confirmed,
     Connected,
@@ -16,10 +19,11 @@ from agent.duplex.events import (
     MessageReceived,
 )
 from agent.duplex.outgoing import MessageTooLarge, Prohibited
+from agent.duplex.store import Change, DuplexStore, Tx
 from agent.duplex.tables import NoConnection
 from protocol.versions import VersionRange
 from smp_router.router import Router
-from tests.agent.duplex.world import Person, connect, person
+from tests.agent.duplex.world import Person, config, connect, person
 
 BEFORE_SKEY = VersionRange(6, 8)
 
@@ -42,6 +46,9 @@ async def test_routers_that_do_not_know_skey(tmp_path: Path, old: tuple[bool, bo
         person(tmp_path / "bob.db", two.address) as bob,
     ):
         await talk(alice, *(await connect(alice, bob))[:1], bob, 1)
+
+
+T = TypeVar("T")
 
 
 async def test_an_address(tmp_path: Path) -> None:
@@ -132,3 +139,24 @@ async def test_the_end_of_a_connection(tmp_path: Path) -> None:
             await alice.agent.send(hers, b"more")
         await bob.agent.send(his, b"are you there?")
         assert "AUTH" in (await bob.event(MessageFailed)).error
+
+
+async def test_a_call_that_the_end_of_the_agent_overtakes_ends_too(tmp_path: Path) -> None:
+    begun, opened = asyncio.Event(), False
+
+    class SlowStore(DuplexStore):
+        async def run(self, change: Change[T]) -> tuple[T, Tx]:
+            if not opened:
+                return await super().run(change)
+            begun.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with Router.start() as router:
+        async with open_duplex(config(tmp_path / "alice.db", router.address), SlowStore) as alice:
+            opened = True
+            call = asyncio.create_task(alice.create_invitation())
+            await begun.wait()
+        await asyncio.wait([call], timeout=5.0)
+    assert call.done()
+    assert isinstance(call.exception(), Stopped)
