@@ -124,10 +124,12 @@ class Stopped(Exception):
     """The agent has ended; leaving `open_duplex` tells why."""
 
 
-def _stop(result: asyncio.Future[Any]) -> None:
-    """Whoever waits for a transaction that was cancelled is told."""
+def _settle(result: asyncio.Future[Any]) -> None:
+    """Whoever waits for a transaction that was cancelled is told; if nobody does, no failure is news."""
     if not result.done():
         result.set_exception(Stopped())
+    if not result.cancelled():
+        result.exception()
 
 
 class DuplexAgent:
@@ -199,7 +201,7 @@ class DuplexAgent:
         """Runs to its end even if the caller is cancelled: what was stored is also acted on."""
         result = asyncio.get_running_loop().create_future()
         task = self._start(self._commit(change, result), "transaction")
-        task.add_done_callback(lambda _: _stop(result))
+        task.add_done_callback(lambda _: _settle(result))
         return await asyncio.shield(result)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -64,6 +64,15 @@ class Prometheus:
         return any(each["value"][1] != "NaN" for each in series)
 
 
+def _is_ready(port: int) -> bool:
+    """It listens before it can answer queries."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=DEADLINE):
+            return True
+    except OSError:
+        return False
+
+
 @asynccontextmanager
 async def prometheus(folder: Path, watched: int) -> AsyncIterator[Prometheus]:
     """With our rules, whose alerts fire after a second: the times are tested by promtool."""
@@ -80,12 +89,8 @@ async def prometheus(folder: Path, watched: int) -> AsyncIterator[Prometheus]:
     )
     try:
         async with asyncio.timeout(DEADLINE):
-            while True:
-                try:
-                    (await asyncio.open_connection("127.0.0.1", port))[1].close()
-                    break
-                except OSError:
-                    await asyncio.sleep(0.05)
+            while not await asyncio.to_thread(_is_ready, port):
+                await asyncio.sleep(0.05)
         yield Prometheus(port)
     finally:
         process.terminate()
