@@ -54,6 +54,10 @@ async def read_until(process: asyncio.subprocess.Process, text: str) -> str:
     return seen
 
 
+def test_the_readme_shows_the_same() -> None:
+    assert CAPTURE.read_text() in (ROOT / "README.md").read_text()
+
+
 async def test_prints_what_the_documentation_shows(tmp_path: Path) -> None:
     process = await start(tmp_path, "-m", "ntf_server", "demo")
     out, err = await finish(process)
