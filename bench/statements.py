@@ -81,7 +81,7 @@ def fill(path: Path, rules: int, wanted: Wanted) -> float:
 class Cost(NamedTuple):
     """CPU of one statement, in microseconds, and bytes of the database for a rule."""
 
-    library: float
+    verification: float
     gateway: float
     rule: float
 
@@ -155,7 +155,7 @@ async def measure(folder: Path, *, rules: int = 1_000_000) -> list[Row]:
     all_matched = await taking(folder / "matched.db", between, matched_part=1)
 
     def share(cost: Cost) -> Peer:
-        return beside("py-sr25519's verification", cost.library, at_least=AIM)
+        return beside("py-sr25519's verification", cost.verification, at_least=AIM)
 
     return [
         figure(f"a statement, {FEW:,} rules", "us CPU", few.gateway, peer=share(few)),

@@ -29,9 +29,10 @@ from agent.errors import AgentError
 from agent.notifications.records import Mode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
 from ntf_server import setup
 from ntf_server.app import App, running
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import as_datetime
 from ntf_server.config import Config
 from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
@@ -39,11 +40,9 @@ from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
-from transport.certificates import KeyAlgorithm
 
 E = TypeVar("E", bound=Event)
 
-LOCALHOST = "127.0.0.1"
 PUSH_DEADLINE = 10.0
 JOURNAL_SECONDS = 5.0
 "So soon can the journal of a kept demo be read."
@@ -90,20 +89,11 @@ async def playground(
 
 
 def _server(folder: Path, push: FakePushServer, postgres_url: str, journal: bool) -> App:
-    options = setup.InitOptions(
-        config_dir=folder / "etc",
-        data_dir=folder / "data",
-        host=LOCALHOST,
-        port=0,
-        algorithm=KeyAlgorithm.ED25519,
-    )
-    config = setup.init(options, as_datetime(SystemClock().now()))
-    if postgres_url:
-        config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
+    config = fresh_config(folder, postgres_url)
     if journal:
         quick = replace(config.JOURNAL, enabled=True, segment_seconds=JOURNAL_SECONDS)
         config = replace(config, JOURNAL=quick)
-    return App(options.config_dir, _with_test_provider(config, push))
+    return App(config_dir(folder), _with_test_provider(config, push))
 
 
 def _with_test_provider(config: Config, push: FakePushServer) -> Config:

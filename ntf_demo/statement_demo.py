@@ -14,8 +14,8 @@ from prometheus_client import REGISTRY
 from ntf_demo.demo import EXCERPT, LOOK_AGAIN, PUSH_DEADLINE, Story, until_interrupted
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import wall_clock
+from ntf_demo.fresh_server import LOCALHOST
 from ntf_demo.statement_gateway import (
-    LOCALHOST,
     GatewayClient,
     GatewayWorld,
     gateway_world,

@@ -18,16 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from ntf_demo.fake_node.server import FakeNode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
-from ntf_server import setup
+from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
 from ntf_server.app import App, running
-from ntf_server.clock import Clock, SystemClock, as_datetime
+from ntf_server.clock import Clock, SystemClock
 from ntf_server.config import Config, FcmConfig, StatementsConfig
 from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, signing_text
 from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes
-from transport.certificates import KeyAlgorithm
 
-LOCALHOST = "127.0.0.1"
 HOUR = 3600
 KeyPair = tuple[bytes, bytes]
 "An sr25519 public key and its secret."
@@ -111,7 +109,7 @@ class GatewayWorld:
 
     @asynccontextmanager
     async def serving(self, clock: Clock | None = None) -> AsyncIterator[App]:
-        async with running(App(self.folder / "etc", self.config, clock=clock)) as self.server:
+        async with running(App(config_dir(self.folder), self.config, clock=clock)) as self.server:
             yield self.server
 
     def client(self, name: str, port: int = 0) -> GatewayClient:
@@ -136,16 +134,7 @@ async def gateway_parts(
         aiohttp.ClientSession() as session,
     ):
         world = GatewayWorld(node, push, session, folder)
-        options = setup.InitOptions(
-            config_dir=folder / "etc",
-            data_dir=folder / "data",
-            host=LOCALHOST,
-            port=0,
-            algorithm=KeyAlgorithm.ED25519,
-        )
-        config = setup.init(options, as_datetime(SystemClock().now()))
-        if postgres_url:
-            config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
+        config = fresh_config(folder, postgres_url)
         world.config = _with_gateway(config, push, folder, node.url, **settings)
         yield world
 

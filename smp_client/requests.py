@@ -64,6 +64,7 @@ class SessionConfig:
     ping_after: float = 60.0
     ping_limit: float = 15.0
     finish_limit: float = 1.0
+    "For a peer to notice that it is asked for nothing more."
 
 
 SESSION_DEFAULTS = SessionConfig()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
+from transport.shared_attempts import SharedAttempts
+
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str], Sequence[str]]
 
@@ -75,7 +77,7 @@ class AddressGuard:
         self._resolve = resolve
         self._cache_time = cache_time
         self._cache: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
-        self._lookups: dict[str, asyncio.Future[Sequence[str]]] = {}
+        self._lookups = SharedAttempts[str, Sequence[str]]("lookup")
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="resolver")
 
     async def address(self, host: str, timeout: float) -> str:
@@ -116,23 +118,16 @@ class AddressGuard:
             raise UnresolvedError("an onion host can only be reached through a proxy")
         if not self.permits(host):
             raise ForbiddenAddressError
-        lookup = self._lookups.get(host)
-        if lookup is None:
-            if len(self._lookups) >= MAX_LOOKUPS:
-                raise UnresolvedError("too many names are being resolved")
-            lookup = asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, host)
-            self._lookups[host] = lookup
-            lookup.add_done_callback(lambda done: self._end_lookup(host, done))
+        if host not in self._lookups and len(self._lookups) >= MAX_LOOKUPS:
+            raise UnresolvedError("too many names are being resolved")
         try:
             async with asyncio.timeout(timeout):
-                return await asyncio.shield(lookup)  # others may wait for the same name
+                return await self._lookups.share(host, lambda: self._in_a_thread(host))
         except (OSError, UnicodeError, TimeoutError) as error:
             raise UnresolvedError(f"cannot resolve the host: {type(error).__name__}") from None
 
-    def _end_lookup(self, host: str, done: asyncio.Future[Sequence[str]]) -> None:
-        del self._lookups[host]
-        if not done.cancelled():
-            done.exception()  # it is told to those who wait; if nobody does, it is no news
+    async def _in_a_thread(self, host: str) -> Sequence[str]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, host)
 
     def _allowed(self, addresses: Iterable[IpAddress | None]) -> list[str]:
         found = {

@@ -17,10 +17,9 @@ from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
 
 READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then the peer has to wait
-SERVER_READ_LIMIT = (
-    64 * 1024
-)  # likewise of a server; what waits here dies with the process, and is not sent again
-SERVER_SOCKET_BUFFER = 128 * 1024  # so does what waits to be decrypted
+# Of connections that this side makes: what waits here dies with the process, and is not sent again.
+SERVER_READ_LIMIT = 64 * 1024
+SERVER_SOCKET_BUFFER = 128 * 1024
 RECEIVE_SIZE = 128 * 1024  # the most that is read from a socket at once
 WRITE_SIZE = 4 * MAX_PLAINTEXT  # the most that is given to a socket at once
 CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up

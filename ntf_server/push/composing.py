@@ -205,10 +205,8 @@ def _statement_id(push: StatementPush) -> uuid.UUID:
     return uuid.UUID(bytes=digest.digest(), version=4)
 
 
-def _message_id(token: TokenRecord, entries: Sequence[Entry]) -> uuid.UUID:
+def _message_id(token: TokenRecord, entries: Sequence[LastNotification]) -> uuid.UUID:
     """Follows from the content: the same over retries, outages and restarts, and another if it changes."""
-    content = b",".join(
-        [b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries if isinstance(entry, LastNotification)]
-    )
+    content = b",".join([b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries])
     digest = hashlib.blake2b(content, digest_size=PUSH_ID_SIZE, key=token.dh_secret)
     return uuid.UUID(bytes=digest.digest(), version=4)
