@@ -45,7 +45,7 @@ class Fault:
     processed: bool = False
     "For reset, drop and goaway: whether the push counts as accepted all the same."
     close: bool = False
-    "For goaway: close the connection once open streams are answered."
+    "For goaway: close the connection once open streams are answered. For drop: end TLS in good order."
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:

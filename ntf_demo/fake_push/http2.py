@@ -142,6 +142,11 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def close(self) -> None:
+        """End TLS and the connection in good order, but without a GOAWAY."""
+        if self._transport is not None:
+            self._transport.close()
+
     def flush(self) -> None:
         """Write what has been queued."""
         if self._output and self._transport is not None:

@@ -172,6 +172,8 @@ class FakePushServer:
     def _misbehave(self, connection: ServerConnection, stream_id: int, fault: Fault) -> None:
         if fault.action == "reset":
             connection.reset(stream_id, fault.error_code)
+        elif fault.action == "drop" and fault.close:
+            connection.close()
         elif fault.action == "drop":
             connection.drop()
         elif fault.action == "goaway":

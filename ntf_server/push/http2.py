@@ -35,6 +35,10 @@ CONNECT_TIMEOUT: Final = 5.0
 USER_AGENT: Final = "ntf-server"
 CERTIFICATE_ERRORS: Final = frozenset({pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE})
 E_HTTP2_STREAM: Final = 92  # CURLE_HTTP2_STREAM, which pycurl has no name for
+# A connection ended under the request: found when writing, or (E_HTTP2) when GOAWAY or the end of TLS came
+# before the stream was opened or answered. libcurl repeats by itself what a peer refused, and what was cut
+# when reading from a connection it had used before, but not these.
+CUT_ERRORS: Final = frozenset({pycurl.E_SEND_ERROR, pycurl.E_HTTP2})
 STREAM_ERRORS: Final = frozenset({E_HTTP2_STREAM, pycurl.E_WRITE_ERROR})
 
 
@@ -68,7 +72,11 @@ class NoAnswer(Exception):
 
 
 class ConnectionCut(NoAnswer):
-    """A connection that was kept open turned out to be closed when the request was written."""
+    """The connection ended under the request.
+
+    Nothing tells whether the peer took the request before. As the caller would keep it and send it again
+    anyway, it is sent again at once, but once only.
+    """
 
 
 def closed_error() -> NoAnswer:
@@ -143,7 +151,7 @@ class CurlHttp2:
 
     Certificates and host names are verified, redirects are never followed, proxies of the environment are
     not used. Requests that the peer provably did not process (GOAWAY, REFUSED_STREAM) are sent again on
-    another connection without the caller noticing.
+    another connection without the caller noticing, and so is once what a connection ended under.
     """
 
     def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT, max_connections: int = 4) -> None:
@@ -289,7 +297,7 @@ class _Connections:
             return NoAnswer("no answer in time", whole_origin=self.last_answer < job.started)
         if code in CERTIFICATE_ERRORS:
             return NoAnswer(f"certificate refused: {text}", whole_origin=True)
-        kind = ConnectionCut if code == pycurl.E_SEND_ERROR else NoAnswer
+        kind = ConnectionCut if code in CUT_ERRORS else NoAnswer
         return kind(f"curl error {code}: {text}", whole_origin=code not in STREAM_ERRORS)
 
     def _release(self, easy: Any) -> _Job:
@@ -448,7 +456,6 @@ class _CurlThread:
             else:
                 self._outcomes.append((job, outcome))
         for job in cut:
-            # libcurl does the same by itself if it notices the cut when reading, but not when writing.
             job.resent = True
             job.timeout = max(job.timeout - (now - job.started), 0.001)
             self._start(job, now)

@@ -52,6 +52,27 @@ async def test_idle_origins_are_closed(
     await until(lambda: fake.connections <= 3)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_connection_that_ends_under_requests(
+    fake: FakePushServer, http: CurlHttp2, origin: Origin, warm: bool
+) -> None:
+    """Closed in good order but without GOAWAY, as GOAWAY looks that comes before a stream was opened."""
+    if warm:
+        await http.post(origin, "/x", HEADERS, BODY, 10.0)
+    fake.add_fault(Fault(action="drop", close=True, count=1))
+    answers = await asyncio.gather(*(http.post(origin, "/x", HEADERS, BODY, 10.0) for _ in range(20)))
+    assert [answer.status for answer in answers] == [FORBIDDEN] * 20
+    assert fake.connections_made > 1
+
+
+async def test_request_is_sent_again_once_only(fake: FakePushServer, http: CurlHttp2, origin: Origin) -> None:
+    fake.add_fault(Fault(action="drop", close=True))
+    with pytest.raises(NoAnswer) as caught:
+        await http.post(origin, "/x", HEADERS, BODY, 10.0)
+    assert caught.value.whole_origin
+    assert fake.requests == 2
+
+
 async def test_slow_origin_holds_up_only_its_own(fake: FakePushServer) -> None:
     http = CurlHttp2(max_in_flight=2)
     slow = Origin("localhost", fake.port, ca_file=str(fake.ca_file))
