@@ -85,7 +85,8 @@ class Daemon:
         if app.gateway_port:
             lines.append(f"Statement gateway on port {app.gateway_port}")
         try:
-            print("\n".join(lines), flush=True)
+            # one write, also where output is not buffered: workers share this output
+            print("".join(f"{line}\n" for line in lines), end="", flush=True)
         except OSError as error:  # whoever started us does not listen
             logger.warning("cannot print the address: %s", error.strerror)
         self._manager.ready()
