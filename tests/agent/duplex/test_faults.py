@@ -15,26 +15,20 @@ MESSAGES = 60
 
 
 async def storm(routers: list[Router], chance: random.Random) -> None:
+    """Until it is cancelled; then the weather is good again, whatever it was."""
     while True:
-        router = chance.choice(routers)
-        match chance.randrange(4):
-            case 0:
-                router.faults.drop_connections()
-            case 1:
-                router.faults.lose_answers(True)
+        faults = chance.choice(routers).faults
+        spell = chance.choice((None, faults.lose_answers, faults.black_hole, faults.refuse))
+        try:
+            if spell is not None:
+                spell(True)
                 await asyncio.sleep(0.1)
-                router.faults.lose_answers(False)
-                router.faults.drop_connections()
-            case 2:
-                router.faults.black_hole(True)
+                faults.drop_connections()
                 await asyncio.sleep(0.1)
-                router.faults.black_hole(False)
-                router.faults.drop_connections()
-            case 3:
-                router.faults.refuse(True)
-                router.faults.drop_connections()
-                await asyncio.sleep(0.1)
-                router.faults.refuse(False)
+        finally:
+            if spell is not None:
+                spell(False)
+            faults.drop_connections()
         await asyncio.sleep(0.3)
 
 
