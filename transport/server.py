@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from OpenSSL import SSL
 
 from transport.cancellation import raise_if_cancelled
-from transport.engine import TlsEngine
+from transport.engine import TlsEngine, receive_buffer
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
-from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream, receive_buffer
+from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 15.0
@@ -353,9 +353,8 @@ class AcceptedStream(TlsStream):
         if not self._started:
             self._started = True
             self._engine = TlsEngine(self._context, client_side=False)
-        buffer = receive_buffer()
-        self._engine.lend(buffer)[: len(early)] = early
-        self._engine.feed(buffer, len(early))
+        self._engine.lend()[: len(early)] = early
+        self._engine.feed(len(early))
         self._process()
         self._shaking = not self._engine.established
         if not (self._reading_paused or self.is_gone):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import TypeAlias
 
 from OpenSSL import SSL
 
-from transport.engine import MAX_PLAINTEXT, TlsEngine
+from transport.engine import ENCRYPTED_AT_ONCE, TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain
 
@@ -20,26 +19,9 @@ READ_LIMIT = 256 * 1024  # decrypted bytes that may wait for the reader; then th
 # Of connections that this side makes: what waits here dies with the process, and is not sent again.
 SERVER_READ_LIMIT = 64 * 1024
 SERVER_SOCKET_BUFFER = 128 * 1024
-RECEIVE_SIZE = 128 * 1024  # the most that is read from a socket at once
-WRITE_SIZE = 4 * MAX_PLAINTEXT  # the most that is given to a socket at once
 CLOSE_TIMEOUT = 10.0  # what is still unsent this long after close() is given up
 
 HandshakeCallback: TypeAlias = "Callable[[TlsStream, TransportError | None], None]"
-
-
-class _Scratch(threading.local):
-    """The receive buffer of an event loop's thread."""
-
-    def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(RECEIVE_SIZE))
-
-
-_scratch = _Scratch()
-
-
-def receive_buffer() -> memoryview:
-    """Where all streams of this thread receive, one after the other."""
-    return _scratch.buffer
 
 
 class TlsStream(asyncio.BufferedProtocol):
@@ -132,7 +114,7 @@ class TlsStream(asyncio.BufferedProtocol):
         data = self._received[0] if len(self._received) == 1 else b"".join(self._received)
         self._received.clear()
         self._received_size = 0
-        if self._reading_paused:
+        if self._reading_paused or self._engine.has_waiting:
             self._continue_reading()
         return data
 
@@ -141,14 +123,14 @@ class TlsStream(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or self._lost or transport.is_closing():
             raise self._error or ConnectionClosed("the connection is closed")
-        if len(data) <= MAX_PLAINTEXT:
+        encrypt = self._engine.encrypt
+        if len(data) <= ENCRYPTED_AT_ONCE:
             if data:
-                transport.write(self._engine.encrypt(data))
+                transport.write(encrypt(data))
             return
-        encrypt, view = self._engine.encrypt, memoryview(data)
-        for group in range(0, len(data), WRITE_SIZE):
-            starts = range(group, min(group + WRITE_SIZE, len(data)), MAX_PLAINTEXT)
-            transport.write(b"".join([encrypt(view[start : start + MAX_PLAINTEXT]) for start in starts]))
+        view = memoryview(data)
+        for start in range(0, len(data), ENCRYPTED_AT_ONCE):
+            transport.write(encrypt(view[start : start + ENCRYPTED_AT_ONCE]))
 
     async def drain(self) -> None:
         """Wait until the peer has taken enough of what was written. Raises `ConnectionClosed`."""
@@ -216,12 +198,12 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to receive: one buffer for all streams, emptied before any other stream can receive."""
-        return self._engine.lend(_scratch.buffer)
+        return self._engine.lend(self.read_limit)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Decrypt, and wake the reader."""
         self.last_received = self._loop.time()
-        self._engine.feed(_scratch.buffer, nbytes)
+        self._engine.feed(nbytes)
         self._process()
 
     def eof_received(self) -> None:
@@ -268,15 +250,15 @@ class TlsStream(asyncio.BufferedProtocol):
     def _shake_hands(self) -> bool:
         assert self._transport is not None
         finished = self._engine.shake_hands()
+        flight = self._engine.take_outgoing()
         if finished:
-            self.peer_chain = self._engine.peer_chain()
+            agreed = self._engine.finish_handshake()
+            self.session_id, self.alpn, self.peer_chain, self.certificate_sent = agreed
             if self._check is not None:
                 # Before our last flight leaves: an impostor does not get to see the client's certificate.
                 self._check(self.peer_chain)
                 self._check = None
-            self.session_id, self.alpn = self._engine.session_id, self._engine.alpn
-            self.certificate_sent = self._engine.certificate_sent
-        if flight := self._engine.take_outgoing():
+        if flight:
             self._transport.write(flight)
         if finished:
             self._cancel_timer()
@@ -285,17 +267,18 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def _decrypt(self) -> None:
         assert self._transport is not None
-        plaintexts, closed = self._engine.decrypt(self.read_limit - self._received_size)
-        if plaintexts:
-            self._received += plaintexts
-            self._received_size += sum(map(len, plaintexts))
+        plaintext, closed = self._engine.decrypt(self.read_limit - self._received_size)
+        if plaintext:
+            self._received.append(plaintext)
+            self._received_size += len(plaintext)
         elif outgoing := self._engine.take_outgoing():
             self._transport.write(outgoing)
         if closed:
             self._no_more = True
-        if plaintexts or closed:
+        if plaintext or closed:
             self._wake_reader()
-        if self._received_size >= self.read_limit and not self._reading_paused:
+        # A reader that waits has its turn before the next bytes are received.
+        if self._received_size >= self.read_limit and self._reader is None and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.chains import ALPN, make_chain
-from transport.engine import MAX_PLAINTEXT, TlsEngine
+from transport.engine import ENCRYPTED_AT_ONCE, MAX_PLAINTEXT, RECORD_OVERHEAD, TlsEngine
 from transport.errors import ConnectionClosed, TlsFailed
 from transport.tls import client_context, server_context
 
@@ -19,9 +20,8 @@ NO_LIMIT = 1 << 30
 
 def give(engine: TlsEngine, data: bytes) -> None:
     """Deliver ciphertext as an event loop does."""
-    buffer = memoryview(bytearray(1 << 18))
-    engine.lend(buffer)[: len(data)] = data
-    engine.feed(buffer, len(data))
+    engine.lend()[: len(data)] = data
+    engine.feed(len(data))
 
 
 def twins() -> tuple[TlsEngine, TlsEngine, bytes]:
@@ -42,7 +42,9 @@ def connected() -> tuple[TlsEngine, TlsEngine]:
     give(server, flight)
     assert server.shake_hands()
     give(client, server.take_outgoing())
-    assert client.decrypt(NO_LIMIT) == ([], False)
+    assert client.decrypt(NO_LIMIT) == (b"", False)
+    for engine in (client, server):
+        assert engine.finish_handshake().alpn == ALPN[0]
     return client, server
 
 
@@ -50,8 +52,8 @@ def test_data_right_behind_the_last_flight() -> None:
     client, server, flight = twins()
     give(server, flight + client.encrypt(b"first") + client.encrypt(b"second") + client.close())
     assert server.shake_hands()
-    assert server.decrypt(NO_LIMIT) == ([b"first", b"second"], True)
-    assert server.session_id == client.session_id != b""
+    assert server.decrypt(NO_LIMIT) == (b"firstsecond", True)
+    assert server.finish_handshake().session_id == client.finish_handshake().session_id != b""
 
 
 def test_byte_by_byte() -> None:
@@ -61,27 +63,48 @@ def test_byte_by_byte() -> None:
         give(server, bytes([number]))
         finished.append(server.shake_hands())
     assert finished == [False] * (len(flight) - 1) + [True]
-    received = []
+    received = b""
     for number in client.encrypt(b"slow"):
         give(server, bytes([number]))
         received += server.decrypt(NO_LIMIT)[0]
-    assert received == [b"slow"]
+    assert received == b"slow"
 
 
 def test_limit_leaves_whole_records_for_later() -> None:
     client, server = connected()
     give(server, b"".join(client.encrypt(bytes([number]) * 100) for number in range(5)))
-    assert server.decrypt(150) == ([b"\0" * 100, b"\1" * 100], False)
+    assert server.decrypt(150) == (b"\0" * 100 + b"\1" * 100, False)
     assert server.has_waiting
-    assert server.decrypt(0) == ([], False)
-    assert server.decrypt(NO_LIMIT)[0] == [bytes([number]) * 100 for number in (2, 3, 4)]
+    assert server.decrypt(0) == (b"", False)
+    assert server.decrypt(NO_LIMIT)[0] == b"".join(bytes([number]) * 100 for number in (2, 3, 4))
     assert not server.has_waiting
 
 
 def test_largest_record() -> None:
     client, server = connected()
     give(server, client.encrypt(b"x" * MAX_PLAINTEXT))
-    assert server.decrypt(NO_LIMIT) == ([b"x" * MAX_PLAINTEXT], False)
+    assert server.decrypt(NO_LIMIT) == (b"x" * MAX_PLAINTEXT, False)
+
+
+def test_several_records_at_once() -> None:
+    client, server = connected()
+    data = random.Random(1).randbytes(ENCRYPTED_AT_ONCE)
+    for part in (data, memoryview(data)[1:]):
+        records = client.encrypt(part)
+        assert len(records) == len(part) + 4 * RECORD_OVERHEAD
+        give(server, records)
+        assert server.decrypt(NO_LIMIT) == (part, False)
+
+
+def test_nothing_goes_on_after_a_forged_record() -> None:
+    _, server = connected()
+    give(server, b"\x17\x03\x03\0\x20" + bytes(32))
+    with pytest.raises(ConnectionClosed, match="bad record mac"):
+        server.decrypt(NO_LIMIT)
+    assert server.take_outgoing()  # the alert
+    with pytest.raises(ConnectionClosed):
+        server.encrypt(b"to nobody")
+    assert server.close() == b""
 
 
 def test_writing_after_goodbye() -> None:
@@ -103,7 +126,7 @@ def test_damaged_record(data: st.DataObject) -> None:
     record[data.draw(st.integers(0, len(record) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     give(server, bytes(record))
     with contextlib.suppress(ConnectionClosed):
-        assert server.decrypt(NO_LIMIT) == ([], False)
+        assert server.decrypt(NO_LIMIT) == (b"", False)
         assert server.has_waiting  # a longer record was announced: it waits for the rest
 
 

@@ -110,6 +110,18 @@ async def test_all_data_arrives_when_the_writer_closes_before_the_reader_starts(
         assert await pair.server.receive() == b""
 
 
+async def test_records_beyond_the_limit_reach_a_reader_that_waited(pair: Pair) -> None:
+    pair.server.read_limit = MAX_PLAINTEXT
+    encrypt = pair.client._engine.encrypt
+    records = encrypt(b"a" * 16000) + b"".join(encrypt(b"b" * 5000) for _ in range(3))
+    received = asyncio.ensure_future(receive_exactly(pair.server, 31000))
+    assert pair.client._transport is not None
+    pair.client._transport.write(records[:16000])
+    await until(lambda: pair.server._engine.has_waiting)
+    pair.client._transport.write(records[16000:])  # one read takes it all, and nothing follows
+    assert await asyncio.wait_for(received, 5) == b"a" * 16000 + b"b" * 15000
+
+
 async def test_goodbye(pair: Pair) -> None:
     waiting = asyncio.ensure_future(pair.server.receive())
     await asyncio.sleep(0)
