@@ -24,8 +24,8 @@ MAX_TOPICS = 4
 
 _COMPACT_MODES = {1: 0b00, 2: 0b01, 4: 0b10}
 "Bytes of a compact number to its lowest two bits; the fourth form is for numbers that no statement has."
-_COMPACT_FORMS = {0b00: (1, 0), 0b01: (2, 1 << 6), 0b10: (4, 1 << 14)}
-"The other way round, with the lowest number that has this form."
+_COMPACT_FORMS = {0b01: (2, 1 << 6), 0b10: (4, 1 << 14)}
+"The longer ones the other way round, with the lowest number that has this form."
 
 
 class Tag(IntEnum):
@@ -206,6 +206,8 @@ def _push_proof(w: Writer, proof: Proof) -> None:
 def _pull_compact(r: Reader) -> int:
     """A SCALE compact number of up to four bytes, in its shortest form."""
     first = r.pull_byte()
+    if first & 0b11 == 0b00:
+        return first >> 2
     form = _COMPACT_FORMS.get(first & 0b11)
     if form is None:
         raise DecodeError

@@ -282,7 +282,7 @@ async def accept(
     if not chosen:
         return Accepted([], cut=found.cut, following=found.following)
     ids = [one.match.subscription_id for one in chosen]
-    hashes = [one.statement.statement_hash for one in chosen]
+    hashes = [one.statement_hash for one in chosen]
     pushed = {(row[0], row[1]) for row in await tx.db.fetch(_PUSHED, ids, hashes)}
     pairs = {(one.statement.sender, one.match.client_id) for one in chosen}
     planned = plan(chosen, pushed, await _windows(tx, sorted(pairs)), now, page)
@@ -294,7 +294,7 @@ async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page:
         rest = statements[page.done :]
         rules = wanted_rules(rest)
         rows = await tx.db.fetch(
-            _MATCH, [topic for topic, _ in rules], [sender for _, sender in rules], PAGE + 1
+            _MATCH, [topic for _, topic in rules], [sender for sender, _ in rules], PAGE + 1
         )
         if len(rows) <= PAGE:
             return Found(rest, [_match(row) for row in rows])
@@ -328,7 +328,7 @@ async def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
     rows = await tx.db.fetch(
         _PUSH,
         [one.match.subscription_id for one in chosen],
-        [one.statement.statement_hash for one in chosen],
+        [one.statement_hash for one in chosen],
         [one.statement.sender for one in chosen],
         [one.match.rule.topic for one in chosen],
         [keep_until(one.statement, now) for one in chosen],

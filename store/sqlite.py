@@ -30,6 +30,7 @@ from store.records import (
     SnewRefusal,
     Stored,
 )
+from store.rule_filter import RuleFilter
 from store.sql_store import SqlModules, SqlStore
 from store.sqlite_engine import (
     STATEMENT_CACHE,
@@ -92,7 +93,13 @@ class SqliteStore(SqlStore):
         self._writer: WorkQueue[Transaction] | None = None
         self._reader: WorkQueue[sqlite3.Connection] | None = None
         self._file = DatabaseFile(path)
-        self._run_writes = GroupWriter(self._file, on_commit)
+        self._rule_filter = RuleFilter()
+        self._run_writes = GroupWriter(
+            self._file,
+            on_commit,
+            lambda db: Transaction(db, self._rule_filter),
+            on_rollback=self._rule_filter.forget,
+        )
         self._run_reads = GroupReader(self._file)
         self._create_subscriptions = flattened(sqlite_subscriptions.creator(caps))
 
@@ -104,6 +111,7 @@ class SqliteStore(SqlStore):
                 writing = await self._connect(self._prepare)
                 reading = await self._connect(_prepare_reader)
                 self._file.remember()
+                self._rule_filter.forget()
         except BaseException:
             await self._disconnect()
             raise

@@ -85,11 +85,14 @@ class GroupWriter:
         file: DatabaseFile,
         on_commit: CommitObserver | None,
         begin: Callable[[sqlite3.Connection], WriteContext] = Transaction,
+        on_rollback: Callable[[], None] | None = None,
     ) -> None:
-        """`begin` makes what the operations of a group are given; its `flush` is called before the commit."""
+        """`begin` makes what the operations of a group are given; its `flush` is called before the commit.
+        `on_rollback`: what the operations of a group did and saw is no longer so."""
         self._file = file
         self._on_commit = on_commit
         self._make_context = begin
+        self._on_rollback = on_rollback
         self._synchronous = ""
 
     def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
@@ -104,6 +107,8 @@ class GroupWriter:
         except Exception as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
+            if self._on_rollback is not None:
+                self._on_rollback()
             if len(group) > 1:
                 return [self(db, [operation])[0] for operation in group]
             return [Failed(self._file.for_caller(error))]

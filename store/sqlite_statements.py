@@ -81,7 +81,7 @@ WITH RECURSIVE named(topic) AS (
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT ?
 """
 _MATCH = """
-WITH wanted(topic, sender) AS (VALUES {})
+WITH wanted(sender, topic) AS (VALUES {})
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
 FROM wanted CROSS JOIN statement_rules r USING (topic, sender)
 CROSS JOIN statement_subscriptions s USING (sub_key)
@@ -215,6 +215,8 @@ def _edit(tx: Transaction, key: GatewayKey, edit: RuleEdit, rules: Sequence[Rule
         tx.db.execute(_CLEAR_RULES, (key,))
     sql = _REMOVE_RULE if edit is RuleEdit.REMOVE else _ADD_RULE
     changed = tx.db.executemany(sql, [(rule.topic, rule.sender, key) for rule in rules]).rowcount
+    if edit is not RuleEdit.REMOVE:
+        tx.rule_filter.add(rules)
     (total,) = tx.db.execute(_RULE_COUNT, (key,)).fetchone()
     return RulesEdited(max(changed, 0), total)
 
@@ -226,7 +228,7 @@ def topics(db: sqlite3.Connection, limit: int) -> list[bytes]:
 def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page) -> Accepted:
     found = _found(tx, statements, page)
     chosen = candidates(found)
-    made = [(one.match.subscription_id, one.statement.statement_hash) for one in chosen]
+    made = [(one.match.subscription_id, one.statement_hash) for one in chosen]
     pushed = set(select_rows(tx.db, _PUSHED, made))
     planned = plan(chosen, pushed, _windows(tx, chosen), now, page)
     return accepted(found, planned, _store(tx, planned, now))
@@ -235,7 +237,8 @@ def accept(tx: Transaction, statements: Sequence[ReceivedStatement], now: float,
 def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:
     if not page.after:
         rest = statements[page.done :]
-        rows = list(islice(select_rows(tx.db, _MATCH, wanted_rules(rest)), PAGE + 1))
+        rules = tx.rule_filter.possible(tx.db, wanted_rules(rest))
+        rows = list(islice(select_rows(tx.db, _MATCH, rules), PAGE + 1))
         if len(rows) <= PAGE:
             return Found(rest, [_match(row) for row in rows])
     one = statements[page.done]
@@ -272,7 +275,7 @@ def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
     }
     pending = [
         (
-            keys[one.match.subscription_id, one.statement.statement_hash],
+            keys[one.match.subscription_id, one.statement_hash],
             one.match.key,
             one.statement.data[: MAX_DATA + 1],
         )
@@ -283,10 +286,10 @@ def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
 
 
 def _push_row(one: Candidate, now: float) -> tuple[Any, ...]:
-    statement, match = one
+    statement, statement_hash, match = one
     return (
         match.subscription_id,
-        statement.statement_hash,
+        statement_hash,
         statement.sender,
         match.rule.topic,
         int(now),

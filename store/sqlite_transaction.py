@@ -9,6 +9,7 @@ from typing import Any
 
 from protocol.ids_hash import NO_IDS, xor
 from store.records import ServerKey
+from store.rule_filter import RuleFilter
 from store.sums import Sums
 
 _SIZES = (256, 64, 16, 4, 1)
@@ -25,11 +26,12 @@ UPDATE totals SET tokens = tokens + ?, active_tokens = active_tokens + ?, subscr
 class Transaction(Sums):
     """Sums are written by `flush`, once for each group of operations."""
 
-    __slots__ = ("_last_seq", "_new_seqs", "db")
+    __slots__ = ("_last_seq", "_new_seqs", "db", "rule_filter")
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, rule_filter: RuleFilter | None = None) -> None:
         super().__init__()
         self.db = db
+        self.rule_filter = rule_filter or RuleFilter()
         self._last_seq: int | None = None
         self._new_seqs = 0
 

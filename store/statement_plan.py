@@ -51,12 +51,13 @@ class Candidate(NamedTuple):
     """A subscription that a statement is for, by the first of its topics that has a rule."""
 
     statement: ReceivedStatement
+    statement_hash: bytes
     match: Match
 
 
 def wanted_rules(statements: Sequence[ReceivedStatement]) -> list[tuple[bytes, bytes]]:
-    """Topics and senders, each pair once."""
-    return list(dict.fromkeys([(topic, one.sender) for one in statements for topic in one.topics]))
+    """Senders and topics, each pair once."""
+    return list(dict.fromkeys([(one.sender, topic) for one in statements for topic in one.topics]))
 
 
 def part_of(
@@ -85,12 +86,13 @@ def candidates(found: Found) -> list[Candidate]:
     for statement in found.statements:
         if topics.isdisjoint(statement.topics):
             continue  # most of them
+        statement_hash = statement.statement_hash
         for topic in statement.topics:
             for match in by_rule.get(Rule(statement.sender, topic), ()):
-                once = match.key, statement.statement_hash
+                once = match.key, statement_hash
                 if once not in done:
                     done.add(once)
-                    chosen.append(Candidate(statement, match))
+                    chosen.append(Candidate(statement, statement_hash, match))
     return chosen
 
 
@@ -106,7 +108,7 @@ def plan(
     decided = dict(page.decided)
     new = []
     for one in chosen:
-        if (one.match.subscription_id, one.statement.statement_hash) in pushed:
+        if (one.match.subscription_id, one.statement_hash) in pushed:
             decided[_once(one)] = True
         else:
             new.append(one)
@@ -121,8 +123,7 @@ def plan(
 
 
 def _once(one: Candidate) -> tuple[Pair, bytes]:
-    statement, match = one
-    return (statement.sender, match.client_id), statement.statement_hash
+    return (one.statement.sender, one.match.client_id), one.statement_hash
 
 
 def accepted(found: Found, planned: Plan, keys: Sequence[PushKey]) -> Accepted:

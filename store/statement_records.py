@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 from protocol.device_token import DeviceToken
+from protocol.statements import statement_hash
 
 PushKey = NewType("PushKey", int)
 "The store's own short name of a push; never used again."
@@ -94,11 +95,16 @@ DEFAULT_GATEWAY_CAPS = GatewayCaps()
 class ReceivedStatement(NamedTuple):
     """A genuine statement that has not expired. Do not print."""
 
-    statement_hash: bytes
+    encoded: bytes
     sender: bytes
     topics: tuple[bytes, ...]
     data: bytes
     expires_at: int
+
+    @property
+    def statement_hash(self) -> bytes:
+        """Computed when it is asked for: most statements are for nobody."""
+        return statement_hash(self.encoded)
 
 
 class Match(NamedTuple):

@@ -9,9 +9,10 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.metrics import counter, histogram
+from protocol.encoding import new_tuple
 from protocol.errors import DecodeError
 from protocol.statement_signatures import is_genuine
-from protocol.statements import OnChain, Signed, decode_statement, statement_hash
+from protocol.statements import OnChain, Signed, decode_statement
 from store.interface import LeaseLost, StatementStore, StoreError
 from store.statement_records import FIRST_PAGE, Accepted, Page, PushKey, ReceivedStatement
 
@@ -65,7 +66,7 @@ class Pipeline:
         genuine: list[ReceivedStatement] = []
         for start in range(0, len(signed), TURN):
             turn = signed[start : start + TURN]
-            genuine += [received for one, proof, received in turn if is_genuine(one, proof)]
+            genuine += [received for proof, received in turn if is_genuine(received.encoded, proof)]
             await asyncio.sleep(0)
         if forged := len(signed) - len(genuine):
             log.warning("%d statements with forged signatures were dropped", forged)
@@ -100,7 +101,7 @@ class Pipeline:
                 await asyncio.sleep(STORE_PAUSE)
 
 
-def _all_signed(encoded: Sequence[bytes], now: float) -> list[tuple[bytes, Signed, ReceivedStatement]]:
+def _all_signed(encoded: Sequence[bytes], now: float) -> list[tuple[Signed, ReceivedStatement]]:
     signed = []
     for one in encoded:
         try:
@@ -110,7 +111,7 @@ def _all_signed(encoded: Sequence[bytes], now: float) -> list[tuple[bytes, Signe
     return signed
 
 
-def _signed(encoded: bytes, now: float) -> tuple[bytes, Signed, ReceivedStatement]:
+def _signed(encoded: bytes, now: float) -> tuple[Signed, ReceivedStatement]:
     """A statement whose signature is worth a check."""
     try:
         statement = decode_statement(encoded)
@@ -126,6 +127,5 @@ def _signed(encoded: bytes, now: float) -> tuple[bytes, Signed, ReceivedStatemen
     topics = tuple(dict.fromkeys(filter(None, statement.topics)))
     if not topics:
         raise Dropped("no_topic")
-    data = statement.data or b""
-    received = ReceivedStatement(statement_hash(encoded), proof.signer, topics, data, expires_at)
-    return encoded, proof, received
+    received = (encoded, proof.signer, topics, statement.data or b"", expires_at)
+    return proof, new_tuple(ReceivedStatement, received)

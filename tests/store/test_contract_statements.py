@@ -373,3 +373,33 @@ async def test_a_statement_is_for_so_many_and_no_more(
     await crowd(store, PAGE + 10, wanted)
     pages = await accepted_pages(store, statement(wanted), statement(wanted))
     assert [(len(page.pushes), page.cut) for page in pages] == [(PAGE, 1), (PAGE, 1)]
+
+
+async def test_a_rule_counts_from_its_answer_on(store: NtfStore) -> None:
+    """However many rules change meanwhile, by whomever."""
+
+    async def come_and_go(client: bytes) -> None:
+        made = await subscribed(store, client=client)
+        for _ in range(8):
+            wanted = rule()
+            await edit(store, made, RuleEdit.ADD, wanted)
+            assert len((await accept(store, statement(wanted))).pushes) == 1
+            await edit(store, made, RuleEdit.REPLACE, rule())
+            assert (await accept(store, statement(wanted))).pushes == []
+
+    await asyncio.gather(*(come_and_go(bytes([number]) * 32) for number in range(16)))
+
+
+async def test_a_rule_of_another_daemon_counts_from_its_answer_on(
+    store: NtfStore, new_store: StoreFactory
+) -> None:
+    made = await subscribed(store, rule())
+    other = new_store()
+    await other.open()
+    found = []
+    for _ in range(5):
+        wanted = rule()
+        await edit(other, made, RuleEdit.ADD, wanted)
+        found.append(len((await accept(store, statement(wanted))).pushes))
+    await other.close()
+    assert found == [1] * 5
