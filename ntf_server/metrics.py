@@ -6,10 +6,13 @@ Existing dashboards know counters by names without `_total`, and a gauge by a na
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 PREFIX = "simplex_ntf_"
 TOTAL = "_total"
@@ -29,6 +32,41 @@ def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
 
 def histogram(name: str, help: str, labels: Sequence[str] = ()) -> Histogram:
     return Histogram(PREFIX + name, help, labels, buckets=LATENCY_BUCKETS)
+
+
+class Distribution:
+    """The values of one label. Written by one thread, so it needs no lock: every push is observed twice."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+
+class LightHistogram:
+    """A histogram for hot paths: at most one label, and observing costs a fifth of the library's."""
+
+    def __init__(self, name: str, help: str, label: str = "") -> None:
+        self._name, self._help = PREFIX + name, help
+        self._labelnames = (label,) if label else ()
+        self._by_label: dict[str, Distribution] = {}
+        REGISTRY.register(self)
+
+    def labelled(self, value: str = "") -> Distribution:
+        return self._by_label.setdefault(value, Distribution())
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labelnames)
+        bounds = [floatToGoString(bound) for bound in (*LATENCY_BUCKETS, float("inf"))]  # type: ignore[no-untyped-call]
+        for label, values in self._by_label.items():
+            buckets = list(zip(bounds, accumulate(values.counts), strict=True))
+            family.add_metric([label] * len(self._labelnames), buckets, values.sum)
+        yield family
 
 
 class AskedCounter:

@@ -19,9 +19,8 @@ class Provider(Enum):
 
     __hash__ = object.__hash__  # that of Enum is a function in Python, and every push looks its provider up
 
-    @property
-    def tag(self) -> str:
-        return self.value.decode("ascii")
+    def __init__(self, raw: bytes) -> None:
+        self.tag = raw.decode("ascii")
 
 
 _HEX = frozenset({Provider.APNS_DEV, Provider.APNS_PROD})

@@ -21,7 +21,6 @@ NO_ENTITY = EntityId(b"")
 NO_CORR = CorrId(b"")
 
 NONCE_SIZE = 24
-_URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 new_tuple = tuple.__new__
 "Makes a NamedTuple in half the time of its own constructor; for those that come by the block."
@@ -196,7 +195,8 @@ def nonce(data: bytes) -> bytes:
 
 def b64(data: bytes) -> bytes:
     """base64url with padding, as every text form of the protocol has it."""
-    return binascii.b2a_base64(data, newline=False).translate(_URLSAFE)
+    # Two searches for a byte are faster than a table for every byte.
+    return binascii.b2a_base64(data, newline=False).replace(b"+", b"-").replace(b"/", b"_")
 
 
 def unb64(text: bytes) -> bytes:

@@ -110,8 +110,8 @@ class _Exchange(NotificationRequest):
             (":scheme", "https"),
             (":authority", request.origin.host),
             (":path", f"/3/device/{self.device_token}"),
-            *request.headers(),
-            ("content-type", "application/json"),
+            *request.common_headers(),
+            *request.own_headers(),
         ]
 
 

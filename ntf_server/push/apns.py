@@ -122,18 +122,21 @@ class ApnsProvider:
 
     async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
         """See PushProvider."""
-        deadline = asyncio.get_running_loop().time() + self.response_timeout
+        time = asyncio.get_running_loop().time
+        deadline = time() + self.response_timeout
         signer = self._signer.current()
         authorization = signer.header()
         request = self._request(token, notification, push_id, authorization)
-        response = await self._send(request, deadline)
+        response = await self._send(request, self.response_timeout)
+        if response.status == 200:
+            return
         if (response.status, _reason(response)) == EXPIRED_JWT:
             renewed = signer.renewed(authorization)
             if renewed is not None:
                 request.authorization = renewed
-                response = await self._send(request, deadline)
-        if response.status == 200:
-            return
+                response = await self._send(request, max(deadline - time(), 0.001))
+                if response.status == 200:
+                    return
         error = push_error(response)
         if isinstance(error, ProviderRefusesUs):
             self._signer.refused()
@@ -171,10 +174,9 @@ class ApnsProvider:
                 request.only_now = True
         return request
 
-    async def _send(self, request: ApnsRequest, deadline: float) -> Response:
-        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
+    async def _send(self, request: ApnsRequest, timeout: float) -> Response:
         try:
-            return await self.client.send(request, left)
+            return await self.client.send(request, timeout)
         except NoAnswer as error:
             raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
 

@@ -158,10 +158,10 @@ class Composer:
     def message(self, taken: Taken, push: TokenPush, now: float) -> Push:
         """Its `entries` are empty if all there is to say fits in no push."""
         token = push.token
-        room = self._padding(token) - PAD_LENGTH_SIZE
-        composed = compose(push.entries, room, repeat_sent=self._repeats(taken))
+        padding = self._padding(token)
+        composed = compose(push.entries, padding - PAD_LENGTH_SIZE, repeat_sent=self._repeats(taken))
         nonce = self._nonce()
-        boxed = seal_push(token.dh_secret, nonce, composed.text, self._padding(token))
+        boxed = seal_push(token.dh_secret, nonce, composed.text, padding)
         push_id = _message_id(token, composed.entries)
         return Push(taken, token, push_id, MessageList(nonce, boxed), composed, now)
 

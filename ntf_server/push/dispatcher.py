@@ -37,6 +37,7 @@ from ntf_server.push.provider import (
 )
 from ntf_server.push.push_events import PushEvents
 from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
+from ntf_server.push.time_limit import TimeLimit
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
 from store.interface import DeliveryStore, LeaseLost
@@ -94,6 +95,7 @@ class Dispatcher:
         self._composer = Composer(config, random, title)
         self._events = PushEvents(journal, clock.now)
         self._events.watch(self._scheduler)
+        self._time_limit = TimeLimit(config.response_timeout * DELIVERY_STEPS)
         self._patience = Patience()
         self._outcomes = Outcomes(store, self._events, config, clock, chance, self._ended, self._patience)
         self._trouble: dict[Provider, str] = {}
@@ -131,7 +133,9 @@ class Dispatcher:
         if self._ownership.is_shared:
             token_keys = self._own(token_keys)
         for token_key in token_keys:
-            await self._add_when_there_is_room(Job(Kind.MESSAGE, token_key), received_at)
+            job = Job(Kind.MESSAGE, token_key)
+            if self._add(job, received_at) is Added.FULL:
+                await self._add_when_there_is_room(job, received_at)
 
     async def notify_stored(self, token_keys: Sequence[TokenKey]) -> None:
         """Tokens with notifications that another daemon stored; those of a third one are not for us."""
@@ -310,12 +314,10 @@ class Dispatcher:
     # Pushes
 
     async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
+        messages = [item.job.token_key for item in taken if item.job.kind is Kind.MESSAGE]
+        if self._ownership.is_shared:
+            messages = [key for key in messages if self._owns(key)]
         urgent = [item.job.token_key for item in taken if item.job.urgent]
-        messages = [
-            item.job.token_key
-            for item in taken
-            if item.job.kind is Kind.MESSAGE and self._owns(item.job.token_key)
-        ]
         statements = [item.job.push_key for item in taken if item.job.kind is Kind.STATEMENT]
         tokens: list[TokenRecord] = []
         pushes: list[TokenPush] = []
@@ -334,9 +336,14 @@ class Dispatcher:
             if push.taken.job in gone:
                 self._scheduler.ended(push.taken.job, Ended(answered=True), self._clock.monotonic())
             else:
-                self._under_way[_lease(push)] += 1
+                self._count(push, 1)
                 tasks.create_task(self._deliver(push))
         self._room.set()
+
+    def _count(self, push: Push, change: int) -> None:
+        """For `drained`, which nobody calls while this daemon is the only one."""
+        if self._ownership.is_shared:
+            self._under_way[_lease(push)] += change
 
     async def _claim(self, composed: Sequence[Push]) -> set[Job]:
         """Returns those that are not to be pushed any more. Those that a device would show twice are marked:
@@ -376,11 +383,11 @@ class Dispatcher:
         now = self._clock.monotonic()
         composed: list[Push] = []
         for item in taken:
-            if item.job.kind is Kind.STATEMENT:
+            kind, key = item.job
+            if kind is Kind.STATEMENT:
                 continue
-            key = item.job.token_key
-            stored = None if item.job.urgent else push_of.get(key)
-            token = token_of.get(key) if item.job.urgent else stored.token if stored else None
+            stored = push_of.get(key) if kind is Kind.MESSAGE else None
+            token = token_of.get(key) if kind is not Kind.MESSAGE else stored.token if stored else None
             destination = None
             if token is not None and self._composer.has_content(item, token, stored):
                 destination = destination_of(token.device_token)
@@ -399,7 +406,7 @@ class Dispatcher:
         try:
             if push.composed is None or push.composed.entries:
                 provider, device = self._provider(push), push.token.device_token
-                async with asyncio.timeout(self._config.response_timeout * DELIVERY_STEPS):
+                with self._time_limit:
                     await provider.deliver(device, push.notification, push.push_id)
         except PushError as refusal:
             error = refusal
@@ -420,7 +427,7 @@ class Dispatcher:
 
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
-        self._under_way[_lease(push)] -= 1
+        self._count(push, -1)
         provider = push.token.device_token.provider
         self._used.add(provider)
         opened = self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())

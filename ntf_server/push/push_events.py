@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ntf_server.journal import EventSink
-from ntf_server.metrics import counter, gauge, histogram
+from ntf_server.metrics import LightHistogram, counter, gauge
 from ntf_server.push.composing import Entry, Push
 from ntf_server.push.lanes import Kind
 from ntf_server.push.provider import Destination, ProviderRefusesUs, PushError
@@ -40,10 +40,10 @@ VERIFICATION_DELIVERED = counter("verifications_delivered", "Verification pushes
 VERIFICATION_FAILED = counter("verifications_failed", "Verification pushes given up")
 QUEUE_LENGTH = gauge("apns_push_queue_length", "Tokens that wait for their push, all providers together")
 UNDER_WAY = gauge("push_under_way", "Pushes that wait for the answer of a provider")
-PUSH_SECONDS = histogram("push_seconds", "From a request to a provider to its acceptance", ["provider"])
-NMSG_TO_PUSH_SECONDS = histogram(
+PUSH_SECONDS = LightHistogram("push_seconds", "From a request to a provider to its acceptance", "provider")
+NMSG_TO_PUSH_SECONDS = LightHistogram(
     "nmsg_to_push_seconds", "From receiving an NMSG to the request that carries it"
-)
+).labelled()
 COALESCED = counter("push_coalesced", "Notifications that joined a push instead of having their own")
 TRIMMED = counter("push_trimmed", "Notifications left out of a push because it was full")
 RETRIES = counter("push_retries", "Pushes to be tried again", ["provider", "reason"])
@@ -63,7 +63,7 @@ class PushEvents:
     def __init__(self, journal: EventSink, wall_time: Callable[[], float]) -> None:
         self._record = journal.record
         self._wall_time = wall_time
-        self._push_seconds = {p: PUSH_SECONDS.labels(p.tag).observe for p in Provider}
+        self._push_seconds = {p: PUSH_SECONDS.labelled(p.tag).observe for p in Provider}
         self._down_since: dict[Provider, float] = {}
 
     def composed(self, push: Push) -> None:
@@ -89,24 +89,28 @@ class PushEvents:
             CRON_DELIVERED.inc()
             self._record(JournalEvent.CRON_SENT, token=push.token.token_id, provider=_tag(push.token))
             return
-        if not push.entries:
+        token, entries = push.token, push.composed.entries
+        if not entries:
             return  # it was too long for any push
-        if isinstance(push.token, StatementPush):
-            STATEMENTS_DELIVERED.labels(push.token.channel.value).inc()
+        if isinstance(token, StatementPush):
+            STATEMENTS_DELIVERED.labels(token.channel.value).inc()
         else:
             DELIVERED.inc()
-        self._push_seconds[push.token.device_token.provider](now - push.started)
+        provider = token.device_token.provider
+        self._push_seconds[provider](now - push.started)
         if push.taken.since is not None:
             latency = now - push.taken.since
         else:  # it came before this process started
-            latency = max(0.0, self._wall_time() - push.entries[0].received_at)
+            latency = max(0.0, self._wall_time() - entries[0].received_at)
         self._record(
             JournalEvent.PUSH_SENT,
-            **_about(push),
-            server=_server(push.entries),
+            token=token.token_id,
+            provider=provider.tag,
+            kind=_kind(token),
+            server=_server(entries),
             latency_us=int(latency * MICROSECONDS),
-            count=len(push.unsent),
-            total=len(push.entries),
+            count=len(push.composed.unsent),
+            total=len(entries),
         )
 
     def gave_up(self, push: Push, entries: Sequence[Entry], reason: str) -> None:

@@ -204,6 +204,8 @@ class PushScheduler:
             return None
         if taken.job.kind is not Kind.STATEMENT:  # comes once
             self._know(taken.job.token_key, destination)
+        if target is None and self._passes(entry, taken, destination, now):
+            return None
         return self._move(entry, taken, destination, now)
 
     def ended(self, job: Job, end: Ended, now: float) -> bool:
@@ -265,6 +267,23 @@ class PushScheduler:
         entry.joined = 0
         entry.since = None
         return taken
+
+    def _passes(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> bool:
+        """The usual case: where the job belongs nobody waits, and it starts at once."""
+        target = self._targets.get(destination)
+        if target is None or not target.breaker.is_closed:
+            return False
+        if not target.has_room(entry.job, sweeping=not taken.arrived):
+            return False
+        lane = target.lane(entry.job)
+        if lane.queue or lane.paused or lane.taken >= lane.limit or not self._has_place(lane, now):
+            return False
+        self._release(entry)
+        entry.lane.count(-1)
+        lane.count(1)
+        entry.lane = lane
+        lane.hold(entry)
+        return True
 
     def _move(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> Added | None:
         """To the lane where it belongs: it starts if it is the first there."""

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY, generate_latest
 
 from ntf_server.app import running
-from ntf_server.metrics import OLD_GAUGES, PREFIX
+from ntf_server.metrics import LATENCY_BUCKETS, OLD_GAUGES, PREFIX, LightHistogram, histogram
 from tests.docs.pages import anchors
 from tests.docs.reference import families
 from tests.drills.world import free_port
@@ -108,3 +109,24 @@ def test_the_dashboard_is_one() -> None:
     assert all(panel["targets"] and panel["title"] for panel in board["panels"])
     assert all(target["legendFormat"] for panel in board["panels"] for target in panel["targets"])
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.parametrize("label", ["", "provider"])
+def test_light_histograms_look_like_the_library_s(label: str) -> None:
+    library = histogram("test_seconds", "Seconds", [label] if label else [])
+    theirs = library.labels("AT") if label else library
+    values = [0.0, *LATENCY_BUCKETS, *(1.01 * bound for bound in LATENCY_BUCKETS)]
+    for seconds in values:
+        theirs.observe(seconds)
+    expected = _lines("test_seconds")
+    REGISTRY.unregister(library)
+    light = LightHistogram("test_seconds", "Seconds", label)
+    ours = light.labelled("AT") if label else light.labelled()
+    for seconds in values:
+        ours.observe(seconds)
+    assert _lines("test_seconds") == expected
+    REGISTRY.unregister(light)
+
+
+def _lines(name: str) -> list[str]:
+    return [line for line in generate_latest().decode().splitlines() if f"{PREFIX}{name}" in line]
