@@ -56,6 +56,7 @@ def checked(manifest: Manifest) -> Checked:
 def check(journal: Folder, files: Sequence[FoundFile], spark: LazySpark) -> list[Segment]:
     """Look at every segment: here if they are here, else where the executors are."""
     names = [file.path for file in files]
+    spark.begin()  # what is new will be rolled up
     if not isinstance(journal, LocalFolder) or not spark.is_local:
         return check_on_executors(spark.session, journal.path, names)
 
@@ -79,8 +80,13 @@ def roll_up(
     events = read_events(spark.session, journal.path, needed)
     if any(not wanted.issuperset(segment.days) for segment in needed):
         events = events.where(day().cast("string").isin(list(days)))
-    for name, make in ROLLUPS.items():
-        write_days(make(events), f"{rollups.path}/{name}")
+    with ThreadPoolExecutor(len(ROLLUPS)) as threads:  # one is planned while another is made
+        made = [
+            threads.submit(write_days, make(events), f"{rollups.path}/{name}")
+            for name, make in ROLLUPS.items()
+        ]
+    for rollup in made:
+        rollup.result()
 
 
 def write_days(rollup: DataFrame, path: str) -> None:

@@ -20,6 +20,8 @@ EVENT_ID = ["writer", "seq"]
 NEEDED = [*EVENT_ID, "time"]
 EPOCH = datetime.fromtimestamp(0, UTC)
 REQUIRED = [column.name for column in COLUMNS if column.required]
+REPETITIVE = [c.name for c in COLUMNS if c.type in ("string", "binary") and c.name not in NEEDED]
+"Columns that need not be expanded to be checked."
 
 
 class JournalNotFoundError(Exception):
@@ -81,7 +83,7 @@ def check_segment(path: str, content: bytes) -> Segment:
 
 def ids_of_parquet(content: bytes) -> pa.Table:
     """Event ids and times of a Parquet segment, after reading every page of every column."""
-    file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+    file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True, read_dictionary=REPETITIVE)
     check_columns(file.schema_arrow)
     ids = []
     for group in range(file.num_row_groups):
@@ -99,8 +101,13 @@ def check_columns(schema: pa.Schema) -> None:
         index = schema.get_field_index(column.name)
         if index < 0 and not column.nullable:
             raise ValueError(f"column {column.name} is missing")
-        if index >= 0 and schema.field(index).type != column.type:
-            raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
+        if index >= 0 and (found := plain_type(schema.field(index).type)) != column.type:
+            raise ValueError(f"column {column.name} is {found}, not {column.type}")
+
+
+def plain_type(found: pa.DataType) -> pa.DataType:
+    """The type of a column's values, however they are kept."""
+    return found.value_type if pa.types.is_dictionary(found) else found
 
 
 def ids_of_jsonl(content: bytes) -> pa.Table:
@@ -125,8 +132,13 @@ def with_range(path: str, ids: pa.Table) -> Segment:
     first = (writers["min"].as_py(), numbers["min"].as_py())
     last = (writers["max"].as_py(), numbers["max"].as_py())
     one_writer = first[0] == last[0]
-    distinct = pc.count_distinct(ids.column("seq")).as_py() if one_writer else count_ids(ids)
-    return Segment(path, ids.num_rows, first, last, distinct != ids.num_rows, days_of(ids.column("time")))
+    repeats = not (one_writer and is_rising(ids.column("seq"))) and count_ids(ids) != ids.num_rows
+    return Segment(path, ids.num_rows, first, last, repeats, days_of(ids.column("time")))
+
+
+def is_rising(numbers: pa.ChunkedArray) -> bool:
+    """Whether each is above the one before it, as a daemon writes them."""
+    return bool(pc.all(pc.greater(numbers[1:], numbers[:-1]), min_count=0).as_py())
 
 
 def count_ids(ids: pa.Table) -> int:
@@ -136,8 +148,13 @@ def count_ids(ids: pa.Table) -> int:
 
 def days_of(times: pa.ChunkedArray) -> tuple[str, ...]:
     """The UTC days of the times, in order."""
-    numbers = pc.unique(pc.divide(pc.floor_temporal(times, unit="day").cast(pa.int64()), DAY_US))
-    return tuple(str((EPOCH + timedelta(days=day)).date()) for day in sorted(numbers.to_pylist()))
+    ends = pc.min_max(times.cast(pa.int64()))
+    first, last = ends["min"].as_py() // DAY_US, ends["max"].as_py() // DAY_US
+    numbers = [first]
+    if last != first:
+        days = pc.divide(pc.floor_temporal(times, unit="day").cast(pa.int64()), DAY_US)
+        numbers = sorted(pc.unique(days).to_pylist())
+    return tuple(str((EPOCH + timedelta(days=number)).date()) for number in numbers)
 
 
 def split_overlapping(segments: Iterable[Segment]) -> tuple[list[Segment], list[Segment]]:

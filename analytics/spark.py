@@ -5,6 +5,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +15,13 @@ from pyspark.sql import SparkSession
 from analytics.java import find_java
 
 LOCAL_MASTER = "local[*]"
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -Xshare:auto"
-"A run takes less than a minute: the optimising compiler would cost more than it gains."
+QUICK_START = (
+    "-XX:+UseParallelGC -Xshare:auto"
+    " -XX:Tier4InvocationThreshold=250000 -XX:Tier4MinInvocationThreshold=50000"
+    " -XX:Tier4CompileThreshold=500000 -XX:Tier4BackEdgeThreshold=2000000"
+)
+"""A run takes less than a minute: the optimising compiler costs more than it gains, except in the few loops
+that every event goes through."""
 
 
 class LazySpark:
@@ -30,7 +36,8 @@ class LazySpark:
         self._memory = memory
         self._more = more or {}
         self._stack = ExitStack()
-        self._session: SparkSession | None = None
+        self._threads = ThreadPoolExecutor(1)
+        self._starting: Future[SparkSession] | None = None
 
     @property
     def is_local(self) -> bool:
@@ -40,9 +47,13 @@ class LazySpark:
     @property
     def session(self) -> SparkSession:
         """The one session."""
-        if self._session is None:
-            self._session = self._start()
-        return self._session
+        return self.begin().result()
+
+    def begin(self) -> Future[SparkSession]:
+        """Start the session, which takes seconds, beside other work."""
+        if self._starting is None:
+            self._starting = self._threads.submit(self._start)
+        return self._starting
 
     def _start(self) -> SparkSession:
         find_java()
@@ -88,6 +99,7 @@ class LazySpark:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._threads.shutdown()
         self._stack.close()
 
 
