@@ -83,8 +83,13 @@ def check_segment(path: str, content: bytes) -> Segment:
 
 def ids_of_parquet(content: bytes) -> pa.Table:
     """Event ids and times of a Parquet segment, after reading every page of every column."""
-    file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True, read_dictionary=REPETITIVE)
-    check_columns(file.schema_arrow)
+    metadata = pq.read_metadata(io.BytesIO(content))
+    schema = metadata.schema.to_arrow_schema()
+    check_columns(schema)
+    packed = [name for name in REPETITIVE if name in schema.names]
+    file = pq.ParquetFile(
+        io.BytesIO(content), metadata=metadata, read_dictionary=packed, page_checksum_verification=True
+    )
     ids = []
     for group in range(file.num_row_groups):
         table = file.read_row_group(group)
@@ -101,13 +106,8 @@ def check_columns(schema: pa.Schema) -> None:
         index = schema.get_field_index(column.name)
         if index < 0 and not column.nullable:
             raise ValueError(f"column {column.name} is missing")
-        if index >= 0 and (found := plain_type(schema.field(index).type)) != column.type:
-            raise ValueError(f"column {column.name} is {found}, not {column.type}")
-
-
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """The type of a column's values, however they are kept."""
-    return found.value_type if pa.types.is_dictionary(found) else found
+        if index >= 0 and schema.field(index).type != column.type:
+            raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
 
 
 def ids_of_jsonl(content: bytes) -> pa.Table:
