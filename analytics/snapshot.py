@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from protocol.addresses import SmpServer
 from store.journal_schema import epoch_of, pseudonym
+from store.router_sums import STATE_COLUMNS, read_state
 from store.rows import DELETED
 
 Rows = Iterator[Sequence[Any]]
@@ -73,10 +74,15 @@ class SnapshotSource(Protocol):
 
 HOSTS_AT: Mapping[str, int] = {"subscriptions": 2, "servers": 0}
 "Where rows of stores have hosts and port, which together are one column of a snapshot."
+STATE_AT = 4
+"Where rows of subscriptions have what their state follows from."
 
 
-def with_server(table: str, row: Sequence[Any]) -> Sequence[Any]:
-    """A row with its server as the journal names it."""
+def with_names(table: str, row: Sequence[Any]) -> Sequence[Any]:
+    """A row with its server as the journal names it, and its state as it is now."""
+    if table == "subscriptions":
+        stored, turns = read_state(row[STATE_AT:])
+        row = [*row[:STATE_AT], stored.now(turns).value, stored.associated]
     at = HOSTS_AT.get(table)
     if at is None:
         return row
@@ -91,7 +97,7 @@ class SqliteSource:
     QUERIES: Mapping[str, str] = {
         "tokens": "SELECT token_id, CAST(substr(device_token, 1, 2) AS TEXT), status, cron_minutes,"
         f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
-        "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, v.port, s.state, s.associated <> 0"
+        "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
         " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
         f" WHERE t.status <> '{DELETED}'",
         "servers": "SELECT hosts, port,"
@@ -117,7 +123,7 @@ class SqliteSource:
     def _rows(self, db: sqlite3.Connection, name: str, query: str) -> Rows:
         with self._explained():
             for row in db.execute(query):
-                yield with_server(name, row)
+                yield with_names(name, row)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack, contextmanager
 
 import asyncpg
 
-from analytics.snapshot import PAGE, Rows, SnapshotError, with_server
+from analytics.snapshot import PAGE, Rows, SnapshotError, with_names
 from store.interface import StoreError
 from store.postgres_errors import CAUGHT, store_error
+from store.router_sums import STATE_COLUMNS
 from store.rows import DELETED
 from store.tables_postgres import PostgresTables, connected
 
@@ -19,7 +20,7 @@ class PostgresSource:
     QUERIES: Mapping[str, str] = {
         "tokens": "SELECT token_id, convert_from(substr(device_token, 1, 2), 'UTF8'), status, cron_minutes,"
         f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
-        "subscriptions": "SELECT s.subscription_id, t.token_id, v.hosts, v.port, s.state, s.associated"
+        "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
         " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
         f" WHERE t.status <> '{DELETED}'",
         "servers": "SELECT hosts, port,"
@@ -57,7 +58,7 @@ class PostgresSource:
             cursor = runner.run(open_cursor(db, self.QUERIES[name]))
             while page := runner.run(cursor.fetch(PAGE)):
                 for row in page:
-                    yield with_server(name, tuple(row))
+                    yield with_names(name, tuple(row))
 
 
 async def open_cursor(db: asyncpg.Connection, query: str) -> asyncpg.cursor.Cursor:

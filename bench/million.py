@@ -39,6 +39,7 @@ INSERT INTO subscriptions (subscription_id, token_key, server_key, notifier_id, 
     SELECT int8send(n) || pad, n % {tokens} + 1, 1, int8send(n) || pad, pad || pad || pad, 'ACTIVE'
     FROM generate_series(1::bigint, {subscriptions}) n, decode(repeat('00', 16), 'hex') pad;
 INSERT INTO token_routers SELECT token_key, 1, count(*) FROM subscriptions GROUP BY 1;
+UPDATE smp_servers SET active_count = {subscriptions};
 INSERT INTO totals VALUES (0, {tokens}, {tokens}, {subscriptions}, {subscriptions});
 SET session_replication_role = origin;
 ANALYZE;

@@ -137,6 +137,7 @@ def make_database(path: Path, subscriptions: int, verify_key: bytes = b"") -> Ro
         db.executemany(_INSERT_SUBSCRIPTION, rows())
         db.execute("UPDATE tokens SET verified = 1")
         db.execute("INSERT INTO token_routers SELECT token_key, 1, count(*) FROM subscriptions GROUP BY 1")
+        db.execute("UPDATE smp_servers SET active_count = ?", (subscriptions,))
         db.execute(
             "UPDATE totals SET tokens = ?1, active_tokens = ?1,"
             " subscriptions = ?2, active_subscriptions = ?2, last_server = 1",

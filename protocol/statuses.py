@@ -228,6 +228,9 @@ class BulkMove(NamedTuple):
     sources: frozenset[SubState]
     target: SubState
 
+    def moved(self, state: SubState) -> SubState:
+        return self.target if state in self.sources else state
+
 
 def bulk_move(event: SubInput, among: Collection[SubState] = frozenset(SubState)) -> BulkMove:
     """For inputs that lead to one state only, wherever they change anything."""

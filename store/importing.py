@@ -14,13 +14,12 @@ from typing import Any
 
 import asyncpg
 
-from protocol.encoding import EntityId
-from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.statuses import SubState, TokenStatus
 from store.interface import KEPT_NOTIFICATIONS, StoreError
 from store.moving import CopyDiffers, Progress
 from store.reference import (
     Moment,
+    Queues,
     Router,
     Source,
     Unreadable,
@@ -125,7 +124,7 @@ class ReferenceDatabase:
         self._keepers: set[int] = set()
         "Rows whose service is ours now; of several that are one router, one."
         self._merged: set[int] = set()
-        self._associated: dict[int, tuple[int, bytes]] = {}
+        self._queues: dict[int, Queues] = {}
         self._seen_queues: set[tuple[int, bytes]] = set()
         self._seen_devices: set[tuple[bytes, bytes]] = set()
         self._left_out: dict[Table, set[int]] = {table: set() for table in _QUERIES}
@@ -185,7 +184,7 @@ class ReferenceDatabase:
 
     def _server_rows(self) -> list[Row]:
         keys = sorted(self._keepers)
-        return [self._routers[key].row(*self._associated.get(key, (0, NO_IDS))) for key in keys]
+        return [self._routers[key].row(self._queues.get(key, Queues())) for key in keys]
 
     async def _pages(self, table: Table, after: int) -> AsyncIterator[list[Source]]:
         page: list[Source] = []
@@ -268,9 +267,7 @@ class ReferenceDatabase:
         elif table is SUBSCRIPTIONS:
             findings.active_subscriptions += sum(row[6] == SubState.ACTIVE for row in rows)
             for row in rows:
-                if row[8]:
-                    count, digest = self._associated.get(row[3], (0, NO_IDS))
-                    self._associated[row[3]] = count + 1, xor(digest, ids_hash([EntityId(row[4])]))
+                self._queues[row[3]] = self._queues.get(row[3], Queues()).with_row(row)
 
     async def write(self, new: NewTables, progress: Progress) -> None:
         """What `look` found, into a new store; goes on where an earlier run ended."""
@@ -301,5 +298,6 @@ class ReferenceDatabase:
 
     def associations(self) -> Iterator[tuple[Router, int, bytes]]:
         """Routers with queues that their service subscribes: how many, and the hash of their ids."""
-        for key, (count, digest) in sorted(self._associated.items()):
-            yield self._routers[key], count, digest
+        for key, queues in sorted(self._queues.items()):
+            if queues.associated:
+                yield self._routers[key], queues.associated, queues.digest

@@ -164,10 +164,10 @@ class SubscriberStore(Protocol):
         `store.policy` tells what it leads to. Unknown ids are ignored."""
 
     async def set_disconnected(self, key: ServerKey) -> int:
-        """ACTIVE queues of the router become INACTIVE; returns how many."""
+        """ACTIVE queues of the router become INACTIVE, in one step however many; returns their number."""
 
     async def set_service_subscribed(self, key: ServerKey) -> int:
-        """SOKS: associated subscribable queues become ACTIVE; returns how many were not."""
+        """SOKS: associated queues become ACTIVE, in one step; returns how many were not."""
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
         """Durable: before the handshake that uses them."""

@@ -7,8 +7,10 @@ from typing import Any
 
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
+from protocol.statuses import SubState
 from store.postgres_engine import Transaction
 from store.records import DeletedSubscription, DeletedToken, Deletion, SubKey, TokenKey
+from store.router_sums import StoredState
 from store.rows import DELETED, DELETED_PAGE, deleted_subscription
 
 _TOKENS = f"""
@@ -28,7 +30,7 @@ SELECT token_key FROM tokens WHERE status = '{DELETED}' ORDER BY token_key LIMIT
 _LEFT = f"SELECT EXISTS (SELECT 1 FROM tokens WHERE status = '{DELETED}')"
 _COLUMNS = """
 s.server_key, s.notifier_id, s.associated, s.subscription_id, t.token_id, v.hosts, v.port, v.key_hash,
-s.sub_key, s.state, s.token_key
+s.sub_key, s.token_key, s.state, s.as_of
 """
 _ROWS_OF_TOKENS = f"""
 SELECT {_COLUMNS} FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)
@@ -73,7 +75,7 @@ async def more(tx: Transaction) -> Deletion:
 async def subscriptions(tx: Transaction, keys: Sequence[SubKey]) -> list[DeletedSubscription]:
     """Delete single ones of tokens that live on."""
     rows = await tx.db.fetch(_ROWS, keys)
-    await tx.db.execute(_RELEASE, [row[10] for row in rows], [row[0] for row in rows])
+    await tx.db.execute(_RELEASE, [row[9] for row in rows], [row[0] for row in rows])
     return await _delete(tx, rows)
 
 
@@ -91,6 +93,7 @@ async def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[Delete
     deleted = [deleted_subscription(row) for row in rows]
     for row in deleted:
         tx.deleted(row.server_key, row.notifier_id)
-    tx.subscriptions_deleted(deleted, (row[9] for row in rows))
+    states = [StoredState(SubState(row[10]), bool(row[2]), row[11]) for row in rows]
+    tx.subscriptions_deleted(deleted, states)
     await tx.db.execute(_DELETE_ROWS, [row[8] for row in rows])
     return deleted

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
 from protocol.encoding import EntityId
-from protocol.ids_hash import NO_IDS, xor
 from store.interface import LeaseLost, StoreUnavailable
 from store.leases import FORGET, Lease, of_router
 from store.postgres_errors import CAUGHT, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
+from store.router_sums import SUM_COLUMNS, RouterSums
 from store.sums import Sums
 from store.work_queue import CommitObserver, Failed, Operation, runs
 
@@ -33,13 +33,16 @@ TRIES = 5
 CONNECT_TIMEOUT = 10.0
 RELAXED_CONNECTIONS = 2
 
-_READ_ASSOCIATED = """
-SELECT server_key, associated_count, associated_hash FROM smp_servers
-WHERE server_key = ANY($1::bigint[]) ORDER BY server_key FOR UPDATE
+_READ_ROUTERS = f"""
+SELECT server_key, {SUM_COLUMNS} FROM smp_servers
+WHERE server_key = ANY($1::bigint[]) ORDER BY server_key FOR NO KEY UPDATE
 """
-_WRITE_ASSOCIATED = """
-UPDATE smp_servers v SET associated_count = i.count, associated_hash = i.hash
-FROM unnest($1::bigint[], $2::bigint[], $3::bytea[]) i(key, count, hash) WHERE v.server_key = i.key
+_WRITE_ROUTERS = f"""
+UPDATE smp_servers v SET ({SUM_COLUMNS})
+    = (i.lost, i.served, i.associated, i.hash, i.active, i.active_associated)
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::bigint[])
+    i(key, lost, served, associated, hash, active, active_associated)
+WHERE v.server_key = i.key
 """
 _WRITE_TOTALS = """
 INSERT INTO totals AS t (daemon_id, tokens, active_tokens, subscriptions, active_subscriptions)
@@ -99,13 +102,39 @@ class Transaction(Sums):
         if self.leases.has_joined and not self.leases.owns(of_router(key)):
             self._deleted.setdefault(key, []).append(notifier_id)
 
-    async def clear_associated(self, key: ServerKey) -> None:
-        self.associated.pop(key, None)
-        await self.db.execute(_WRITE_ASSOCIATED, [key], [0], [NO_IDS])
+    async def router(self, key: ServerKey) -> RouterSums | None:
+        """The sums of a router, with what this transaction did so far; None if it is gone. Nobody else
+        changes them until its end."""
+        return (await self._settled([key])).get(key)
+
+    async def change_router(self, key: ServerKey, before: RouterSums, after: RouterSums) -> RouterSums:
+        await self._change_routers({key: before}, {key: after})
+        return after
+
+    async def settle_routers(self) -> None:
+        if self.routers:
+            await self._settled(list(self.routers))
+
+    async def _settled(self, keys: Sequence[ServerKey]) -> dict[ServerKey, RouterSums]:
+        rows = await self.db.fetch(_READ_ROUTERS, keys)
+        before = {ServerKey(key): RouterSums(*sums) for key, *sums in rows}
+        changes = {key: self.routers.pop(key) for key in keys if key in self.routers}
+        after = {key: s.changed(changes[key]) if key in changes else s for key, s in before.items()}
+        await self._change_routers(before, after)
+        return after
+
+    async def _change_routers(
+        self, before: Mapping[ServerKey, RouterSums], after: Mapping[ServerKey, RouterSums]
+    ) -> None:
+        changed = [(key, *sums) for key, sums in after.items() if sums != before[key]]
+        if changed:
+            await self.db.execute(_WRITE_ROUTERS, *map(list, zip(*changed, strict=True)))
+            self.active_subscriptions += sum(
+                after[key].active_count - before[key].active_count for key in after
+            )
 
     async def flush(self) -> None:
-        if self.associated:
-            await self._flush_associated()
+        await self.settle_routers()
         changes = (self.tokens, self.active_tokens, self.subscriptions, self.active_subscriptions)
         if any(changes):
             await self.db.execute(_WRITE_TOTALS, self.daemon_id, *changes)
@@ -116,16 +145,6 @@ class Transaction(Sums):
         ]
         if words:
             await self.db.execute(SAY, words)
-
-    async def _flush_associated(self) -> None:
-        rows = await self.db.fetch(_READ_ASSOCIATED, list(self.associated))
-        keys, counts, hashes = [], [], []
-        for key, count, digest in rows:
-            change, changed = self.associated[key]
-            keys.append(key)
-            counts.append(count + change)
-            hashes.append(xor(digest, changed))
-        await self.db.execute(_WRITE_ASSOCIATED, keys, counts, hashes)
 
 
 class Pools:

@@ -7,24 +7,19 @@ from collections.abc import Sequence
 import asyncpg
 
 from protocol.encoding import EntityId
-from protocol.statuses import BulkMove, SubState
 from store.interface import StoreError
 from store.postgres_engine import Transaction
 from store.queue_plan import (
     CLEAR,
-    DROP,
     ENDED_STATES,
     EVER_SUBSCRIBED,
     MOVED_COLUMNS,
     RETRY,
     SOK,
-    SOKS,
-    STATE_PAGE,
     SUBSCRIBABLE_STATES,
     SUBSCRIBED_COLUMNS,
     UNUSED_PAGE,
     UNUSED_SERVER,
-    Page,
     listed,
     plan_moves,
     plan_subscribed,
@@ -49,7 +44,7 @@ from store.rows import (
 )
 
 _OF_ROUTERS = f"""
-SELECT server_key, hosts, port, key_hash, EXISTS (
+SELECT server_key, hosts, port, key_hash, served > 0 OR EXISTS (
         SELECT 1 FROM subscriptions s
         WHERE s.server_key = v.server_key AND s.state IN ({EVER_SUBSCRIBED})
     ) AS was_there
@@ -100,33 +95,25 @@ RETURNING {QUEUE_COLUMNS}
 """
 _NEXT_RETRY = "SELECT min(retry_at) FROM subscriptions WHERE server_key = $1 AND retry_at IS NOT NULL"
 _LOCKED_ROWS = """
-SELECT {} FROM subscriptions s JOIN tokens t USING (token_key)
+SELECT {} FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)
 WHERE s.server_key = $1 AND s.notifier_id = ANY($2::bytea[]) ORDER BY s.sub_key FOR NO KEY UPDATE OF s
 """
 _SUBSCRIBED_ROWS = _LOCKED_ROWS.format(SUBSCRIBED_COLUMNS)
 _CHANGED_ROWS = _LOCKED_ROWS.format(MOVED_COLUMNS)
 _SUBSCRIBED = """
-UPDATE subscriptions SET state = $2, detail = '', associated = $3, retry_count = 0, retry_at = NULL
+UPDATE subscriptions
+SET state = $2, associated = $3, as_of = $4, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($1::bigint[])
 """
 _CHANGE = """
 UPDATE subscriptions s
-SET state = i.state, detail = i.detail, associated = i.associated, retry_count = i.retries, retry_at = i.at
-FROM unnest($1::bigint[], $2::text[], $3::text[], $4::boolean[], $5::bigint[], $6::bigint[])
-    i(sub_key, state, detail, associated, retries, at)
+SET state = i.state, detail = i.detail, associated = i.associated, retry_count = i.retries, retry_at = i.at,
+    as_of = i.as_of
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::boolean[], $5::bigint[], $6::bigint[], $7::bigint[])
+    i(sub_key, state, detail, associated, retries, at, as_of)
 WHERE s.sub_key = i.sub_key
 """
-_MOVE_PAGE = """
-UPDATE subscriptions SET state = $1
-WHERE server_key = $2 AND associated = $3 AND sub_key > $4 AND sub_key <= $5 AND state = ANY($6::text[])
-"""
-_PAGE_END = """
-SELECT max(sub_key) FROM (
-    SELECT sub_key FROM subscriptions
-    WHERE server_key = $1 AND associated = $2 AND sub_key > $3 ORDER BY sub_key LIMIT $4
-) page
-"""
-_SERVICE_ID = "SELECT service_id FROM smp_servers WHERE server_key = $1 FOR UPDATE"
+_SERVICE_ID = "SELECT service_id FROM smp_servers WHERE server_key = $1 FOR NO KEY UPDATE"
 _SET_CREDENTIALS = "UPDATE smp_servers SET chain = $2, private_key = $3 WHERE server_key = $1"
 _SET_SERVICE_ID = "UPDATE smp_servers SET service_id = $2 WHERE server_key = $1"
 _CLEAR_SERVICE = """
@@ -134,11 +121,9 @@ UPDATE smp_servers SET chain = NULL, private_key = NULL, service_id = NULL WHERE
 """
 _CLEAR_ASSOCIATIONS = """
 WITH cleared AS (
-    SELECT sub_key, state FROM subscriptions WHERE server_key = $1 AND associated ORDER BY sub_key FOR UPDATE
-), changed AS (
-    UPDATE subscriptions s SET associated = false, state = $2 FROM cleared c WHERE s.sub_key = c.sub_key
+    SELECT sub_key FROM subscriptions WHERE server_key = $1 AND associated ORDER BY sub_key FOR UPDATE
 )
-SELECT count(*) FROM cleared WHERE state = $3
+UPDATE subscriptions s SET associated = false, state = $2 FROM cleared c WHERE s.sub_key = c.sub_key
 """
 
 
@@ -166,6 +151,7 @@ async def unused_servers(db: asyncpg.Connection) -> list[ServerKey]:
 
 
 async def delete_unused(tx: Transaction, keys: Sequence[ServerKey]) -> int:
+    await tx.settle_routers()  # while their rows are there
     done = await tx.db.execute(_DELETE_SERVERS, keys)
     return int(done.removeprefix("DELETE "))
 
@@ -196,9 +182,9 @@ async def set_subscribed(
 ) -> list[Moved]:
     associated = service_id is not None and service_id == await tx.db.fetchval(_SERVICE_ID, key)
     rows = await tx.db.fetch(_SUBSCRIBED_ROWS, key, notifier_ids)
-    changed, moved = plan_subscribed(tx, key, rows, associated)
+    changed, as_of, moved = plan_subscribed(tx, key, rows, associated)
     if changed:
-        await tx.db.execute(_SUBSCRIBED, changed, SOK.target.value, associated)
+        await tx.db.execute(_SUBSCRIBED, changed, SOK.target.value, associated, as_of)
     return moved
 
 
@@ -206,32 +192,25 @@ async def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEve
     rows = await tx.db.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
     changed, moved = plan_moves(tx, key, rows, events, now)
     if changed:
-        columns = zip(*((sub_key, *after) for sub_key, after in changed), strict=True)
+        columns = zip(*((sub_key, *after, as_of) for sub_key, after, as_of in changed), strict=True)
         await tx.db.execute(_CHANGE, *map(list, columns))
     return moved
 
 
-async def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = await _move_page(tx, DROP, key, associated, after)
-    tx.active_subscriptions -= page.changed
-    return page
+async def set_disconnected(tx: Transaction, key: ServerKey) -> int:
+    before = await tx.router(key)
+    if before is None:
+        return 0
+    after = await tx.change_router(key, before, before.disconnected())
+    return before.active_count - after.active_count
 
 
-async def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = await _move_page(tx, SOKS, key, associated, after)
-    tx.active_subscriptions += page.changed
-    return page
-
-
-async def _move_page(
-    tx: Transaction, move: BulkMove, key: ServerKey, associated: bool, after: SubKey
-) -> Page:
-    last = await tx.db.fetchval(_PAGE_END, key, associated, after, STATE_PAGE)
-    if last is None:
-        return Page(0, None)
-    sources = [state.value for state in move.sources]
-    done = await tx.db.execute(_MOVE_PAGE, move.target.value, key, associated, after, last, sources)
-    return Page(int(done.removeprefix("UPDATE ")), SubKey(last))
+async def set_service_subscribed(tx: Transaction, key: ServerKey) -> int:
+    before = await tx.router(key)
+    if before is None:
+        return 0
+    after = await tx.change_router(key, before, before.service_subscribed())
+    return after.active_count - before.active_count
 
 
 async def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
@@ -253,7 +232,9 @@ async def clear_service(tx: Transaction, key: ServerKey) -> int:
 
 
 async def _clear_associations(tx: Transaction, key: ServerKey) -> int:
-    active: int = await tx.db.fetchval(_CLEAR_ASSOCIATIONS, key, CLEAR.target.value, SubState.ACTIVE.value)
-    tx.active_subscriptions -= active
-    await tx.clear_associated(key)
-    return active
+    before = await tx.router(key)
+    if before is None:
+        return 0
+    await tx.db.execute(_CLEAR_ASSOCIATIONS, key, CLEAR.target.value)
+    after = await tx.change_router(key, before, before.without_associations())
+    return before.active_count - after.active_count

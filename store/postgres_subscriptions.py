@@ -25,15 +25,14 @@ from store.records import (
     SubscriptionRecord,
     TokenKey,
 )
-from store.rows import DELETED, address_columns, smp_server, subscription_or_none
+from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, smp_server, subscription_or_none
 from store.snew_plan import BORN, Existing, Insert, Owner, SnewPlan, results, revived
 from store.work_queue import regrouped
 
 _BY_ID = f"""
-SELECT s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
-    s.token_key, t.token_id, t.verify_key
-FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place)
+SELECT {SUBSCRIPTION_COLUMNS} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place)
 LEFT JOIN subscriptions s ON s.subscription_id = asked.id
+LEFT JOIN smp_servers v ON v.server_key = s.server_key
 LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
 ORDER BY place
 """

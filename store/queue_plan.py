@@ -9,19 +9,15 @@ from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBABLE, SubInput, SubState, bulk_move
 from store.policy import Standing, standing_after
 from store.records import Moved, QueueEvent, ServerKey, SubKey
-from store.rows import standing
+from store.router_sums import DROP, STATE_COLUMNS, StoredState, read_state
 from store.sums import Sums
 
 SOK = bulk_move(SubInput.SUBSCRIBED)
-SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
-DROP = bulk_move(SubInput.DISCONNECTED)
 RETRY = bulk_move(SubInput.RETRIED)
 CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
 
 UNUSED_PAGE = 500
 "Routers deleted in one transaction."
-STATE_PAGE = 10_000
-"Rows that change state in one transaction: bounds how long other writes wait for those of a large router."
 
 
 def listed(states: Iterable[SubState]) -> str:
@@ -39,57 +35,59 @@ NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.server_key = v.server_key)
     AND NOT EXISTS (SELECT 1 FROM token_routers r WHERE r.server_key = v.server_key)
 """
 
-SUBSCRIBED_COLUMNS = "s.sub_key, s.notifier_id, s.subscription_id, t.token_id, s.state, s.associated"
+_ROW_COLUMNS = f"s.sub_key, s.notifier_id, s.subscription_id, t.token_id, {STATE_COLUMNS}"
+SUBSCRIBED_COLUMNS = _ROW_COLUMNS
 "Of `plan_subscribed`."
-MOVED_COLUMNS = """
-s.sub_key, s.notifier_id, s.subscription_id, t.token_id,
-s.state, s.detail, s.associated, s.retry_count, s.retry_at
-"""
+MOVED_COLUMNS = f"{_ROW_COLUMNS}, s.detail, s.retry_count, s.retry_at"
 "Of `plan_moves`."
 
 
-class Page(NamedTuple):
-    """Rows changed, and the last one looked at; None at the end."""
+class _Row:
+    """A queue's row, and what it comes to by what happened to its router since. Do not print."""
 
-    changed: int
-    last: SubKey | None
+    __slots__ = ("notifier_id", "state", "stored", "sub_key", "subscription_id", "token_id", "turns")
+
+    def __init__(self, columns: Sequence[Any]) -> None:
+        self.sub_key: SubKey
+        self.notifier_id: EntityId
+        self.sub_key, self.notifier_id, self.subscription_id, self.token_id = columns[:4]
+        self.stored, self.turns = read_state(columns[4:9])
+        self.state = self.stored.now(self.turns)
+
+    def moved(self, after: SubState) -> Moved:
+        return Moved(self.subscription_id, self.token_id, self.state, after)
+
+    def restored(self, state: SubState, associated: bool) -> StoredState:
+        return StoredState(state, associated, self.turns.last)
 
 
 class Subscribed(NamedTuple):
     changed: list[SubKey]
     "Rows that are written: active now, and associated or not as the answer says."
+    as_of: int
     moved: list[Moved]
 
 
 def plan_subscribed(
-    sums: Sums, key: ServerKey, rows: Iterable[Sequence[Any]], associated: bool
+    sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], associated: bool
 ) -> Subscribed:
     """The router accepted these queues, in the name of our service or one by one."""
-    changed: list[SubKey] = []
-    flipped: list[EntityId] = []
-    moved: list[Moved] = []
-    for sub_key, notifier_id, subscription_id, token_id, state, was_associated in rows:
-        if state in SOK.sources or was_associated != associated:
-            changed.append(sub_key)
-        if state in SOK.sources:
-            moved.append(Moved(subscription_id, token_id, SubState(state), SOK.target))
-        if was_associated != associated:
-            flipped.append(notifier_id)
-    sums.queues_moved(moved)
-    (sums.add_associated if associated else sums.remove_associated)(key, flipped)
-    return Subscribed(changed, moved)
-
-
-class _Row(NamedTuple):
-    sub_key: SubKey
-    notifier_id: EntityId
-    subscription_id: EntityId
-    token_id: EntityId
-    standing: Standing
+    rows = [
+        row for row in map(_Row, found) if row.state in SOK.sources or row.stored.associated != associated
+    ]
+    flipped = [row.notifier_id for row in rows if row.stored.associated != associated]
+    sums.queues_changed(
+        key, (row.stored for row in rows), (row.restored(SOK.target, associated) for row in rows)
+    )
+    sums.associations_changed(key, flipped)
+    as_of = rows[0].turns.last if rows else 0
+    moved = [row.moved(SOK.target) for row in rows if row.state in SOK.sources]
+    return Subscribed([row.sub_key for row in rows], as_of, moved)
 
 
 class Moves(NamedTuple):
-    changed: list[tuple[SubKey, Standing]]
+    changed: list[tuple[SubKey, Standing, int]]
+    "With what their states are as of."
     moved: list[Moved]
     "Those whose state is another one now."
 
@@ -98,19 +96,25 @@ def plan_moves(
     sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], events: Sequence[QueueEvent], now: int
 ) -> Moves:
     """Events one after the other, several may be about one queue; only what they leave is written."""
-    rows = [_Row(columns[0], columns[1], columns[2], columns[3], standing(columns[4:])) for columns in found]
-    standings = {row.notifier_id: row.standing for row in rows}
+    rows = [
+        (row, Standing(row.state, columns[9], row.stored.associated, *columns[10:]))
+        for columns in found
+        for row in (_Row(columns),)
+    ]
+    standings = {row.notifier_id: before for row, before in rows}
     for notifier_id, event in events:
         if notifier_id in standings:
             standings[notifier_id] = standing_after(standings[notifier_id], event, now)
-    pairs = [(row, standings[row.notifier_id]) for row in rows]
-    pairs = [(row, after) for row, after in pairs if after != row.standing]
-    moved = [
-        Moved(row.subscription_id, row.token_id, row.standing.state, after.state) for row, after in pairs
-    ]
-    sums.queues_moved(moved)
-    sums.remove_associated(
-        key, [row.notifier_id for row, after in pairs if row.standing.associated and not after.associated]
+    changed = [(row, after) for row, before in rows if (after := standings[row.notifier_id]) != before]
+    sums.queues_changed(
+        key,
+        (row.stored for row, _ in changed),
+        (row.restored(after.state, after.associated) for row, after in changed),
     )
-    changed = [(row.sub_key, after) for row, after in pairs]
-    return Moves(changed, [move for move in moved if move.before is not move.after])
+    sums.associations_changed(
+        key, [row.notifier_id for row, after in changed if row.stored.associated != after.associated]
+    )
+    return Moves(
+        [(row.sub_key, after, row.turns.last) for row, after in changed],
+        [row.moved(after.state) for row, after in changed if after.state is not row.state],
+    )

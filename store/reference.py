@@ -19,7 +19,7 @@ from protocol.crypto import (
 from protocol.device_token import ApnsToken, Provider, encode_device_token
 from protocol.encoding import NONCE_SIZE, Reader, b64
 from protocol.errors import DecodeError
-from protocol.ids_hash import NO_IDS
+from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.statuses import MAX_ERROR_DETAIL, RETRIED_SLOWLY, SUBSCRIBABLE, SubState, SubStatus, TokenStatus
 from store.policy import retry_delay
 from store.rows import address_columns
@@ -109,6 +109,26 @@ def token_row(row: Source, moment: Moment) -> Row:
     )
 
 
+class Queues(NamedTuple):
+    """Of a router: what its row tells of them."""
+
+    associated: int = 0
+    digest: bytes = NO_IDS
+    "Of the associated ids."
+    active: int = 0
+    active_associated: int = 0
+
+    def with_row(self, row: Row) -> Queues:
+        """One more, from `subscription_row`."""
+        notifier_id, is_associated, is_active = row[4], bool(row[8]), row[6] == SubState.ACTIVE
+        return Queues(
+            self.associated + is_associated,
+            xor(self.digest, ids_hash([notifier_id])) if is_associated else self.digest,
+            self.active + is_active,
+            self.active_associated + (is_associated and is_active),
+        )
+
+
 class Router(NamedTuple):
     """A router and, if they can be read, the service credentials for it. Do not print."""
 
@@ -126,9 +146,12 @@ class Router(NamedTuple):
     def has_service(self) -> bool:
         return self.service is not None and self.service[2] is not None
 
-    def row(self, count: int, digest: bytes) -> Row:
+    def row(self, queues: Queues) -> Row:
         service = (None, None, None) if self.service is None else self.service
-        return (self.key, *address_columns(self.server), *service, count, digest or NO_IDS)
+        turns = (0, 0)
+        associated = queues.associated, queues.digest
+        active = queues.active, queues.active_associated
+        return (self.key, *address_columns(self.server), *service, *associated, *turns, *active)
 
 
 def router(row: Source) -> Router:
@@ -185,6 +208,7 @@ def subscription_row(row: Source, its_router: Router, moment: Moment, *, keeps_s
         int(waits),
         moment.now + retry_delay(0) if waits else None,
         its_router.spelling,
+        0,
     )
 
 

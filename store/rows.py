@@ -10,7 +10,6 @@ from protocol.addresses import SmpServer
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.statuses import SubState, SubStatus, TokenStatus
-from store.policy import Standing
 from store.records import (
     DeletedSubscription,
     LastNotification,
@@ -24,6 +23,7 @@ from store.records import (
     TokenKey,
     TokenRecord,
 )
+from store.router_sums import STATE_COLUMNS, read_state
 
 DELETED = "deleted"
 "Stands in the place of a token's status while its rows are deleted; no state of the protocol."
@@ -69,34 +69,41 @@ def token_or_none(row: Sequence[Any]) -> TokenRecord | None:
     return found if exists else None
 
 
+SUBSCRIPTION_COLUMNS = f"""
+s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.detail, s.token_key, t.token_id, t.verify_key,
+{STATE_COLUMNS}
+"""
+
 _BARE = {state: SubStatus(state) for state in SubState}
 
 
-def sub_status(state: str, detail: str) -> SubStatus:
-    return SubStatus(SubState(state), detail) if detail else _BARE[SubState(state)]
+def _status(state: SubState, detail: str) -> SubStatus:
+    return SubStatus(state, detail) if detail else _BARE[state]
 
 
-_DECOY_SUBSCRIPTION = (0, b"", 0, b"", SubState.NEW, "", 0, 0, b"", b"")
+_DECOY_SUBSCRIPTION = (0, b"", 0, b"", "", 0, b"", b"", SubState.NEW, 0, 0, 0, 0)
 
 
 def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
-    """Of an outer join with the token, also without one. Unknown ids cost what known ones do."""
-    exists = row[8] is not None
+    """From `SUBSCRIPTION_COLUMNS`, of an outer join with token and router, also without them. Unknown ids
+    cost what known ones do."""
+    exists = row[6] is not None
     found = _subscription(row if exists else _DECOY_SUBSCRIPTION)
     return found if exists else None
 
 
 def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
+    stored, turns = read_state(row[8:])
     return SubscriptionRecord(
         key=SubKey(row[0]),
         subscription_id=EntityId(row[1]),
         server_key=ServerKey(row[2]),
         notifier_id=EntityId(row[3]),
-        status=sub_status(row[4], row[5]),
-        associated=bool(row[6]),
-        token_key=TokenKey(row[7]),
-        token_id=EntityId(row[8]),
-        verify_key=row[9],
+        status=_status(stored.now(turns), row[4]),
+        associated=stored.associated,
+        token_key=TokenKey(row[5]),
+        token_id=EntityId(row[6]),
+        verify_key=row[7],
     )
 
 
@@ -138,11 +145,6 @@ def encoded_chain(credentials: ServiceCredentials) -> bytes:
 def queue_row(row: Sequence[Any]) -> QueueRow:
     """From `QUEUE_COLUMNS`."""
     return QueueRow(SubKey(row[0]), EntityId(row[1]), row[2], bool(row[3]))
-
-
-def standing(row: Sequence[Any]) -> Standing:
-    """From state, detail, associated, retry count, retry time."""
-    return Standing(SubState(row[0]), row[1], bool(row[2]), row[3], row[4])
 
 
 def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:

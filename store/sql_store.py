@@ -208,27 +208,14 @@ class SqlStore(ABC):
         )
 
     async def set_disconnected(self, key: ServerKey) -> int:
-        change = self._sql.routers.set_disconnected
-        return await self._by_page(change, key, False) + await self._by_page(change, key, True)
+        return await self._write_as_owner(
+            of_router(key), lambda tx: self._sql.routers.set_disconnected(tx, key)
+        )
 
     async def set_service_subscribed(self, key: ServerKey) -> int:
-        return await self._by_page(self._sql.routers.set_service_subscribed, key, True)
-
-    async def _by_page(
-        self,
-        change: Callable[[Any, ServerKey, bool, SubKey], Any],
-        key: ServerKey,
-        associated: bool,
-    ) -> int:
-        """Change the state of all queues of a router, in transactions of bounded size."""
-        changed, last = 0, SubKey(0)
-        while True:
-            after = last
-            page = await self._write_as_owner(of_router(key), lambda tx: change(tx, key, associated, after))  # noqa: B023
-            changed += page.changed
-            if page.last is None:
-                return changed
-            last = page.last
+        return await self._write_as_owner(
+            of_router(key), lambda tx: self._sql.routers.set_service_subscribed(tx, key)
+        )
 
     async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
         await self._write_as_owner(

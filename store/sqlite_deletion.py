@@ -11,7 +11,9 @@ from typing import Any
 
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
+from protocol.statuses import SubState
 from store.records import DeletedSubscription, DeletedToken, Deletion, SubKey, TokenKey
+from store.router_sums import StoredState
 from store.rows import DELETED, DELETED_PAGE, deleted_subscription
 from store.sqlite_transaction import Transaction, select_in, update_in
 
@@ -28,7 +30,7 @@ WHERE token_key = ?
 _MARKED = f"SELECT token_key FROM tokens WHERE status = '{DELETED}' ORDER BY token_key LIMIT ?"
 _ROW = """
 SELECT s.server_key, s.notifier_id, s.associated, s.subscription_id, t.token_id, v.hosts, v.port, v.key_hash,
-    s.sub_key, s.state, s.token_key
+    s.sub_key, s.token_key, s.state, s.as_of
 FROM subscriptions s CROSS JOIN tokens t USING (token_key) CROSS JOIN smp_servers v USING (server_key)
 """
 _ROWS_OF_TOKEN = f"{_ROW} WHERE s.token_key = ? ORDER BY s.sub_key LIMIT ?"
@@ -54,7 +56,7 @@ def more(tx: Transaction) -> Deletion:
 def subscriptions(tx: Transaction, keys: Sequence[SubKey]) -> list[DeletedSubscription]:
     """Delete single ones of tokens that live on."""
     rows = list(select_in(tx.db, _ROWS, keys))
-    tx.db.executemany(_RELEASE, [(row[10], row[0]) for row in rows])
+    tx.db.executemany(_RELEASE, [(row[9], row[0]) for row in rows])
     return _delete(tx, rows)
 
 
@@ -83,6 +85,7 @@ def _page(tx: Transaction, keys: Collection[TokenKey]) -> tuple[list[DeletedSubs
 
 def _delete(tx: Transaction, rows: Sequence[Sequence[Any]]) -> list[DeletedSubscription]:
     deleted = [deleted_subscription(row) for row in rows]
-    tx.subscriptions_deleted(deleted, (row[9] for row in rows))
+    states = [StoredState(SubState(row[10]), bool(row[2]), row[11]) for row in rows]
+    tx.subscriptions_deleted(deleted, states)
     update_in(tx.db, _DELETE_ROWS, [row[8] for row in rows])
     return deleted

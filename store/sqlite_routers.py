@@ -7,23 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.encoding import EntityId
-from protocol.statuses import BulkMove, SubState
 from store.interface import StoreError
 from store.queue_plan import (
     CLEAR,
-    DROP,
     ENDED_STATES,
     EVER_SUBSCRIBED,
     MOVED_COLUMNS,
     RETRY,
     SOK,
-    SOKS,
-    STATE_PAGE,
     SUBSCRIBABLE_STATES,
     SUBSCRIBED_COLUMNS,
     UNUSED_PAGE,
     UNUSED_SERVER,
-    Page,
     listed,
     plan_moves,
     plan_subscribed,
@@ -49,7 +44,7 @@ from store.rows import (
 from store.sqlite_transaction import Transaction, select_in, update_in
 
 _SERVERS = f"""
-SELECT server_key, hosts, port, key_hash, EXISTS (
+SELECT server_key, hosts, port, key_hash, served > 0 OR EXISTS (
         SELECT 1 FROM subscriptions s INDEXED BY subscriptions_of_server
         WHERE s.server_key = v.server_key AND s.state IN ({EVER_SUBSCRIBED})
     ) AS was_there
@@ -96,31 +91,25 @@ ORDER BY retry_at LIMIT ?
 _RETRIED = "UPDATE subscriptions SET state = ?, detail = '', retry_at = NULL WHERE sub_key IN ({})"
 _SUBSCRIBED_ROWS = f"""
 SELECT {SUBSCRIBED_COLUMNS}
-FROM subscriptions s CROSS JOIN tokens t USING (token_key)
+FROM subscriptions s CROSS JOIN tokens t USING (token_key) CROSS JOIN smp_servers v USING (server_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({{}})
 """
 _SUBSCRIBED = """
-UPDATE subscriptions SET state = ?, detail = '', associated = ?, retry_count = 0, retry_at = NULL
+UPDATE subscriptions SET state = ?, associated = ?, as_of = ?, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key IN ({})
 """
 _CHANGED_ROWS = f"""
 SELECT {MOVED_COLUMNS}
-FROM subscriptions s CROSS JOIN tokens t USING (token_key)
+FROM subscriptions s CROSS JOIN tokens t USING (token_key) CROSS JOIN smp_servers v USING (server_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({{}})
 """
 _CHANGE = """
-UPDATE subscriptions SET state = ?, detail = ?, associated = ?, retry_count = ?, retry_at = ?
+UPDATE subscriptions SET state = ?, detail = ?, associated = ?, retry_count = ?, retry_at = ?, as_of = ?
 WHERE sub_key = ?
 """
-_MOVE_PAGE = """
-UPDATE subscriptions INDEXED BY subscriptions_of_server SET state = ?
-WHERE server_key = ? AND associated = ? AND sub_key > ? AND sub_key <= ? AND state IN ({})
-"""
-_PAGE_END = """
-SELECT max(sub_key) FROM (
-    SELECT sub_key FROM subscriptions INDEXED BY subscriptions_of_server
-    WHERE server_key = ? AND associated = ? AND sub_key > ? ORDER BY sub_key LIMIT ?
-)
+_CLEAR_ASSOCIATIONS = """
+UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = ?
+WHERE server_key = ? AND associated = 1
 """
 
 
@@ -140,6 +129,7 @@ def unused_servers(db: sqlite3.Connection) -> list[ServerKey]:
 
 
 def delete_unused(tx: Transaction, keys: Sequence[ServerKey]) -> int:
+    tx.settle_routers()  # while their rows are there
     return update_in(tx.db, _DELETE_SERVERS, keys)
 
 
@@ -182,8 +172,8 @@ def set_subscribed(
 ) -> list[Moved]:
     associated = service_id is not None and service_id == _service_id(tx, key)
     rows = _rows_once(tx, _SUBSCRIBED_ROWS, key, notifier_ids)
-    changed, moved = plan_subscribed(tx, key, rows, associated)
-    update_in(tx.db, _SUBSCRIBED, changed, SOK.target, associated)
+    changed, as_of, moved = plan_subscribed(tx, key, rows, associated)
+    update_in(tx.db, _SUBSCRIBED, changed, SOK.target, associated, as_of)
     return moved
 
 
@@ -202,29 +192,24 @@ def _rows_once(
 def move_queues(tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], now: int) -> list[Moved]:
     rows = _rows_once(tx, _CHANGED_ROWS, key, [event.notifier_id for event in events])
     changed, moved = plan_moves(tx, key, rows, events, now)
-    tx.db.executemany(_CHANGE, [(*after, sub_key) for sub_key, after in changed])
+    tx.db.executemany(_CHANGE, [(*after, as_of, sub_key) for sub_key, after, as_of in changed])
     return moved
 
 
-def set_disconnected(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = _move_page(tx, DROP, key, associated, after)
-    tx.active_subscriptions -= page.changed
-    return page
+def set_disconnected(tx: Transaction, key: ServerKey) -> int:
+    before = tx.router(key)
+    if before is None:
+        return 0
+    after = tx.change_router(key, before, before.disconnected())
+    return before.active_count - after.active_count
 
 
-def set_service_subscribed(tx: Transaction, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    page = _move_page(tx, SOKS, key, associated, after)
-    tx.active_subscriptions += page.changed
-    return page
-
-
-def _move_page(tx: Transaction, move: BulkMove, key: ServerKey, associated: bool, after: SubKey) -> Page:
-    (last,) = tx.db.execute(_PAGE_END, (key, associated, after, STATE_PAGE)).fetchone()
-    if last is None:
-        return Page(0, None)
-    sql = _MOVE_PAGE.format(listed(move.sources))
-    changed = tx.db.execute(sql, (move.target, key, associated, after, last)).rowcount
-    return Page(changed, SubKey(last))
+def set_service_subscribed(tx: Transaction, key: ServerKey) -> int:
+    before = tx.router(key)
+    if before is None:
+        return 0
+    after = tx.change_router(key, before, before.service_subscribed())
+    return after.active_count - before.active_count
 
 
 def set_credentials(tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
@@ -252,17 +237,9 @@ def clear_service(tx: Transaction, key: ServerKey) -> int:
 
 
 def _clear_associations(tx: Transaction, key: ServerKey) -> int:
-    active: int
-    (active,) = tx.db.execute(
-        "SELECT count(*) FROM subscriptions INDEXED BY subscriptions_of_server"
-        " WHERE server_key = ? AND associated = 1 AND state = ?",
-        (key, SubState.ACTIVE),
-    ).fetchone()
-    tx.db.execute(
-        "UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = ?"
-        " WHERE server_key = ? AND associated = 1",
-        (CLEAR.target, key),
-    )
-    tx.active_subscriptions -= active
-    tx.clear_associated(key)
-    return active
+    before = tx.router(key)
+    if before is None:
+        return 0
+    tx.db.execute(_CLEAR_ASSOCIATIONS, (CLEAR.target, key))
+    after = tx.change_router(key, before, before.without_associations())
+    return before.active_count - after.active_count

@@ -23,15 +23,15 @@ from store.records import (
     SubscriptionRecord,
     TokenKey,
 )
-from store.rows import DELETED, address_columns, subscription_or_none
+from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, subscription_or_none
 from store.snew_plan import BORN, Existing, Insert, Owner, SnewPlan, Step, results, revived
 from store.sqlite_engine import Batch
 from store.sqlite_transaction import Transaction, insert_rows, select_each, select_in
 
 _BY_ID = f"""
-SELECT column1, s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.state, s.detail, s.associated,
-    s.token_key, t.token_id, t.verify_key
+SELECT column1, {SUBSCRIPTION_COLUMNS}
 FROM (VALUES {{}}) LEFT JOIN subscriptions s ON s.subscription_id = column1
+LEFT JOIN smp_servers v ON v.server_key = s.server_key
 LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
 """
 _EXISTING = f"""

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from protocol.ids_hash import NO_IDS, xor
 from store.records import ServerKey
+from store.router_sums import SUM_COLUMNS, RouterSums
 from store.rule_filter import RuleFilter
 from store.sums import Sums
 
 _SIZES = (256, 64, 16, 4, 1)
 "A list in a statement has one of these lengths, so that few different statements stay prepared."
 
-_READ_ASSOCIATED = "SELECT associated_count, associated_hash FROM smp_servers WHERE server_key = ?"
-_WRITE_ASSOCIATED = "UPDATE smp_servers SET associated_count = ?, associated_hash = ? WHERE server_key = ?"
+_READ_ROUTER = f"SELECT {SUM_COLUMNS} FROM smp_servers WHERE server_key = ?"
+_WRITE_ROUTER = f"UPDATE smp_servers SET ({SUM_COLUMNS}) = (?, ?, ?, ?, ?, ?) WHERE server_key = ?"
 _WRITE_TOTALS = """
 UPDATE totals SET tokens = tokens + ?, active_tokens = active_tokens + ?, subscriptions = subscriptions + ?,
     active_subscriptions = active_subscriptions + ?, last_seq = last_seq + ?
@@ -35,9 +35,20 @@ class Transaction(Sums):
         self._last_seq: int | None = None
         self._new_seqs = 0
 
-    def clear_associated(self, key: ServerKey) -> None:
-        self.associated.pop(key, None)
-        self.db.execute(_WRITE_ASSOCIATED, (0, NO_IDS, key))
+    def router(self, key: ServerKey) -> RouterSums | None:
+        """The sums of a router, with what this transaction did so far; None if it is gone."""
+        row = self.db.execute(_READ_ROUTER, (key,)).fetchone()
+        changes = self.routers.pop(key, None)
+        if row is None:
+            return None
+        before = RouterSums(*row)
+        return before if changes is None else self.change_router(key, before, before.changed(changes))
+
+    def change_router(self, key: ServerKey, before: RouterSums, after: RouterSums) -> RouterSums:
+        if after != before:
+            self.db.execute(_WRITE_ROUTER, (*after, key))
+            self.active_subscriptions += after.active_count - before.active_count
+        return after
 
     def take_seqs(self, count: int) -> range:
         """The next numbers of last notifications."""
@@ -47,13 +58,12 @@ class Transaction(Sums):
         self._new_seqs += count
         return range(first, first + count)
 
+    def settle_routers(self) -> None:
+        for key in list(self.routers):
+            self.router(key)
+
     def flush(self) -> None:
-        for key, (change, digest) in self.associated.items():
-            row = self.db.execute(_READ_ASSOCIATED, (key,)).fetchone()
-            if row is None:  # a router that nobody uses any more was deleted after its last queue
-                continue
-            count, before = row
-            self.db.execute(_WRITE_ASSOCIATED, (count + change, xor(before, digest), key))
+        self.settle_routers()
         changes = (
             self.tokens,
             self.active_tokens,

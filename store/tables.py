@@ -51,7 +51,8 @@ def _columns(text: str) -> tuple[str, ...]:
 SERVERS = Table(
     "smp_servers",
     _columns(
-        "server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count, associated_hash"
+        "server_key, hosts, port, key_hash, chain, private_key, service_id, associated_count,"
+        " associated_hash, lost, served, active_count, active_associated"
     ),
     ("server_key",),
 )
@@ -69,7 +70,7 @@ SUBSCRIPTIONS = Table(
     "subscriptions",
     _columns(
         "sub_key, subscription_id, token_key, server_key, notifier_id, notifier_key, state, detail,"
-        " associated, retry_count, retry_at, spelling"
+        " associated, retry_count, retry_at, spelling, as_of"
     ),
     ("sub_key",),
     {"sub_key": "last_sub"},

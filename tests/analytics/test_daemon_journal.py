@@ -43,6 +43,7 @@ from store.journal_schema import JournalEvent as E
 from tests.analytics.rollup_reference import write_rollups
 from tests.ntf_server.conftest import changed, code_of, make_app, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.store.builders import queue_states
 
 DEADLINE = 60.0
 QUEUES = 20
@@ -116,11 +117,14 @@ class Life:
             return db.execute(statement, values).fetchall()
 
     def state(self, name: str) -> str:
-        query = "SELECT state FROM subscriptions WHERE subscription_id = ?"
-        return str(self.sql(query, self.subs[name])[0][0])
+        return self.states()[self.subs[name]]
 
     def count(self, state: str) -> int:
-        return int(self.sql("SELECT count(*) FROM subscriptions WHERE state = ?", state)[0][0])
+        return list(self.states().values()).count(state)
+
+    def states(self) -> dict[EntityId, str]:
+        with closing(sqlite3.connect(self.database, timeout=DEADLINE)) as db:
+            return {queue.subscription_id: queue.state.value for queue in queue_states(db)}
 
 
 async def live_tokens(life: Life) -> Device:

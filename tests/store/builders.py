@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count
+from typing import NamedTuple
 
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import INPUT_FOR_REASON, InvalidReason, SubEvent, SubInput, TokenInput, TokenStatus
+from protocol.statuses import (
+    INPUT_FOR_REASON,
+    InvalidReason,
+    SubEvent,
+    SubInput,
+    SubState,
+    TokenInput,
+    TokenStatus,
+)
 from store.interface import NtfStore
 from store.records import (
     CreatedSubscription,
@@ -16,12 +27,14 @@ from store.records import (
     NewToken,
     Notification,
     QueueEvent,
+    ServerKey,
     SnewRefusal,
     SubscriptionRecord,
     TokenKey,
     TokenMove,
     TokenRecord,
 )
+from store.router_sums import STATE_COLUMNS, read_state
 
 _numbers = count()
 
@@ -137,3 +150,21 @@ async def find_subscription(store: NtfStore, subscription_id: EntityId) -> Subsc
 async def create_one(store: NtfStore, new: NewSubscription) -> CreatedSubscription | None:
     (created,) = await store.create_subscriptions([new])
     return None if isinstance(created, SnewRefusal) else created
+
+
+class QueueState(NamedTuple):
+    subscription_id: EntityId
+    notifier_id: EntityId
+    server_key: ServerKey
+    state: SubState
+    associated: bool
+
+
+def queue_states(db: sqlite3.Connection) -> Iterator[QueueState]:
+    """All that a database holds, as they are by what happened to their routers."""
+    for subscription_id, notifier_id, server_key, *columns in db.execute(
+        f"SELECT subscription_id, notifier_id, server_key, {STATE_COLUMNS}"
+        " FROM subscriptions s JOIN smp_servers v USING (server_key)"
+    ):
+        stored, turns = read_state(columns)
+        yield QueueState(subscription_id, notifier_id, server_key, stored.now(turns), stored.associated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import ids_hash
-from protocol.statuses import SubInput, TokenInput
+from protocol.statuses import SUB_MOVES, SubInput, SubState, TokenInput
 from store.interface import StoreError
 from store.records import (
     Counts,
@@ -35,6 +36,7 @@ from tests.store.builders import (
     OTHER_SERVICE_ID,
     SERVICE_ID,
     TODAY,
+    QueueState,
     create_one,
     device,
     find_subscription,
@@ -43,6 +45,7 @@ from tests.store.builders import (
     new_subscription,
     new_token,
     nmsg,
+    queue_states,
     router,
 )
 
@@ -50,6 +53,22 @@ T = TypeVar("T")
 
 ROUTERS = [router("one.example"), router("two.example")]
 DEVICES = [device(), device()]
+
+
+def _moved(queue: QueueState, event: SubInput) -> QueueState:
+    return queue._replace(state=SUB_MOVES.get((queue.state, event), queue.state))
+
+
+def lost(queue: QueueState) -> QueueState:
+    return _moved(queue, SubInput.DISCONNECTED)
+
+
+def served(queue: QueueState) -> QueueState:
+    return _moved(queue, SubInput.SUBSCRIBED) if queue.associated else queue
+
+
+def cleared(queue: QueueState) -> QueueState:
+    return _moved(queue, SubInput.SERVICE_CLEARED)._replace(associated=False) if queue.associated else queue
 
 
 class Sums(RuleBasedStateMachine):
@@ -182,14 +201,24 @@ class Sums(RuleBasedStateMachine):
         key = self.server_keys.get(server)
         if key is None:
             return
-        if what == "clear":
-            self.run(self.store.clear_service(key))
-        elif what == "drop":
-            self.run(self.store.set_disconnected(key))
-        elif what == "service":
-            self.run(self.store.set_service_subscribed(key))
-        else:
+        if what == "retry":
             self.run(self.store.due_retries(key, NOW + 600, 2))
+            return
+        before = self.states()
+        change, expected = {
+            "clear": (self.store.clear_service, cleared),
+            "drop": (self.store.set_disconnected, lost),
+            "service": (self.store.set_service_subscribed, served),
+        }[what]
+        changed = self.run(change(key))
+        after = [expected(queue) if queue.server_key == key else queue for queue in before]
+        assert self.states() == after
+        active = [sum(queue.state is SubState.ACTIVE for queue in queues) for queues in (before, after)]
+        assert changed == abs(active[1] - active[0])
+
+    def states(self) -> list[QueueState]:
+        with closing(sqlite3.connect(self.path)) as db:
+            return sorted(queue_states(db))
 
     @rule(server=st.sampled_from(ROUTERS), news=st.lists(queues, min_size=1, max_size=6))
     def notify(self, server: SmpServer, news: list[NewSubscription]) -> None:
@@ -248,6 +277,7 @@ class Sums(RuleBasedStateMachine):
             associated += len(rows)
         with closing(sqlite3.connect(self.path)) as db:
             assert counts == _count_rows(db)
+            assert db.execute(_ACTIVE_OF_ROUTERS).fetchall() == _count_active(db)
             assert not db.execute(_WRONG_ROUTERS).fetchall()
         assert counts.associated_subscriptions == associated
 
@@ -264,6 +294,17 @@ WHERE r.token_key IS NULL
 """
 
 
+_ACTIVE_OF_ROUTERS = "SELECT server_key, active_count, active_associated FROM smp_servers ORDER BY 1"
+
+
+def _count_active(db: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    active = [queue for queue in queue_states(db) if queue.state is SubState.ACTIVE]
+    all_of = Counter(queue.server_key for queue in active)
+    associated = Counter(queue.server_key for queue in active if queue.associated)
+    keys = db.execute("SELECT server_key FROM smp_servers ORDER BY 1")
+    return [(key, all_of[key], associated[key]) for (key,) in keys]
+
+
 def _count_rows(db: sqlite3.Connection) -> Counts:
 
     def count(what: str) -> int:
@@ -274,7 +315,7 @@ def _count_rows(db: sqlite3.Connection) -> Counts:
         tokens=count("tokens WHERE status <> 'deleted'"),
         active_tokens=count("tokens WHERE status = 'ACTIVE'"),
         subscriptions=count("subscriptions"),
-        active_subscriptions=count("subscriptions WHERE state = 'ACTIVE'"),
+        active_subscriptions=sum(queue.state is SubState.ACTIVE for queue in queue_states(db)),
         associated_subscriptions=count("subscriptions WHERE associated"),
         servers=count("smp_servers"),
         unsent_notifications=count("unsent_notifications"),

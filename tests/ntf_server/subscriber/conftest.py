@@ -31,10 +31,9 @@ from store.journal_schema import JournalEvent
 from store.records import NewSubscription, NewToken, QueueRow, ServerKey, TokenKey
 from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
-from tests.store.builders import create_one
+from tests.store.builders import create_one, queue_states
 
 DATABASE = "ntf.db"
-STATES = "SELECT notifier_id, state FROM subscriptions"
 QUICK = SubscriberConfig(
     allow_private_routers=True, connect_timeout=1.0, command_timeout=1.0, ping_interval=0.3, ping_timeout=0.3
 )
@@ -192,7 +191,7 @@ class Daemon:
     def states(self) -> dict[EntityId, SubState]:
         """As they are in the file."""
         with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
-            return {EntityId(row[0]): SubState(row[1]) for row in db.execute(STATES)}
+            return {queue.notifier_id: queue.state for queue in queue_states(db)}
 
     def unsent(self) -> int:
         """How many queues have a notification that waits for its push."""
