@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 import asyncpg
 import pytest
 
 from protocol.encoding import EntityId
-from protocol.statuses import SubEvent, SubInput
+from protocol.statuses import SubEvent, SubInput, SubState
 from store.interface import LeaseLost, NtfStore
 from store.leases import (
     CHORES,
@@ -30,7 +31,7 @@ from store.postgres import PostgresStore
 from store.records import CreatedSubscription, QueueEvent, ServerKey, ServiceCredentials, TokenRecord
 from store.statement_records import PushKey, ReceivedStatement
 from tests.postgres import PostgresCluster
-from tests.store.builders import active_token, new_subscription, nmsg, subscribe
+from tests.store.builders import SERVICE_ID, active_token, new_subscription, nmsg, subscribe
 
 SECONDS = 60.0
 "Of a lease: nothing lapses by itself here."
@@ -401,3 +402,38 @@ async def test_the_database_tells_the_time(world: World) -> None:
     after = await world.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
     assert before <= told.now <= after
     assert told.took == 0  # by a clock that stands still
+
+
+async def test_sums_hold_when_others_delete_what_is_lost_and_served(world: World) -> None:
+    """A deletion by one daemon and a mark by another meet in the router's row."""
+    owner = await world.daemon("owner")
+    token = await active_token(owner)
+    news = [new_subscription(token.key) for _ in range(240)]
+    created = await owner.create_subscriptions(news)
+    rows = [one for one in created if isinstance(one, CreatedSubscription)]
+    key, ids = rows[0].server_key, [new.notifier_id for new in news]
+    await balanced(owner)
+    other = await world.daemon("other")
+    await owner.set_service_id(key, SERVICE_ID)
+
+    async def mark() -> None:
+        for start in range(0, len(ids), 20):
+            await owner.set_subscribed(key, ids[start : start + 10], service_id=SERVICE_ID)
+            await owner.set_subscribed(key, ids[start + 10 : start + 20], service_id=None)
+            await owner.set_disconnected(key)
+            await owner.set_service_subscribed(key)
+
+    async def delete() -> None:
+        for row in rows[::2]:
+            await other.delete_subscription(row.queue.key)
+
+    await asyncio.gather(mark(), delete())
+    found = await owner.subscriptions([new.subscription_id for new in news])
+    states = [one for one in found if one is not None]
+    active = [one for one in states if one.status.state is SubState.ACTIVE]
+    assert len(states) == 120
+    assert (await owner.counts()).active_subscriptions == len(active)
+    assert await owner.set_disconnected(key) == len(active)
+    associated = sum(one.associated for one in states)
+    assert (await owner.server(key)).associated_count == associated
+    assert await owner.set_service_subscribed(key) == associated

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from store import migrate
+from store import migrate, postgres_migrate
 from store.interface import SchemaError, StoreUnavailable
 from store.records import TokenKey
 from store.rows import DELETED_PAGE
 from store.schema_steps import Step
 from store.sqlite import SqliteStore
-from tests.store.builders import active_token, find_token, new_subscription
+from store.tables import SERVERS, SUBSCRIPTIONS, TOKENS
+from store.tables_postgres import NewPostgresTables, connected
+from store.tables_sqlite import SqliteTables
+from tests.postgres import PostgresCluster
+from tests.store.builders import active_token, find_token, new_subscription, queue_states
 
 LATEST = migrate.STEPS.latest
 
@@ -148,3 +152,83 @@ async def test_going_back_leaves_a_deleted_token_to_the_older_server(tmp_path: P
         assert db.execute("SELECT status, updated_on FROM tokens").fetchall() == [("INVALID", 0)]
         assert db.execute("SELECT tokens, subscriptions FROM totals").fetchone() == (1, DELETED_PAGE)
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+MARKED = [
+    # Stored state, whether associated, what it is as of; and what it is by now, when 3 lost and 2 served it.
+    ("ACTIVE", 0, 3, "ACTIVE"),
+    ("ACTIVE", 0, 2, "INACTIVE"),
+    ("PENDING", 0, 0, "PENDING"),
+    ("END", 0, 0, "END"),
+    ("PENDING", 1, 1, "INACTIVE"),
+    ("PENDING", 1, 2, "PENDING"),
+    ("ACTIVE", 1, 0, "INACTIVE"),
+    ("ACTIVE", 1, 3, "ACTIVE"),
+]
+SERVED_LAST = ["ACTIVE", "ACTIVE", "PENDING", "END", "ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE"]
+"If it was 3 that served and 2 that lost it. The second of them knows of 2."
+_MARKED_SUBSCRIPTION = """
+INSERT INTO subscriptions
+    (subscription_id, token_key, server_key, notifier_id, notifier_key, state, associated, as_of)
+VALUES (?1, 1, 1, ?1, x'', ?2, ?3, ?4)
+"""
+_STATES = "SELECT state FROM subscriptions ORDER BY sub_key"
+
+
+def fill_with_marked(db: sqlite3.Connection, lost: int, served: int) -> None:
+    db.execute(
+        "INSERT INTO smp_servers (hosts, port, key_hash, lost, served)"
+        " VALUES ('router.example', '', x'00', ?, ?)",
+        (lost, served),
+    )
+    db.execute(_OLD_TOKEN, (b"1", "ACTIVE"))
+    for number, (state, associated, as_of, _) in enumerate(MARKED):
+        db.execute(_MARKED_SUBSCRIPTION, (b"%d" % number, state, associated, as_of))
+
+
+@pytest.mark.parametrize(
+    ("lost", "served", "expected"), [(3, 2, [row[3] for row in MARKED]), (2, 3, SERVED_LAST)]
+)
+def test_going_back_writes_what_happened_to_whole_routers(
+    tmp_path: Path, lost: int, served: int, expected: list[str]
+) -> None:
+    path = tmp_path / "ntf.db"
+    migrate.migrate(path)
+    with closing(migrate.connect(path)) as db:
+        fill_with_marked(db, lost, served)
+        assert [queue.state.value for queue in queue_states(db)] == expected
+    migrate.migrate(path, to=4)
+    with closing(migrate.connect(path)) as db:
+        assert [state for (state,) in db.execute(_STATES)] == expected
+    migrate.migrate(path)
+    with closing(migrate.connect(path)) as db:
+        assert [queue.state.value for queue in queue_states(db)] == expected
+        active = [
+            associated
+            for (_, associated, _, _), state in zip(MARKED, expected, strict=True)
+            if state == "ACTIVE"
+        ]
+        sums = db.execute("SELECT active_count, active_associated FROM smp_servers").fetchone()
+        assert sums == (len(active), sum(active))
+
+
+async def test_going_back_in_postgres_does_the_same(tmp_path: Path, postgres: PostgresCluster) -> None:
+    path, url = tmp_path / "ntf.db", postgres.new_database()
+    migrate.migrate(path)
+    with closing(migrate.connect(path)) as db:
+        fill_with_marked(db, 3, 2)
+    async with connected(url) as moved:
+        new = NewPostgresTables(moved)
+        await new.use()
+        source = SqliteTables(path)
+        for table in (SERVERS, TOKENS, SUBSCRIPTIONS):
+            await new.append(table, await source.page(table, table.before_all, None), "")
+        source.close()
+        await new.finish()
+        expected = [row[3] for row in MARKED]
+        for version in (1, None):
+            await postgres_migrate.migrate(moved, to=version)
+            await moved.execute(f"SET search_path = {postgres_migrate.SCHEMA}")
+            assert [row[0] for row in await moved.fetch(_STATES)] == expected
+        sums = await moved.fetchrow("SELECT active_count, active_associated FROM smp_servers")
+        assert tuple(sums) == (2, 1)
