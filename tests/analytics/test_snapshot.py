@@ -93,6 +93,14 @@ def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
     return sorted(rows, key=str)
 
 
+async def test_a_lost_router_shows_in_the_states_of_its_queues(database: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("UPDATE smp_servers SET lost = 1")
+    write_snapshot(SqliteSource(database), KEY, START, tmp_path / "out")
+    states = [row["status"] for row in rows_in(tmp_path / "out", "subscriptions")]
+    assert sorted(states) == ["END", "ERR", "INACTIVE"]
+
+
 def test_both_kinds_of_store_give_the_same_rows(database: Path, postgres_url: str, tmp_path: Path) -> None:
     for name, source in (("a", SqliteSource(database)), ("b", PostgresSource(postgres_url))):
         write_snapshot(source, KEY, START, tmp_path / name)
