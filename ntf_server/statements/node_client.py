@@ -15,6 +15,7 @@ from ntf_server.metrics import counter
 
 CONNECT_TIMEOUT = 20.0
 CALL_TIMEOUT = 30.0
+"Seconds in which nothing comes from the node: an answer stands behind what it has stored."
 HEARTBEAT = 30.0
 "Seconds of silence after which the node is asked for a sign of life; without one the connection ends."
 MAX_MESSAGE = 16 * 1024 * 1024
@@ -39,6 +40,8 @@ class NodeClient:
         self._on_statements = on_statements
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._heard = 0
+        self._is_taking = False
         self._closed = False
 
     async def subscribe(self, topics: Collection[bytes] | None) -> str:
@@ -81,7 +84,7 @@ class NodeClient:
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 await self._socket.send_json(request)
-                return await future
+            return await self._answer(future)
         except TimeoutError:
             raise NodeError(f"no answer to {method}") from None
         except (ConnectionError, aiohttp.ClientError):
@@ -89,7 +92,18 @@ class NodeClient:
         finally:
             del self._calls[number]
 
+    async def _answer(self, future: asyncio.Future[Any]) -> Any:
+        """TimeoutError if nothing came for so long, though we listened."""
+        while True:
+            heard = self._heard
+            await asyncio.wait([future], timeout=CALL_TIMEOUT)
+            if future.done():
+                return future.result()
+            if self._heard == heard and not self._is_taking:
+                raise TimeoutError
+
     async def _handle(self, text: str) -> None:
+        self._heard += 1
         statements: list[bytes] = []
         try:
             message = json.loads(text)
@@ -100,7 +114,9 @@ class NodeClient:
         except _NONSENSE:
             MALFORMED.inc()
         if statements:
+            self._is_taking = True
             await self._on_statements(statements)
+            self._is_taking = False
 
     def _answered(self, message: dict[str, Any]) -> None:
         future = self._calls.get(message["id"])
@@ -114,7 +130,7 @@ class NodeClient:
             )
 
 
-_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 "What looking into JSON of another shape than expected can raise."
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.drills.cluster import LEASE, DatabaseProxy, cluster, hour_ahead
+from ntf_server.config import StoreConfig
+from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster, hour_ahead
 from tests.drills.world import DEADLINE
+from tests.ntf_server.statements.test_takeover import taken_over
 from tests.postgres import PostgresCluster, replicated_pair, running_cluster
 
 SECONDS = 6.0
@@ -137,3 +139,10 @@ async def test_clock_wrong_by_an_hour(tmp_path: Path, postgres: PostgresCluster)
         outcome.check("clock of one an hour ahead")
         assert outcome.repeated == 0
         assert len(await made.writers()) == 2
+
+
+async def test_the_watcher_of_statements_is_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
+    """With leases as long as they are by default."""
+    seconds = await taken_over(tmp_path, postgres.new_database(), StoreConfig().lease_seconds)
+    print(f"statements: taken over after {seconds:.1f} s")
+    assert seconds < TAKEN_OVER

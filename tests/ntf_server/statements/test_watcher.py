@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from ntf_demo.fake_node.server import FakeNode
+from ntf_server.statements import node_client
 from ntf_server.statements.node_client import MALFORMED, NodeError, connected
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
@@ -113,6 +114,20 @@ async def test_a_node_that_is_not_there() -> None:
             pass
 
 
+@asynccontextmanager
+async def served(serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]]) -> AsyncIterator[str]:
+    """A node that does as it likes; its address."""
+    app = web.Application()
+    app.router.add_get("/", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"ws://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -144,22 +159,62 @@ async def test_nonsense_is_counted(message: str) -> None:
         await socket.close()
         return socket
 
-    app = web.Application()
-    app.router.add_get("/", serve)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        before = MALFORMED._value.get()
-        async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}", heard.take) as client:
-            with pytest.raises(NodeError):
-                await client.run()
-            with pytest.raises(NodeError):
-                await client.subscribe([topic(1)])
-        assert MALFORMED._value.get() - before >= 2
-    finally:
-        await runner.cleanup()
+    before = MALFORMED._value.get()
+    async with served(serve) as url, connected(url, heard.take) as client:
+        with pytest.raises(NodeError):
+            await client.run()
+        with pytest.raises(NodeError):
+            await client.subscribe([topic(1)])
+    assert MALFORMED._value.get() - before >= 2
     assert heard.statements == [good]
+
+
+@pytest.mark.parametrize("code", ["1e999", "Infinity", "NaN", "[]", '"?"', "null"])
+async def test_a_refusal_that_makes_no_sense(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_client, "CALL_TIMEOUT", 0.2)
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for _ in socket:
+            await socket.send_str(f'{{"id": 1, "error": {{"code": {code}}}}}')
+        return socket
+
+    async with served(serve) as url, connected(url, Heard().take) as client:
+        running = asyncio.create_task(client.run())
+        with pytest.raises(NodeError, match="no answer"):
+            await client.subscribe([topic(1)])
+        assert not running.done()
+        running.cancel()
+
+
+async def test_an_answer_may_stand_behind_much_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take it can last longer than an answer may; to begin anew would be to begin for ever."""
+    timeout, count = 0.1, 4
+    monkeypatch.setattr(node_client, "CALL_TIMEOUT", timeout)
+    stored = {"method": "statement_statement", "params": {"result": {"data": {"statements": ["0x00"]}}}}
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for _ in socket:
+            for _ in range(count):
+                await socket.send_json(stored)
+            await socket.send_json({"id": 1, "result": "name"})
+        return socket
+
+    taken = 0
+
+    async def take(statements: list[bytes]) -> None:
+        nonlocal taken
+        taken += len(statements)
+        await asyncio.sleep(2 * timeout)
+
+    async with served(serve) as url, connected(url, take) as client:
+        running = asyncio.create_task(client.run())
+        assert await client.subscribe([topic(1)]) == "name"
+        running.cancel()
+    assert taken == count
 
 
 async def rpc(url: str, *messages: str) -> list[dict[str, object]]:
