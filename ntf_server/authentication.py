@@ -30,8 +30,8 @@ class Denied:
 
 DENIED = Denied()
 _DECOY_KEY = Ed25519PublicKey(bytes(32)).der
-_SUBSCRIPTION_COMMANDS = (Schk, Sdel)
-_TOKENLESS_COMMANDS = (Tnew, Ping, *_SUBSCRIPTION_COMMANDS)
+_SUBSCRIPTION_COMMANDS = frozenset({Schk, Sdel})
+_TOKENLESS_COMMANDS = frozenset({Tnew, Ping}) | _SUBSCRIPTION_COMMANDS
 
 
 class Authenticator:
@@ -50,15 +50,16 @@ class Authenticator:
 
     async def _find(self, requests: Sequence[Request]) -> list[Entity]:
         """Each entity is read once, also for a client that names its token in every command."""
-        subscription_ids = {r.entity_id for r in requests if isinstance(r.message, _SUBSCRIPTION_COMMANDS)}
-        token_ids = {_token_id(r) for r in requests if not isinstance(r.message, _TOKENLESS_COMMANDS)}
+        subscription_ids = {r.entity_id for r in requests if type(r.message) in _SUBSCRIPTION_COMMANDS}
+        token_ids = {_token_id(r) for r in requests if type(r.message) not in _TOKENLESS_COMMANDS}
         subscriptions = await _by_id(self._store.subscriptions, subscription_ids)
         tokens = await _by_id(self._store.tokens, token_ids)
 
         def find(request: Request) -> Entity:
-            if isinstance(request.message, _SUBSCRIPTION_COMMANDS):
+            kind = type(request.message)
+            if kind in _SUBSCRIPTION_COMMANDS:
                 return subscriptions[request.entity_id]
-            return None if isinstance(request.message, _TOKENLESS_COMMANDS) else tokens[_token_id(request)]
+            return None if kind in _TOKENLESS_COMMANDS else tokens[_token_id(request)]
 
         return [find(request) for request in requests]
 

@@ -74,6 +74,24 @@ class Dropped(Exception):
 class ClientSession:
     """Processes the commands of one connection in order; reads on only when the answers were taken."""
 
+    __slots__ = (
+        "_accepted",
+        "_addresses",
+        "_busy",
+        "_clock",
+        "_commands",
+        "_connection",
+        "_limits",
+        "_nonsense",
+        "_rate",
+        "_refused",
+        "_source",
+        "_stopping",
+        "_stream",
+        "_tokens",
+        "_turns",
+    )
+
     def __init__(
         self,
         stream: TlsStream,
@@ -113,12 +131,10 @@ class ClientSession:
         """Until the peer closes, breaks the protocol, is dropped, or the server shuts down."""
         self._stream.write(self._connection.data_to_send())
         try:
-            data = await self._shake_hands()
-            while data:
-                self._busy = True
-                goes_on = await self._serve(data)
-                self._busy = False
-                data = await self._stream.receive() if goes_on and not self._stopping else b""
+            goes_on = await self._serve(await self._shake_hands())
+            while goes_on and not self._stopping:
+                # In no variable, where it would stay until the next: most clients are silent for long.
+                goes_on = await self._serve(await self._stream.receive())
         except Dropped as dropped:
             DROPPED.labels(dropped.reason).inc()
             logger.info("a client was disconnected: %s", dropped)
@@ -146,6 +162,7 @@ class ClientSession:
 
     async def _serve(self, data: bytes) -> bool:
         """Answer what was received, a bounded part at a time; whether the connection goes on."""
+        self._busy = True
         start = 0
         while start < len(data):
             await self._turns.take(min(len(data) - start, PART_SIZE))
@@ -155,7 +172,8 @@ class ClientSession:
             if part.failed:
                 return False
             start = part.end
-        return True
+        self._busy = False
+        return bool(data)
 
     def _read(self, data: bytes, start: int) -> Part:
         """The transmissions of the next blocks."""
@@ -190,12 +208,16 @@ class ClientSession:
                 for item, response in zip(run, responses, strict=True)
             ]
             self._stream.write(self._encode(answers))
-            try:
-                async with asyncio.timeout(self._limits.send_timeout):
-                    await self._stream.drain()
-            except TimeoutError:
-                text = f"it took no answers for {self._limits.send_timeout:g} seconds"
-                raise Dropped("unread", text) from None
+            if self._stream.is_full:  # seldom, and a timer for each answer costs more than sending it
+                await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._limits.send_timeout):
+                await self._stream.drain()
+        except TimeoutError:
+            text = f"it took no answers for {self._limits.send_timeout:g} seconds"
+            raise Dropped("unread", text) from None
 
     def _encode(self, answers: list[Answer]) -> bytes:
         try:

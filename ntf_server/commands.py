@@ -7,7 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import prometheus_client
 
 from ntf_server.authentication import DENIED, Authenticator, Denied, Entity, Request
 from ntf_server.clock import Clock, day
@@ -20,7 +23,7 @@ from ntf_server.push.verification_limits import VerificationLimits
 from protocol.crypto import X25519PrivateKey
 from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.errors import AUTH, CMD_PROHIBITED, INTERNAL, QUOTA, ProtocolError, store_error
+from protocol.errors import AUTH, CMD_PROHIBITED, INTERNAL, QUOTA, ErrorType, ProtocolError, store_error
 from protocol.ntf_commands import (
     Err,
     IdSub,
@@ -336,24 +339,30 @@ HANDLERS: Mapping[type, Handler] = {
     Ping: Commands.ping,
 }
 
-_READS = (Schk, Tchk, Ping)
-_ALONE = (Tnew, Tvfy, Trpl, Tdel, Tcrn)
+_READS = frozenset({Schk, Tchk, Ping})
+_ALONE = frozenset({Tnew, Tvfy, Trpl, Tdel, Tcrn})
 
 
 def same_run(first: Request, other: Request) -> bool:
     """Whether two commands in a row may be authorised together: neither changes what the other would find."""
-    a, b = first.message, other.message
-    if isinstance(a, _ALONE) or isinstance(b, _ALONE):
-        return False
-    return type(a) is type(b) or (isinstance(a, _READS) and isinstance(b, _READS))
+    a, b = type(first.message), type(other.message)
+    return a not in _ALONE if a is b else a in _READS and b in _READS
 
 
 def _count(requests: Sequence[Request], responses: Sequence[NtfResponse]) -> None:
-    """Once per kind of outcome, not per command: a labelled counter costs more than a lookup."""
+    """Once per kind of outcome, not per command: a counter costs more than a lookup."""
     outcomes = Counter(
-        (type(request.message), response.error if type(response) is Err else None)
-        for request, response in zip(requests, responses, strict=True)
+        [
+            (type(request.message), response.error if type(response) is Err else None)
+            for request, response in zip(requests, responses, strict=True)
+        ]
     )
     for (command, error), count in outcomes.items():
-        outcome = "ok" if error is None else str(error).partition(" ")[0]
-        COMMANDS.labels(command.__name__.upper(), outcome).inc(count)
+        _outcomes(command.__name__, error).inc(count)
+
+
+@cache
+def _outcomes(command: str, error: ErrorType | None) -> prometheus_client.Counter:
+    """The counter with these labels; of few, as both are from tables."""
+    outcome = "ok" if error is None else str(error).partition(" ")[0]
+    return COMMANDS.labels(command.upper(), outcome)

@@ -112,10 +112,24 @@ class Connection(Generic[In, Out]):
     commands that come without what they need, so that handlers see only well-formed requests.
     """
 
+    __slots__ = (
+        "_block_size",
+        "_buffer",
+        "_checks_credentials",
+        "_codec_in",
+        "_codec_out",
+        "_failed",
+        "_handshake",
+        "_outbox",
+        "_receiving",
+        "_sending",
+        "params",
+    )
+
     def __init__(
         self, handshake: Handshake, codec_in: Codec[In], codec_out: Codec[Out], *, checks_credentials: bool
     ) -> None:
-        self._handshake = handshake
+        self._handshake: Handshake | None = handshake
         self._codec_in = codec_in
         self._codec_out = codec_out
         self._checks_credentials = checks_credentials
@@ -161,6 +175,7 @@ class Connection(Generic[In, Out]):
             return Failed(TE_BLOCK)
 
     def _shake(self, content: bytes) -> HandshakeDone | None:
+        assert self._handshake is not None
         try:
             step = self._handshake.receive(content)
         except HandshakeRefused as refused:
@@ -170,6 +185,7 @@ class Connection(Generic[In, Out]):
             self._outbox.append(pad(step.reply, self._block_size))
         if step.agreed is None:
             return None
+        self._handshake = None
         self.params = step.agreed.params
         self._sending, self._receiving = step.agreed.sending, step.agreed.receiving
         return HandshakeDone(self.params)

@@ -166,6 +166,18 @@ class Writer:
             push(self, value)
 
 
+def split_two_shorts(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Two short strings from the front of `data`, and what is behind them: a Reader unrolled."""
+    try:
+        first = 1 + data[0]
+        second = first + 1 + data[first]
+    except IndexError:
+        raise DecodeError from None
+    if second > len(data):
+        raise DecodeError
+    return data[1:first], data[first + 1 : second], data[second:]
+
+
 def split_three_shorts(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     """Three short strings from the front of `data`, and what is behind them: a Reader unrolled."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from protocol.crypto import ED448_SIGNATURE_SIZE, ED25519_SIGNATURE_SIZE, TAG_SIZE
-from protocol.encoding import CorrId, EntityId, Reader, new_tuple, short, split_three_shorts
+from protocol.encoding import CorrId, EntityId, Reader, new_tuple, short, split_three_shorts, split_two_shorts
 from protocol.errors import BLOCK, SESSION, DecodeError, ErrorType
 from protocol.session_params import SessionParams
 
@@ -62,8 +62,7 @@ def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
             raise DecodeError
     if not params.implied_session_id and r.pull_short() != params.session_id:
         fault = SESSION
-    corr_id = CorrId(r.pull_short())
-    entity_id = EntityId(r.pull_short())
-    command = r.pull_tail()
-    signed = short(params.session_id) + body(corr_id, entity_id, command)
-    return RawTransmission(auth, service_signature, corr_id, entity_id, command, signed, fault)
+    content = r.pull_tail()
+    corr, entity, command = split_two_shorts(content)
+    signed = short(params.session_id) + content
+    return new_tuple(RawTransmission, (auth, service_signature, corr, entity, command, signed, fault))

@@ -132,6 +132,11 @@ class TlsStream(asyncio.BufferedProtocol):
         for start in range(0, len(data), ENCRYPTED_AT_ONCE):
             transport.write(encrypt(view[start : start + ENCRYPTED_AT_ONCE]))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `drain` has to wait."""
+        return self._writing_paused
+
     async def drain(self) -> None:
         """Wait until the peer has taken enough of what was written. Raises `ConnectionClosed`."""
         if self._lost:

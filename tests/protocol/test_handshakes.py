@@ -226,6 +226,7 @@ def test_bad_padding(make: Any) -> None:
 
 def test_later_versions_may_add_fields() -> None:
     both = twins.ntf_twins()
+    assert both.server._handshake is not None
     hello = both.server._handshake.start()
     assert hello is not None
     both.to_client(pad(hello + b"more", 512))
