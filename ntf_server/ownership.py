@@ -21,6 +21,7 @@ from store.interface import LeaseLost, StoreError
 from store.leases import (
     FORGET,
     FREED,
+    HANDED_AT_ONCE,
     HANDED_OVER,
     PUSH,
     RENEWALS,
@@ -224,13 +225,16 @@ class OwnershipLoop:
                 self._subscriber.watch(router)
 
     async def _take_handed_over(self) -> None:
-        handed = await self._leases.handed_over()
-        ours = [each for each in handed if self._leases.owns(of_router(each.router.key))]
-        for each in ours:
-            HANDED.inc()
-            self._subscriber.subscribe(each.router.key, each.router.server, each.queue)
-        if ours:
-            await self._leases.taken(ours)
+        while True:
+            handed = await self._leases.handed_over()
+            ours = [each for each in handed if self._leases.owns(of_router(each.router.key))]
+            for each in ours:
+                HANDED.inc()
+                self._subscriber.subscribe(each.router.key, each.router.server, each.queue)
+            if ours:
+                await self._leases.taken(ours)
+            if not ours or len(handed) < HANDED_AT_ONCE:
+                return
 
     async def _give_back(self, surplus: Sequence[Lease]) -> None:
         """Pushes under way have ended before another daemon begins. The connections of routers are closed a

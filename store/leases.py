@@ -29,6 +29,7 @@ PATIENCE, LEAST_PATIENCE = 0.25, 1.0
 GIVEN_BACK_PART = 0.1
 "Of what a daemon owns, given back at a time to one that came."
 CLAIMED_AT_ONCE = 1000
+HANDED_AT_ONCE = 1000
 
 
 class Duty(StrEnum):
@@ -175,7 +176,8 @@ class Leases(Ownership, Protocol):
         """Those of them that have queues to be watched."""
 
     async def handed_over(self) -> list[HandedOver]:
-        """Queues that others stored for our routers, again and again until they are `taken`."""
+        """Queues that others stored for our routers, again and again until they are `taken`; at most
+        HANDED_AT_ONCE."""
 
     async def taken(self, handed: Sequence[HandedOver]) -> None: ...
 

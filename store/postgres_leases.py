@@ -17,6 +17,7 @@ import asyncpg
 from store.interface import LeaseLost, StoreUnavailable
 from store.leases import (
     FREED,
+    HANDED_AT_ONCE,
     LEAST_PATIENCE,
     PATIENCE,
     PUSH,
@@ -117,11 +118,21 @@ UPDATE leases l SET owner = NULL WHERE l.owner = $1 AND NOT EXISTS (
 """
 _LEAVE = "UPDATE leases SET owner = NULL WHERE owner = $1"
 _GO = "DELETE FROM daemons WHERE daemon_id = $1"
+# Goes from router to router, however many queues of each wait: others wait for daemons that are away.
 _HANDED_OVER = f"""
-SELECT h.xmin::text, h.server_key, v.hosts, v.port, v.key_hash, {QUEUE_COLUMNS}
-FROM leases l JOIN handovers h ON h.server_key = l.id
-JOIN subscriptions USING (sub_key) JOIN smp_servers v ON v.server_key = h.server_key
-WHERE l.duty = '{Duty.ROUTER}' AND l.owner = $1
+WITH RECURSIVE waiting AS (
+    (SELECT server_key FROM handovers ORDER BY server_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT server_key FROM handovers h WHERE h.server_key > w.server_key ORDER BY server_key LIMIT 1)
+    FROM waiting w WHERE server_key IS NOT NULL
+)
+SELECT h.version, v.server_key, v.hosts, v.port, v.key_hash, {QUEUE_COLUMNS}
+FROM waiting w JOIN smp_servers v USING (server_key) CROSS JOIN LATERAL (
+    SELECT xmin::text AS version, sub_key FROM handovers h
+    WHERE h.server_key = w.server_key ORDER BY sub_key LIMIT $2
+) h JOIN subscriptions USING (sub_key)
+WHERE (SELECT owner FROM leases WHERE duty = '{Duty.ROUTER}' AND id = w.server_key) = $1
+LIMIT $2
 """
 _TAKEN = """
 DELETE FROM handovers h USING unnest($1::bigint[], $2::bigint[], $3::text[]) i(server_key, sub_key, version)
@@ -315,7 +326,7 @@ class PostgresLeases:
         return [stored_router(row) for row in rows]
 
     async def handed_over(self) -> list[HandedOver]:
-        rows = await self._run(lambda db: db.fetch(_HANDED_OVER, self._daemon_id()))
+        rows = await self._run(lambda db: db.fetch(_HANDED_OVER, self._daemon_id(), HANDED_AT_ONCE))
         return [
             HandedOver(
                 StoredRouter(ServerKey(key), smp_server(*row[2:5]), was_there=False),

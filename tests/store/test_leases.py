@@ -14,6 +14,7 @@ from store.interface import LeaseLost, NtfStore
 from store.leases import (
     CHORES,
     FORGET,
+    HANDED_AT_ONCE,
     HANDED_OVER,
     PUSH,
     PUSH_PARTS,
@@ -31,7 +32,7 @@ from store.postgres import PostgresStore
 from store.records import CreatedSubscription, QueueEvent, ServerKey, ServiceCredentials, TokenRecord
 from store.statement_records import PushKey, ReceivedStatement
 from tests.postgres import PostgresCluster
-from tests.store.builders import SERVICE_ID, active_token, new_subscription, nmsg, subscribe
+from tests.store.builders import SERVICE_ID, active_token, new_subscription, nmsg, router, subscribe
 
 SECONDS = 60.0
 "Of a lease: nothing lapses by itself here."
@@ -290,6 +291,24 @@ async def test_queue_for_a_router_of_another_daemon_is_handed_over(world: World)
     assert await second.leases.notices(5) == [
         Notice(FORGET, (str(created.server_key), own.queue.notifier_id.hex()))
     ]
+
+
+async def test_very_many_are_handed_over_page_by_page(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    token, _ = await queue_of(first)
+    await balanced(second)
+    await second.leases.taken(await second.leases.handed_over())
+    count = 2 * HANDED_AT_ONCE + 5
+    created = await first.create_subscriptions([new_subscription(token.key) for _ in range(count)])
+    elsewhere = await subscribe(first, new_subscription(token.key, router("nobody.example")))
+    pages = []
+    while page := await second.leases.handed_over():
+        pages.append([each.queue for each in page])
+        await second.leases.taken(page)
+    assert [len(page) for page in pages] == [HANDED_AT_ONCE, HANDED_AT_ONCE, 5]
+    rows = {one.queue for one in created if isinstance(one, CreatedSubscription)}
+    assert {queue for page in pages for queue in page} == rows
+    assert elsewhere.queue not in rows
 
 
 async def test_pushes_are_dealt_out(world: World) -> None:

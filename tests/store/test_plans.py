@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 import store
+from store import postgres_leases
 from store.postgres import PostgresStore
 from store.postgres_migrate import SCHEMA
 from store.tables import TABLES
@@ -22,12 +23,12 @@ from store.tables_postgres import NewPostgresTables, PostgresTables
 from tests.postgres import PostgresCluster
 
 SUBSCRIPTIONS, TOKENS, ROUTERS = 1_000_000, 200_000, 20_000
+BUSY_ROUTERS = 1000
 FEWER = 100_000
 "Of what there are less of than subscriptions, and still too many to read."
 SMALL = {
     "daemons": "those that run, and some that ran",
     "totals": "a row for each daemon",
-    "handovers": "between daemons, taken within a second",
     "schema_version": "a row for each migration",
 }
 "All other tables are filled."
@@ -61,7 +62,10 @@ INSERT INTO unsent_notifications (token_key, sub_key, received_at, nonce, meta)
     SELECT token_key, sub_key, 1, '', '' FROM subscriptions WHERE sub_key % 10 = 0;
 INSERT INTO sent_notifications (token_key, sub_key, seq, received_at, nonce, meta)
     SELECT token_key, sub_key, sub_key, 1, '', '' FROM subscriptions WHERE sub_key % 5 = 1;
-INSERT INTO handovers SELECT server_key, sub_key FROM subscriptions WHERE sub_key % 10000 = 0;
+-- Most wait at a few routers, some at very many: of daemons that went away, or that have too much to do.
+INSERT INTO handovers SELECT server_key, sub_key FROM subscriptions
+    WHERE server_key <= {BUSY_ROUTERS} OR sub_key % 10 = 0;
+INSERT INTO handovers SELECT 1, -n FROM generate_series(1, {FEWER}) n;
 INSERT INTO statement_subscriptions
     (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at)
     SELECT int8send(n), int8send(n % 50000), 'apns',
@@ -155,6 +159,24 @@ async def test_every_statement_uses_an_index(filled: asyncpg.Connection) -> None
     slow = {name: found for name, text in STATEMENTS if (found := await reads_whole(filled, text))}
     assert {name: found for name, found in slow.items() if name not in ON_PURPOSE} == {}
     assert set(ON_PURPOSE) == set(slow), "no longer needed"
+
+
+async def test_queues_of_others_that_wait_are_not_read(filled: asyncpg.Connection) -> None:
+    """Nor more of ours than are asked for. A plan does not tell: how much it reads depends on the rows."""
+    waiting = await filled.fetchval("SELECT count(DISTINCT server_key) FROM handovers")
+    limit = 50
+    for owner, found in ((1, limit), (77, 0)):  # the latter owns nothing
+        asked = postgres_leases._HANDED_OVER.replace("$1", str(owner)).replace("$2", str(limit))
+        plan = await filled.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {asked}")
+        root = json.loads(plan)[0]["Plan"]
+        assert root["Actual Rows"] == found
+        assert rows_read(root, "handovers") <= waiting + limit
+
+
+def rows_read(node: dict[str, Any], relation: str) -> float:
+    below = sum(rows_read(child, relation) for child in node.get("Plans", ()))
+    here = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return below + (here if node.get("Relation Name") == relation else 0)
 
 
 async def test_references_are_indexed(filled: asyncpg.Connection) -> None:
