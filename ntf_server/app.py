@@ -17,7 +17,7 @@ from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
-from ntf_server.descriptors import descriptor_budget, open_file_limit
+from ntf_server.descriptors import DescriptorBudget, descriptor_budget, open_file_limit
 from ntf_server.figures import Figures, watch_loop
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
@@ -71,7 +71,7 @@ class App:
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
         self.gateway_port = 0
-        self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
+        self.descriptors = _descriptors(config)
         self._data_dir = data_dir = setup.data_folder(config)
         self.store = make_store(
             config_dir, config, on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds)
@@ -154,7 +154,7 @@ class App:
         if credentials.identity != self._credentials.identity:
             raise TransportError("ca.crt is another identity than the one that clients know")
         self.listener.use_credentials(credentials)
-        self.descriptors = descriptor_budget(open_file_limit(), config.LIMITS.connections)
+        self.descriptors = _descriptors(config)
         self.listener.use_limits(config.LIMITS, self.descriptors.clients)
         self._verifications.use(config.LIMITS)
         self._providers.read_keys_again()
@@ -283,6 +283,7 @@ class App:
             self._clock,
             self._random,
             self.store.ownership,
+            most_connections=self.descriptors.gateway,
             reuse_port=self._config.TRANSPORT.reuse_port,
         )
 
@@ -311,6 +312,12 @@ class App:
             self._random,
             max_clients=self.descriptors.clients,
         )
+
+
+def _descriptors(config: Config) -> DescriptorBudget:
+    return descriptor_budget(
+        open_file_limit(), config.LIMITS.connections, with_gateway=config.STATEMENTS.enabled
+    )
 
 
 @asynccontextmanager

@@ -15,7 +15,10 @@ PUSHES = 128
 PUSH_SHARE = 8
 "Under a low limit pushes get one in so many,"
 ROUTER_SHARE = 4
-"routers one in so many, and clients the rest."
+"routers one in so many, and clients the rest,"
+GATEWAY_SHARE = 8
+"of which those of the statement gateway get one in so many of all."
+MAX_GATEWAY = 2000
 MAX_ROUTERS = 20_000
 UNLIMITED = 1 << 20
 "What is shared out if the system sets no limit."
@@ -36,15 +39,17 @@ class DescriptorBudget:
     pushes: int
     routers: int
     clients: int
+    gateway: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.limit} open files allowed: {self.clients} for clients, {self.routers} for routers, "
             f"{self.pushes} for pushes, {self.own} for the server itself"
+            + (f", {self.gateway} for clients of the statement gateway" if self.gateway else "")
         )
 
 
-def descriptor_budget(limit: int, max_clients: int = 0) -> DescriptorBudget:
+def descriptor_budget(limit: int, max_clients: int = 0, *, with_gateway: bool = False) -> DescriptorBudget:
     """Share out `limit` descriptors; `max_clients` is what the configuration allows (0: any number).
 
     Raises `TooFewDescriptors`.
@@ -55,10 +60,13 @@ def descriptor_budget(limit: int, max_clients: int = 0) -> DescriptorBudget:
         )
     pushes = min(PUSHES, limit // PUSH_SHARE)
     routers = min(MAX_ROUTERS, limit // ROUTER_SHARE)
-    clients = limit - OWN - pushes - routers
+    gateway = min(MAX_GATEWAY, limit // GATEWAY_SHARE) if with_gateway else 0
+    clients = limit - OWN - pushes - routers - gateway
     if max_clients:
         clients = min(clients, max_clients)
-    return DescriptorBudget(limit=limit, own=OWN, pushes=pushes, routers=routers, clients=clients)
+    return DescriptorBudget(
+        limit=limit, own=OWN, pushes=pushes, routers=routers, clients=clients, gateway=gateway
+    )
 
 
 def raise_limit() -> None:

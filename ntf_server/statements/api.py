@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
@@ -17,6 +18,7 @@ from ntf_server.config import ConfigError, StatementsConfig
 from ntf_server.metrics import counter
 from ntf_server.statements import bodies
 from ntf_server.statements.bodies import BadBody
+from ntf_server.statements.http_server import ADDRESS_PART, HttpServer, whole_body
 from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS, document
 from ntf_server.statements.signed_requests import SCHEME, Caller, Unauthenticated, authenticate
 from protocol.device_token import ApnsToken, FcmToken, Provider
@@ -32,13 +34,12 @@ from store.statement_records import (
     TokenTaken,
 )
 from transport.cancellation import raise_if_cancelled
-from transport.limits import Rate, RateLimiter, source_of
+from transport.limits import UNLIMITED, ConnectionCounter, Rate, RateLimiter, source_of
 
 log = logging.getLogger(__name__)
 
 ADDRESS_SHARE = 20
 "An address may ask so much more often than a client: phones share addresses."
-SHUTDOWN_TIMEOUT = 2.0
 UUID_SIZE = 16
 
 REQUESTS = counter("statements_requests", "Requests to the statement gateway", ["status"])
@@ -67,9 +68,11 @@ class GatewayApi:
         random: Callable[[int], bytes],
         on_rules: Callable[[], None],
         *,
+        most_connections: int = 0,
         reuse_port: bool = False,
     ) -> None:
-        """`reuse_port`: other daemons of this machine serve on it too."""
+        """`most_connections`: at once; 0 is no limit. `reuse_port`: other daemons of this machine serve on it
+        too."""
         self._store = store
         self._config = config
         self._clock = clock
@@ -81,32 +84,25 @@ class GatewayApi:
             rules_per_subscription=config.rules_per_subscription,
         )
         self._clients = RateLimiter(Rate.over(config.requests_per_minute, 60))
-        self._addresses = RateLimiter(Rate.over(config.requests_per_minute * ADDRESS_SHARE, 60))
+        # A proxy that names its clients has one address for all of them.
+        by_address = (
+            UNLIMITED if config.client_header else Rate.over(config.requests_per_minute * ADDRESS_SHARE, 60)
+        )
+        self._addresses = RateLimiter(by_address)
         self._tls = _tls(config)
         self._spec = json.dumps(document(config)).encode()
-        self._runner: web.AppRunner | None = None
+        per_address = 0 if config.client_header else -(-most_connections // ADDRESS_PART)
+        self._server = HttpServer(self.application(), ConnectionCounter(most_connections, per_address))
 
     async def open(self) -> int:
         """Returns the port."""
-        runner = web.AppRunner(
-            self.application(), access_log=None, logger=_library_log(), shutdown_timeout=SHUTDOWN_TIMEOUT
+        config = self._config
+        return await self._server.open(
+            config.listen or None, config.port, self._tls, reuse_port=self._reuse_port
         )
-        await runner.setup()
-        self._runner = runner
-        site = web.TCPSite(
-            runner,
-            self._config.listen or None,
-            self._config.port,
-            ssl_context=self._tls,
-            reuse_port=self._reuse_port,
-        )
-        await site.start()
-        port: int = runner.addresses[0][1]
-        return port
 
     async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.close()
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._answered], client_max_size=MAX_BODY)
@@ -163,7 +159,7 @@ class GatewayApi:
         return caller.client_id, Request(caller.request_id, caller.valid_until)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+        body = await whole_body(request)
         client_id, once = await self._caller(request, body)
         asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
         subscription_id = uuid.UUID(bytes=self._random(UUID_SIZE), version=4)
@@ -183,7 +179,7 @@ class GatewayApi:
         return web.json_response({"subscription_id": str(subscription_id)}, status=HTTPStatus.CREATED)
 
     async def _unsubscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+        body = await whole_body(request)
         client_id, once = await self._caller(request, body)
         ids = bodies.subscription_ids(bodies.json_object(body))
         refusal = await self._store.delete_gateway_subscriptions(client_id, ids, once)
@@ -193,11 +189,15 @@ class GatewayApi:
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        client_id, once = await self._caller(request, await request.read())
+        client_id, once = await self._caller(request, await whole_body(request))
         found = await self._store.gateway_subscriptions(client_id, once)
         if isinstance(found, Refusal):
             return _refused(found)
-        return web.json_response([_shown(one) for one in found])
+        shown = []
+        for one in found:
+            shown.append(json.dumps(_shown(one)))
+            await asyncio.sleep(0)  # one may have thousands of rules: others have a turn
+        return web.json_response(text=f"[{','.join(shown)}]")
 
     async def _replace_rules(self, request: web.Request) -> web.StreamResponse:
         edited = await self._edit(request, RuleEdit.REPLACE)
@@ -217,7 +217,7 @@ class GatewayApi:
         return web.json_response({"removed": edited.changed, "total_rules": edited.total})
 
     async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited | web.Response:
-        body = await request.read()
+        body = await whole_body(request)
         client_id, once = await self._caller(request, body)
         subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
         edited = await self._store.edit_rules(
@@ -236,21 +236,6 @@ class GatewayApi:
 
     async def _serve_spec(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._spec, content_type="application/json")
-
-
-class _OneLine(logging.Filter):
-    """aiohttp writes a traceback for what is no HTTP: nothing that a client should be able to cause."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args, record.exc_info = "a client of the gateway sent what is no HTTP", (), None
-        return True
-
-
-def _library_log() -> logging.Logger:
-    library = log.getChild("http")
-    if not library.filters:
-        library.addFilter(_OneLine())
-    return library
 
 
 def _shown(subscription: GatewaySubscription) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _operation(summary: str, status: int, answer: Schema | None, body: Schema | 
     success: Schema = {"description": "Done"}
     if answer is not None:
         success["content"] = {"application/json": {"schema": answer}}
-    failures = {400, 401, 413, 429, 500, 503, *errors}
+    failures = {400, 401, 408, 413, 429, 500, 503, *errors}
     responses = {str(status): success} | {str(code): _failure() for code in sorted(failures)}
     operation: Schema = {"summary": summary, "responses": responses}
     if body is not None:

@@ -48,6 +48,7 @@ class StatementGateway:
         random: Callable[[int], bytes],
         ownership: Ownership = SOLE_OWNER,
         *,
+        most_connections: int = 0,
         reuse_port: bool = False,
     ) -> None:
         if not config.node:
@@ -58,7 +59,15 @@ class StatementGateway:
         self._ownership = ownership
         self._topics_interval = SHARED_TOPICS_INTERVAL if ownership.is_shared else TOPICS_INTERVAL
         self._rules_changed = asyncio.Event()
-        self._api = GatewayApi(store, config, clock, random, self._rules_changed.set, reuse_port=reuse_port)
+        self._api = GatewayApi(
+            store,
+            config,
+            clock,
+            random,
+            self._rules_changed.set,
+            most_connections=most_connections,
+            reuse_port=reuse_port,
+        )
         pipeline = Pipeline(store, sink, clock)
         self._watcher = TopicWatcher(config.node, pipeline.take, most_topics=config.watched_topics)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ import pytest
 from ntf_demo.fake_push.certificates import make_certificates
 from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_parts, gateway_world, key_pair
 from ntf_server.clock import SystemClock
-from ntf_server.statements.api import GatewayApi
+from ntf_server.statements import http_server
+from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
+from ntf_server.statements.http_server import ADDRESS_PART
 from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import TOLERANCE
 
@@ -206,6 +210,82 @@ async def test_what_is_no_http_makes_no_traceback(
     assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 200
 
 
+def head(length: int) -> bytes:
+    return f"POST {SUBSCRIPTIONS} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+async def test_who_only_waits_is_let_go(world: GatewayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "SILENCE", 0.2)
+    monkeypatch.setattr(http_server, "BODY_TIMEOUT", 0.2)
+    for begun, answered in (
+        (b"", b""),
+        (b"GET / HT", b""),
+        (head(10) + b"{", b"HTTP/1.1 408 Request Timeout"),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port)
+        writer.write(begun)
+        assert (await reader.read()).partition(b"\r\n")[0] == answered
+        writer.close()
+
+
+async def test_who_goes_away_while_asking_is_no_error(
+    world: GatewayWorld, bob: GatewayClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunked = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"xyz\r\n"
+    for begun in (head(10) + b"{", chunked):
+        _, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port)
+        writer.write(begun)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_body_does_not_unfold(bob: GatewayClient) -> None:
+    body = gzip.compress(json.dumps({"platform": "apns", "token": APNS}).encode())
+    signed = {"Authorization": bob.authorization("POST", SUBSCRIPTIONS, body)}
+    answer = await bob.send("POST", SUBSCRIPTIONS, body, signed | {"Content-Encoding": "gzip"})
+    assert answer == (400, {"error": "bad_request", "message": "the body is not JSON"})
+
+
+async def test_connections_are_counted(tmp_path: Path) -> None:
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        api = GatewayApi(
+            app.store,
+            replace(world.config.STATEMENTS, port=0),
+            SystemClock(),
+            os.urandom,
+            lambda: None,
+            most_connections=4 * ADDRESS_PART,
+        )
+        port = await api.open()
+        asked = b"GET " + SPEC_PATH.encode() + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+
+        async def answers() -> bool:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            opened.append(writer)
+            writer.write(asked)
+            with contextlib.suppress(ConnectionError):
+                return (await reader.read(8)) == b"HTTP/1.1"
+            return False
+
+        opened: list[asyncio.StreamWriter] = []
+        try:
+            assert [await answers() for _ in range(6)] == [True] * 4 + [False] * 2
+            opened[0].close()
+            await until(answers)
+        finally:
+            for writer in opened:
+                writer.close()
+            await api.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.01)
+
+
 async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, requests_per_minute=3) as world:
         bob = world.client("bob")
@@ -227,6 +307,15 @@ async def test_a_proxy_names_the_client(tmp_path: Path) -> None:
         named = {"X-Client": KEY}
         assert (await bob.send("POST", SUBSCRIPTIONS, body, named)).status == 201
         assert len((await bob.send("GET", SUBSCRIPTIONS, b"", named)).body) == 1
+
+
+async def test_the_clients_of_a_proxy_have_no_limit_in_common(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, client_header="X-Client", requests_per_minute=1) as world:
+        bob = world.client("bob")
+        for number in range(2 * ADDRESS_SHARE):
+            named = {"X-Client": f"{number:064x}"}
+            assert (await bob.send("GET", SUBSCRIPTIONS, b"", named)).status == 200
+        assert (await bob.send("GET", SUBSCRIPTIONS, b"", named)).status == 429
 
 
 async def test_tls(tmp_path: Path) -> None:
