@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.devices import add_token, new_subscription
-from bench.measure import Row, figure
+from bench.measure import Cores, Row, figure, run_on
 from bench.part import Part
 from bench.push_clients import make_key
 from bench.server import Daemon, daemon, init, settled, sqlite_store
@@ -91,7 +91,10 @@ class World:
 async def world(
     folder: Path, stack: AsyncExitStack, clients: int, routers: int, tokens: int, each: int
 ) -> World:
-    """A daemon with all its queues subscribed: `each` of a token, at as many routers."""
+    """A daemon with all its queues subscribed: `each` of a token, at as many routers. It has a core of its
+    own."""
+    cores = Cores.divide()
+    run_on(cores.others)
     init(folder)
     peers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(routers)]
     made = await _fill(folder, peers, tokens, each)
@@ -105,7 +108,9 @@ async def world(
         "NTF_APNS_TEST_PORT": str(fake.port),
         "NTF_APNS_TEST_CA_FILE": fake.ca_file,
     }
+    run_on(cores.daemon)
     server = await stack.enter_async_context(daemon(folder, env))
+    run_on(cores.others)
     async with asyncio.timeout(DEADLINE):
         while sum(len(peer.subscribed_notifiers()) for peer in peers) < tokens * each:  # noqa: ASYNC110
             await asyncio.sleep(1)
@@ -175,9 +180,9 @@ LOAD = Part(
     seconds=20,
     quick_seconds=5,
     why="Everything at once: what one daemon can carry, and what gives way first.",
-    how="The daemon is a process of its own, as is the push service; routers and clients share another."
-    " Half of the tokens get a notification each at a steady rate, the other half all at once."
-    " `--set` makes it as large as you like.",
+    how="The daemon is a process of its own on a core of its own. The push service is another, and routers"
+    " and clients share a third, on the other cores. Half of the tokens get a notification each at a steady"
+    " rate, the other half all at once. `--set` makes it as large as you like.",
     bound="the event loop: composing, sealing and accounting for a push are Python. [Load](load.md) has the"
     " profile.",
 )

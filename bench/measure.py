@@ -40,6 +40,24 @@ UNITS: Mapping[str, Better] = {
 "Every unit that a figure may have, and which way it is better."
 
 
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """One for the daemon, the others for everybody else; without a second one they share it."""
+
+    daemon: frozenset[int]
+    others: frozenset[int]
+
+    @classmethod
+    def divide(cls) -> Cores:
+        cores = sorted(os.sched_getaffinity(0))
+        return cls(frozenset(cores[-1:]), frozenset(cores[:-1] or cores))
+
+
+def run_on(cores: frozenset[int]) -> None:
+    """This thread, and every thread and process that it starts from now on."""
+    os.sched_setaffinity(0, cores)
+
+
 def ratio(unit: str, value: float, peer: float) -> float:
     """How well we do beside a peer: 1 is as well, 2 twice as fast or half the cost."""
     ours, theirs = (value, peer) if UNITS[unit] is Better.HIGHER else (peer, value)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.devices import add_device, new_id
-from bench.measure import Row, figure
+from bench.measure import Cores, Row, figure, run_on
 from bench.part import Part
 from bench.push_clients import cpu_time, make_key
 from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
@@ -173,17 +173,19 @@ async def sustained(side: Side, count: int) -> tuple[float, float]:
 
 
 async def latency(side: Side, rate: float, seconds: float) -> tuple[float, float]:
-    """Milliseconds, p50 and p99, of single notifications, each for another token."""
+    """Milliseconds, p50 and p99, of single notifications, each for another token.
+
+    They come when they are due, whether or not those before them are stored: a pause of the store counts for
+    all that came meanwhile."""
     count = int(rate * seconds)
     key, tokens = await side.add_tokens(count, 1)
-    received: list[float] = []
-    started = time.monotonic()
-    for number, ids in enumerate(tokens):
-        await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
-        received.append(time.monotonic())
-        await side.receive(key, ids)
+    due = [time.monotonic() + number / rate for number in range(count)]
+    async with asyncio.TaskGroup() as tasks:
+        for at, ids in zip(due, tokens, strict=True):
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            tasks.create_task(side.receive(key, ids))
     await side.all_sent()
-    delays = [side.timed.requests[device_name(number)] - at for number, at in enumerate(received)]
+    delays = [side.timed.requests[device_name(number)] - at for number, at in enumerate(due)]
     cuts = statistics.quantiles(delays, n=100)
     return cuts[49] * 1000, cuts[98] * 1000
 
@@ -198,7 +200,10 @@ async def measure(
 ) -> list[Row]:
     relax_garbage_collection()  # as in the daemon
     key, rows = make_key(folder), []
+    cores = Cores.divide()
+    run_on(cores.others)
     async with fake_push_process(folder / "fake", "--record-limit", "0") as fake:
+        run_on(cores.daemon)
         for delay in delays_ms:
             await fake.control(delay=delay / 1000)
             after = f"answers after {delay} ms"
@@ -227,11 +232,11 @@ PUSH_PATH = Part(
     seconds=46,
     quick_seconds=9,
     why="The delay that a person sees, and how many people one daemon serves.",
-    how="Store, dispatcher and APNs client in one process, the fake push service in another. Burst:"
-    " 100 devices with 10 queues each get 5 rounds of NMSGs at once; until every queue's newest is"
-    " pushed. Pushes: one for each of many devices, all of them stored already. NMSG to request:"
-    " single notifications at a steady rate.",
-    bound="the interpreter: composing, sealing, handing over and accounting for a push are two thirds of its"
-    " CPU, in the event loop; the store has a fifth, libcurl's thread the rest. [Load](load.md) has the"
-    " profile.",
+    how="Store, dispatcher and APNs client in one process on one core, the fake push service in another on"
+    " the others. Burst: 100 devices with 10 queues each get 5 rounds of NMSGs at once; until every queue's"
+    " newest is pushed. Pushes: one for each of many devices, all of them stored already. NMSG to request:"
+    " single notifications, each when it is due, whatever became of those before it; from then on.",
+    bound="the interpreter: half of a push's CPU is the event loop, a third libcurl's thread, the rest the"
+    " store's. Single notifications pay for waking three threads each, some five times what one of a burst"
+    " costs, and at 1,000/s so fill most of a core. [Load](load.md) has the profile.",
 )

@@ -1,9 +1,11 @@
-"""The store in an SQLite file: one connection writes, one reads, each with a queue of its own."""
+"""The store in an SQLite file: one connection writes, one reads, each with a queue of its own; a third folds
+the log."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +34,7 @@ from store.records import (
 )
 from store.rule_filter import RuleFilter
 from store.sql_store import SqlModules, SqlStore
+from store.sqlite_checkpoints import Checkpoints
 from store.sqlite_engine import (
     STATEMENT_CACHE,
     DatabaseFile,
@@ -44,7 +47,7 @@ from store.sqlite_engine import (
 )
 from store.sqlite_errors import store_errors
 from store.sqlite_transaction import Transaction
-from store.work_queue import CommitObserver, WorkQueue
+from store.work_queue import CommitObserver, Operation, WorkQueue
 
 R = TypeVar("R")
 
@@ -54,7 +57,7 @@ _SETTINGS = (
     "PRAGMA secure_delete = ON",  # what is deleted is overwritten: keys and codes
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -16384",  # KiB
-    "PRAGMA wal_autocheckpoint = 4000",  # pages: a page changed often is copied to the database less often
+    "PRAGMA wal_autocheckpoint = 12000",  # pages: much more than `Checkpoints` leaves there
     "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
 )
 
@@ -92,6 +95,7 @@ class SqliteStore(SqlStore):
         self._connections: list[aiosqlite.Connection] = []
         self._writer: WorkQueue[Transaction] | None = None
         self._reader: WorkQueue[sqlite3.Connection] | None = None
+        self._checkpoints: Checkpoints | None = None
         self._file = DatabaseFile(path)
         self._rule_filter = RuleFilter()
         self._run_writes = GroupWriter(
@@ -110,20 +114,23 @@ class SqliteStore(SqlStore):
             with store_errors(self._path):
                 writing = await self._connect(self._prepare)
                 reading = await self._connect(_prepare_reader)
+                folding = await self._connect(_set_up)
                 self._file.remember()
                 self._rule_filter.forget()
         except BaseException:
             await self._disconnect()
             raise
-        self._writer = thread_queue("store writer", writing, self._run_writes)
+        self._checkpoints = Checkpoints(folding)
+        self._writer = WorkQueue("store writer", partial(self._write_group, writing, self._checkpoints))
         self._reader = thread_queue("store reader", reading, self._run_reads)
+        self._checkpoints.start()
         self._writer.start()
         self._reader.start()
 
     async def close(self) -> None:
-        for queue in (self._writer, self._reader):
-            if queue is not None:
-                await queue.stop()
+        for part in (self._writer, self._reader, self._checkpoints):
+            if part is not None:
+                await part.stop()
         await self._disconnect()
 
     async def _connect(self, prepare: Callable[[sqlite3.Connection], None]) -> aiosqlite.Connection:
@@ -148,12 +155,20 @@ class SqliteStore(SqlStore):
         steps = migrate.STEPS.plan(migrate.schema_version(db), migrate.STEPS.latest)
         if steps and not self._auto_migrate:
             raise SchemaError(f"{self._path} has an old schema: run the migration")
-        for setting in _SETTINGS:
-            db.execute(setting)
+        _set_up(db)
         migrate.apply(db, steps)
         # A lock or a missing permission shows now, not at the first command.
         db.execute("BEGIN IMMEDIATE")
         db.execute("ROLLBACK")
+
+    async def _write_group(
+        self, connection: aiosqlite.Connection, checkpoints: Checkpoints, group: Sequence[Operation]
+    ) -> list[Any]:
+        results, rows = await run_in_thread(
+            connection, lambda db: (self._run_writes(db, group), db.total_changes)
+        )
+        checkpoints.committed(rows)
+        return results
 
     async def _write(self, call: Callable[[Transaction], R], *, durable: bool = True) -> R:
         return await self._writing.run(run_each, call, durable=durable)
@@ -200,9 +215,13 @@ class SqliteStore(SqlStore):
         await self._write(_write_the_same)
 
 
-def _prepare_reader(db: sqlite3.Connection) -> None:
+def _set_up(db: sqlite3.Connection) -> None:
     for setting in _SETTINGS:
         db.execute(setting)
+
+
+def _prepare_reader(db: sqlite3.Connection) -> None:
+    _set_up(db)
     db.execute("PRAGMA query_only = ON")
 
 
