@@ -26,6 +26,13 @@ import pycurl
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 1000  # requests per origin
+# Whenever a connection can be read, libcurl looks at every open stream of it, which costs about a microsecond
+# each. So a connection has few of them, and with many open it is waited for answers to gather: looking takes
+# at most a tenth of a processor, and an answer waits 10 ms at most.
+MAX_STREAMS: Final = 128  # per connection
+MAX_CONNECTIONS: Final = math.ceil(MAX_IN_FLIGHT / MAX_STREAMS)  # per origin
+GATHER_PER_STREAM: Final = 10e-6  # seconds
+FEW_STREAMS: Final = 16  # looked at without waiting
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
 MAX_ORIGINS: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
 ORIGIN_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
@@ -154,9 +161,8 @@ class CurlHttp2:
     another connection without the caller noticing, and so is once what a connection ended under.
     """
 
-    def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT, max_connections: int = 4) -> None:
+    def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT) -> None:
         self._limits = OriginLimits(max_in_flight)
-        self._max_connections = max_connections
         self._thread: _CurlThread | None = None
         self._closed = False
 
@@ -171,7 +177,7 @@ class CurlHttp2:
             if self._closed:
                 raise closed_error()
             if self._thread is None or self._thread.ended:
-                self._thread = _CurlThread(loop, self._max_connections)
+                self._thread = _CurlThread(loop)
             left = max(deadline - loop.time(), 0.001)
             job = _Job(origin, path, headers, body, left, loop.create_future())
             self._thread.submit(job)
@@ -197,18 +203,19 @@ class _Connections:
     enforced, as libcurl offers no way to close a single one.
     """
 
-    def __init__(self, origin: Origin, selector: selectors.BaseSelector, max_connections: int) -> None:
+    def __init__(self, origin: Origin, selector: selectors.BaseSelector) -> None:
         self.origin = origin
         self.active: set[_Job] = set()
         self.deadline: float | None = None
         self.created = time.monotonic()
         self.last_answer = self.last_used = 0.0
         self._selector = selector
+        self._url = f"https://{_url_host(origin.host)}:{origin.port}"
         self._spare: list[Any] = []
         self.multi = pycurl.CurlMulti()
         self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
-        self.multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, max_connections)
-        self.multi.setopt(pycurl.M_MAX_CONCURRENT_STREAMS, 1000)
+        self.multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, MAX_CONNECTIONS)
+        self.multi.setopt(pycurl.M_MAX_CONCURRENT_STREAMS, MAX_STREAMS)
 
     def _on_socket(self, event: int, fd: int, _multi: object, _data: object) -> None:
         if event == pycurl.POLL_REMOVE:
@@ -240,7 +247,7 @@ class _Connections:
     def start(self, job: _Job, now: float) -> None:
         """Begin a request."""
         easy = self._spare.pop() if self._spare else self._make_easy()
-        easy.setopt(pycurl.URL, f"https://{_url_host(self.origin.host)}:{self.origin.port}{job.path}")
+        easy.setopt(pycurl.URL, self._url + job.path)
         easy.setopt(pycurl.HTTPHEADER, job.headers)
         easy.setopt(pycurl.POSTFIELDS, job.body)
         timeout_ms = math.ceil(job.timeout * 1000)
@@ -332,9 +339,8 @@ class _Connections:
 class _CurlThread:
     """The push thread: everything here except submit, abandon and stop runs in it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, max_connections: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._max_connections = max_connections
         self._commands: deque[tuple[_Job, bool]] = deque()
         self._awake = False
         self._stopping = False
@@ -387,6 +393,9 @@ class _CurlThread:
             self._shut_down()
 
     def _turn(self) -> None:
+        open_streams = max((len(connections.active) for connections in self._origins.values()), default=0)
+        if open_streams > FEW_STREAMS:
+            time.sleep(open_streams * GATHER_PER_STREAM)
         for key, mask in self._selector.select(self._wait_time()):
             if key.data is None:
                 self._hear_bell()
@@ -434,7 +443,7 @@ class _CurlThread:
         if connections is None:
             if len(self._origins) >= MAX_ORIGINS:
                 self._close_oldest_idle()
-            connections = _Connections(job.origin, self._selector, self._max_connections)
+            connections = _Connections(job.origin, self._selector)
             self._origins[job.origin] = connections
         try:
             connections.start(job, now)

@@ -87,6 +87,39 @@ async def test_slow_origin_holds_up_only_its_own(fake: FakePushServer) -> None:
     await http.close()
 
 
+async def test_streams_are_spread_over_connections(
+    fake: FakePushServer, http: CurlHttp2, origin: Origin
+) -> None:
+    """Each open stream is looked at whenever its connection can be read."""
+    fake.add_fault(Fault(action="silence", token="/slow"))
+    count = 2 * http2.MAX_STREAMS + 1
+    slow = asyncio.gather(
+        *(http.post(origin, "/slow", HEADERS, BODY, 60.0) for _ in range(count)), return_exceptions=True
+    )
+    await until(lambda: fake.requests == count)
+    assert fake.connections == 3
+    await http.close()
+    assert all(isinstance(result, NoAnswer) for result in await slow)
+
+
+async def test_answers_gather_when_many_streams_are_open(
+    fake: FakePushServer, http: CurlHttp2, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(http2, "GATHER_PER_STREAM", 0.1 / http2.FEW_STREAMS)
+    fake.add_fault(Fault(action="silence", token="/slow"))
+    many = http2.FEW_STREAMS + 1
+    slow = [asyncio.ensure_future(http.post(origin, "/slow", HEADERS, BODY, 60.0)) for _ in range(many)]
+    await until(lambda: fake.requests == many)
+    started = loop.time()
+    answers = await asyncio.gather(*(http.post(origin, "/x", HEADERS, BODY, 10.0) for _ in range(50)))
+    assert loop.time() - started > 0.1
+    assert [answer.status for answer in answers] == [FORBIDDEN] * 50
+    for push in slow:
+        push.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
 async def test_places_are_given_in_order_and_never_lost() -> None:
     limits, origin = OriginLimits(1), Origin("host", 1)
     deadline = asyncio.get_running_loop().time() + 5
