@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
 from ntf_server.config import SubscriberConfig
+from ntf_server.former_session import FormerSession
 from ntf_server.metrics import counter
 from ntf_server.router_session import (
     EndSession,
@@ -28,7 +29,13 @@ from protocol.encoding import EntityId
 from protocol.errors import TE_BAD_SERVICE
 from smp_client.backoff import Backoff
 from smp_client.dialer import Dialer, DialSlots
-from smp_client.errors import ClientError, HandshakeFailed, PeerMisbehaves, WrongIdentity
+from smp_client.errors import (
+    ClientError,
+    HandshakeFailed,
+    PeerMisbehaves,
+    RequestTimeout,
+    WrongIdentity,
+)
 from smp_client.nonsense import Nonsense
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
@@ -130,12 +137,15 @@ class Router:
     async def run(self) -> bool:
         """Watch the router until nothing is to be subscribed there (False), or while it cannot be reached
         others wait for its place (True)."""
-        while await self._parts.patiently(self._prepare, self.known.name):
-            delay = await self._one_session()
-            if not self._was_there and self._is_crowded():
-                return True
-            await self._pause(self._backoff.next() if delay is None else delay)
-        return False
+        try:
+            while await self._parts.patiently(self._prepare, self.known.name):
+                delay = await self._one_session()
+                if not self._was_there and self._is_crowded():
+                    return True
+                await self._pause(self._backoff.next() if delay is None else delay)
+            return False
+        finally:
+            await self._close_former()
 
     # What the rest of the daemon asks for
 
@@ -162,6 +172,9 @@ class Router:
 
     @property
     def is_storing(self) -> bool:
+        former = self.known.former
+        if former is not None and former.is_storing:
+            return True
         return self._session is not None and self._session.session.is_consuming
 
     def status(self) -> RouterStatus:
@@ -201,17 +214,34 @@ class Router:
         self._connected(session, self._parts.clock.monotonic() - started)
         self._session, started = work, self._parts.clock.monotonic()
         try:
-            async with session:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(session)
+                stack.push_async_callback(session.finish)  # what a router sent is not sent again
                 try:
                     await work.run(session)
-                finally:
-                    await session.finish()  # what a router sent is not sent again
+                except (EndSession, RequestTimeout) as reason:
+                    if work.has_queues and not isinstance(reason, TakenOver):
+                        stack.pop_all()
+                        await self._read_on(work)
+                    raise
         except (EndSession, ClientError) as reason:
             lasted = self._parts.clock.monotonic() - started
             return await self._disconnected(reason, lasted)
         finally:
             self._session = None
         raise AssertionError("a session ends for a reason")
+
+    async def _read_on(self, work: RouterSession) -> None:
+        """The router may still send to a session that is given up here."""
+        work.retire()
+        before, self.known.former = self.known.former, FormerSession(work.session, self.known.name)
+        if before is not None:
+            await before.close()
+
+    async def _close_former(self) -> None:
+        former, self.known.former = self.known.former, None
+        if former is not None:
+            await former.close()
 
     async def _connect(self, work: RouterSession) -> SmpSession:
         dialing = self._dialing(self._was_there)

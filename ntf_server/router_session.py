@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ntf_server.clock import Clock
+from ntf_server.former_session import FormerSession
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import counter
@@ -115,6 +116,8 @@ class KnownRouter:
         self.is_own = own
         self.waiting: WaitingQueues[QueueRow] = WaitingQueues(WAITING_LIMIT)
         self.balance = ServiceBalance()
+        self.former: FormerSession | None = None
+        "The session before this one, as long as it may bring something."
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,9 @@ class RouterSession:
         "Subscriptions went away since it was last asked whether any are left."
         self._verified_at = parts.clock.monotonic()
         self._retry_at: int | None = None
+        self._is_retired = False
+        self.has_queues = False
+        "The router confirmed some, so it may have notifications for this session."
         self.service_queues = 0
         self.individual_queues = 0
         self.is_subscribed = False
@@ -222,6 +228,12 @@ class RouterSession:
         self.is_subscribed = True
         if balance is not Balance.EQUAL:
             await self._heal()
+        if self._router.former is not None:
+            self._router.former.succeeded()
+
+    def retire(self) -> None:
+        """From now on only notifications count: its queues are a matter of its successor."""
+        self._is_retired = True
 
     def look(self, *, shrunk: bool = False) -> None:
         """There may be something to do: queues wait, or (`shrunk`) are gone."""
@@ -262,6 +274,7 @@ class RouterSession:
                 raise EndSession("the router refuses the service subscription")
             return None
         routers = answer.queues
+        self.has_queues |= routers.count > 0
         changed = await self._store.set_service_subscribed(key)
         self.service_queues = ours.count
         total = await self._store.subscription_count(key)
@@ -394,6 +407,7 @@ class RouterSession:
 
     async def _set_subscribed(self, notifier_ids: Sequence[EntityId], service_id: EntityId | None) -> None:
         if notifier_ids:
+            self.has_queues = True
             moves = await self._store.set_subscribed(self._router.key, notifier_ids, service_id=service_id)
             self._record_moves(moves)
             SUBSCRIBED.inc(len(notifier_ids))
@@ -463,6 +477,8 @@ class RouterSession:
 
     async def receive(self, events: list[Received[SmpMessage]]) -> None:
         await self._store_notifications(events)
+        if self._is_retired:
+            return
         ended: list[QueueEvent] = []
         for received in events:
             event = queue_event(received.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from protocol.connection import Outgoing
@@ -134,7 +134,15 @@ class Broker:
     def release(self, client: Client) -> None:
         self.recipients.release(client)
         self.notifiers.release(client)
-        client.gone()
+        self._give_back(client.gone())
+
+    def _give_back(self, unsent: Sequence[Outgoing[RouterMessage]]) -> None:
+        """NMSGs that did not leave wait for the next subscriber; whatever else was for this client ends."""
+        for outgoing in reversed(unsent):
+            queue = self.state.queues.by_notifier(outgoing.entity_id)
+            if isinstance(outgoing.message, Prepared) and queue is not None and queue.notifier is not None:
+                self.state.return_nmsg(queue.notifier, outgoing.message, self.config.max_pending)
+                self.offer_pending(queue.notifier)
 
     # Queues
 

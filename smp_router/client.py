@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.commands import Codec
@@ -121,13 +121,19 @@ class Client:
             self._room.set()
         return batch
 
-    def gone(self) -> None:
-        """Nothing will be sent any more, and nobody has to wait for it."""
+    def put_back(self, batch: Sequence[Outgoing[RouterMessage]]) -> None:
+        """It was taken, and did not leave."""
+        self.outbox.extendleft(reversed(batch))
+
+    def gone(self) -> list[Outgoing[RouterMessage]]:
+        """Nothing will be sent any more, and nobody has to wait for it; returns what was not."""
         self._gone = True
+        unsent = list(self.outbox)
         self.outbox.clear()
         self.offers.clear()
         self._room.set()
         self.wake.set()
+        return unsent
 
 
 def _size(outgoing: Outgoing[RouterMessage]) -> int:

@@ -249,10 +249,15 @@ class Session:
             raise TimeoutError
         self._take_offers(client)
         batch, depends_on = client.take(), client.depends_on
-        # Nothing leaves before what led to it is safe.
-        async with asyncio.timeout(self._config.send_timeout):
-            await self._broker.state.records.durable(depends_on)
-        self._stream.write(self._connection.send(batch))
+        try:
+            # Nothing leaves before what led to it is safe.
+            async with asyncio.timeout(self._config.send_timeout):
+                await self._broker.state.records.durable(depends_on)
+            self._stream.write(self._connection.send(batch))
+        except BaseException:
+            client.put_back(batch)
+            self._broker.release(client)
+            raise
         async with asyncio.timeout(self._config.send_timeout):
             await self._stream.drain()
         await asyncio.sleep(0)

@@ -125,6 +125,12 @@ class RouterState:
         notifier.pending.append(nmsg)
         self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
 
+    def return_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
+        """It was taken, and could not be delivered; it is older than those that wait."""
+        if len(notifier.pending) < limit:
+            notifier.pending.appendleft(nmsg)
+            self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
+
     def take_nmsgs(self, notifier: Notifier) -> list[Prepared]:
         taken = list(notifier.pending)
         notifier.pending.clear()

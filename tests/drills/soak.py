@@ -1,6 +1,6 @@
 """Mixed traffic for a long time, and everything goes wrong now and then.
 
-python -m tests.drills.soak [--minutes 30] [--rate 30]
+python -m tests.drills.soak [--minutes 30] [--rate 30] [--probe]
 
 Routers notify, clients come and go, and between restarts, outages, reloads and backups an auditor compares
 what the routers emitted with what the provider received. At the end nothing is lost, and memory, descriptors
@@ -31,8 +31,10 @@ from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import IdSub, Ok, Schk, Sdel, Snew, Sub, Tdel
 from smp_router.router import Router
+from tests.drills.memory_probe import PROBED, SOCKET, ask
 from tests.drills.world import (
     DEADLINE,
+    PROGRAM,
     Daemon,
     World,
     provider,
@@ -127,6 +129,8 @@ class Soak:
     "When each misfortune began."
     failures: list[str] = field(default_factory=list)
     is_over: bool = False
+    probe: Path | None = None
+    "Where the daemon says who holds its memory, if it does."
 
     async def run(self, seconds: float, rate: float) -> Verdict:
         async with TaskGroup() as tasks:
@@ -143,6 +147,7 @@ class Soak:
             await asyncio.wait(sending)
             for task in beside:
                 task.cancel()
+        await self._probe("the end, malloc trimmed", "trim")
         return await self._audit()
 
     async def _emit(self, number: int, rate: float) -> None:
@@ -210,6 +215,7 @@ class Soak:
             self.events[name] += 1
             self.diary.append((wall_clock(), name))
             await misfortune()
+            await self._probe(name)
             assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
         await asyncio.sleep(OUTAGE)
 
@@ -293,6 +299,15 @@ class Soak:
             self.samples.append(sample)
             await asyncio.sleep(SAMPLE)
 
+    async def _probe(self, after: str, word: str = "") -> None:
+        if self.probe is None:
+            return
+        found = await ask(self.probe, word)
+        sizes = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in found.items() if isinstance(size, int))
+        print(f"{wall_clock() - self.diary[0][0]:6.0f} s, after {after}: {sizes}", flush=True)
+        for line in (line for name, lines in found.items() if isinstance(lines, list) for line in lines):
+            print(f"         {line}")
+
     async def _audit(self) -> Verdict:
         read, missing = 0, set(self.sent)
         with suppress(TimeoutError):
@@ -333,8 +348,9 @@ class Soak:
 
 
 @asynccontextmanager
-async def soaking(folder: Path, queues: int) -> AsyncIterator[Soak]:
+async def soaking(folder: Path, queues: int, *, probe: bool = False) -> AsyncIterator[Soak]:
     """A daemon with its journal on, routers and a provider; `queues` of each router."""
+    answers = folder / "probe"
     async with AsyncExitStack() as stack:
         push = await stack.enter_async_context(provider(folder))
         env = {
@@ -343,18 +359,20 @@ async def soaking(folder: Path, queues: int) -> AsyncIterator[Soak]:
             "NTF_LIMITS_COMMANDS_PER_SECOND": "0",  # all clients are this one process
             "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
             "NTF_LIMITS_ADDRESS_VERIFICATIONS_PER_HOUR": "0",
+            SOCKET: str(answers),
         }
-        daemon = await stack.enter_async_context(running_daemon(folder, env))
+        program = PROBED if probe else PROGRAM
+        daemon = await stack.enter_async_context(running_daemon(folder, env, program=program))
         routers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(ROUTERS)]
         worlds = [World(daemon, router, push) for router in routers]
         for world in worlds:
             await world.add_devices(DEVICES, queues)
-        yield Soak(daemon, push, worlds, folder)
+        yield Soak(daemon, push, worlds, folder, probe=answers if probe else None)
 
 
-async def soak(folder: Path, minutes: float, rate: float) -> Verdict:
+async def soak(folder: Path, minutes: float, rate: float, *, probe: bool = False) -> Verdict:
     seconds = minutes * 60
-    async with soaking(folder, int(seconds * rate / ROUTERS) + 2) as made:
+    async with soaking(folder, int(seconds * rate / ROUTERS) + 2, probe=probe) as made:
         return await made.run(seconds, rate)
 
 
@@ -364,9 +382,10 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=30.0, help="notifications a second")
+    parser.add_argument("--probe", action="store_true", help="say who holds the daemon's memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ntf-soak-") as name:
-        verdict = asyncio.run(soak(Path(name), args.minutes, args.rate))
+        verdict = asyncio.run(soak(Path(name), args.minutes, args.rate, probe=args.probe))
     print(verdict)
     return 0 if verdict.passed else 1
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
 
 from protocol.connection import Block, Outgoing
 from protocol.encoding import CorrId
@@ -10,6 +15,7 @@ from protocol.messages_crypto import open_message
 from protocol.push_messages import open_nmsg_meta
 from protocol.smp_messages import End, Msg, Nmsg, Nsub, Ok, Send, SmpMessage, Sok
 from smp_router.config import RouterConfig
+from smp_router.load import LoadQueue
 from smp_router.router import Router
 from tests.smp_router.wire import (
     DEADLINE,
@@ -104,6 +110,58 @@ async def test_disconnected_notifier_is_not_subscribed(router: Router) -> None:
         async with connected(router.address) as ntf:
             await ntf.ask(Nsub(), queue.notifier_id, queue.notifier_key)
             assert isinstance((await ntf.event())[1], Nmsg)
+
+
+def each_second() -> Callable[[], datetime]:
+    """A clock that goes on by a second each time somebody looks."""
+    seconds = itertools.count(1)
+    return lambda: datetime.fromtimestamp(next(seconds), UTC)
+
+
+async def taken_in_order(router: Router, queue: LoadQueue) -> int:
+    """How many NMSGs a new subscriber gets."""
+    async with connected(router.address) as ntf:
+        count = len(queue.notifier.pending)
+        await ntf.ask(Nsub(), queue.notifier_id, queue.notifier_key)
+        nmsgs = [nmsg for _, nmsg in await ntf.events(count) if isinstance(nmsg, Nmsg)]
+    times = [open_nmsg_meta(queue.rcv_ntf_dh_secret, nmsg.nonce, nmsg.meta).timestamp for nmsg in nmsgs]
+    assert times == sorted(times)
+    return len(nmsgs)
+
+
+async def test_nmsgs_that_did_not_leave_wait_for_the_next_subscriber() -> None:
+    """The connection ended while they were in its queue."""
+    async with Router.start(now=each_second()) as router:
+        (queue,) = router.load.create_queues(1)
+        async with connected(router.address) as ntf:
+            await ntf.ask(Nsub(), queue.notifier_id, queue.notifier_key)
+            router.faults.black_hole()
+            await router.load.emit([queue], 2, fresh=True)
+        await eventually(lambda: router.subscribed_notifiers() == set())
+        router.faults.black_hole(False)
+        await router.load.emit([queue], 1, fresh=True)
+        assert await taken_in_order(router, queue) == 3
+
+
+async def test_nmsgs_that_wait_for_the_disk_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection ended before what led to them was safe."""
+    waiting, never = asyncio.Event(), asyncio.Event()
+
+    async def durable(_: int) -> None:
+        waiting.set()
+        await never.wait()
+
+    async with Router.start(now=each_second()) as router:
+        (queue,) = router.load.create_queues(1)
+        async with connected(router.address) as ntf:
+            await ntf.ask(Nsub(), queue.notifier_id, queue.notifier_key)
+            with monkeypatch.context() as slow:
+                slow.setattr(router.state.records, "durable", durable)
+                await router.load.emit([queue], 1, fresh=True)
+                await waiting.wait()
+            await router.load.emit([queue], 1, fresh=True)
+        await eventually(lambda: router.subscribed_notifiers() == set())
+        assert await taken_in_order(router, queue) == 2
 
 
 async def test_stored_nmsgs_come_eighty_to_a_block(router: Router) -> None:
