@@ -27,8 +27,8 @@ from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.clock import SystemClock
 from ntf_server.config import ApnsConfig, PushConfig
-from ntf_server.daemon import relax_garbage_collection
 from ntf_server.journal import NullJournal
+from ntf_server.memory import relax_garbage_collection
 from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.http2 import CurlHttp2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from ntf_server.app import App
 from ntf_server.config import Config, ConfigError
 from ntf_server.descriptors import raise_limit
 from ntf_server.logs import log_loop_error, set_level, tell_left_out
+from ntf_server.memory import keep_tidy, relax_garbage_collection
 from ntf_server.metrics import gauge
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.service_manager import ServiceManager
@@ -74,8 +74,10 @@ class Daemon:
             loop.add_reader(STDIN, self._hear_parent)
         async with TaskGroup() as tasks:
             watchdog = tasks.create_task(self._manager.keep_alive(), name="watchdog")
+            tidying = tasks.create_task(keep_tidy(), name="memory")
             await self._app.run(self._stop, self._ready)
             watchdog.cancel()
+            tidying.cancel()
 
     def _ready(self) -> None:
         app = self._app
@@ -135,10 +137,3 @@ def _kind(task: asyncio.Task[object]) -> str:
     if name.startswith("Task-"):
         return getattr(coroutine, "__qualname__", "unnamed")
     return "router" if name.startswith("router ") and name != "router subscriber" else name
-
-
-def relax_garbage_collection() -> None:
-    """What the modules made stays for ever, and sessions and commands are freed by reference counts: looking
-    through all of it every 700 allocations is a waste."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

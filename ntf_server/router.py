@@ -284,6 +284,7 @@ class Router:
 
     async def _disconnected(self, reason: Exception, lasted: float) -> float | None:
         name = self.known.name
+        reason.__traceback__ = None  # whose frames hold the session, which holds its reason
         self._last_error = str(reason) or type(reason).__name__
         logger.info("%s: disconnected: %s", name, self._last_error)
         await self._mark_inactive(reason)

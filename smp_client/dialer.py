@@ -130,7 +130,10 @@ async def _first_of(
         except (OSError, TransportError, ProxyError) as error:
             if not isinstance(failure, IdentityMismatch):
                 failure = error
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # it holds this frame
 
 
 class DialSlots:

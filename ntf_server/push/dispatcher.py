@@ -409,7 +409,7 @@ class Dispatcher:
                 with self._time_limit:
                     await provider.deliver(device, push.notification, push.push_id)
         except PushError as refusal:
-            error = refusal
+            error = refusal.with_traceback(None)  # or it would hold itself, through this frame, and the push
         except TimeoutError:
             error = ProviderDown("no end in time")
         except Exception as failure:

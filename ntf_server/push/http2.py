@@ -186,6 +186,8 @@ class CurlHttp2:
             except asyncio.CancelledError:
                 self._thread.abandon(job)
                 raise
+            finally:
+                del job  # an error holds this frame, and the job the error
         finally:
             self._limits.release(origin)
 

@@ -4,7 +4,8 @@ python -m tests.drills.soak [--minutes 30] [--rate 30] [--probe]
 
 Routers notify, clients come and go, and between restarts, outages, reloads and backups an auditor compares
 what the routers emitted with what the provider received. At the end nothing is lost, and memory, descriptors
-and tasks of the daemon have not grown in the second half.
+and tasks of the daemon are flat: once the first third has warmed it up, the straight line through all samples
+rises by less than `RISE` until the end, and no tenth of it has more than `PEAK` above the first third.
 """
 
 from __future__ import annotations
@@ -59,9 +60,12 @@ SAMPLE = 2.0
 CUT = 1.0
 "Seconds before a connection was cut: an NMSG has no acknowledgement, so one on its way then may be gone."
 TENTHS = 10
-GROWTH = 1.05
-"How much more the second half may need than the first, besides `SLACK`."
-SLACK = {"memory": 5e6, "descriptors": 8.0, "tasks": 8.0}
+RISE = 0.02
+"Of the median: what the line through the last two thirds may rise in that time, besides `SLACK`."
+PEAK = 0.10
+"Of the first third's highest tenth: how much more a later tenth may need, besides `SLACK`."
+SLACK = {"memory": 5e6, "descriptors": 32.0, "tasks": 64.0}
+"What a misfortune needs while it lasts: a push to each device is under way, a crowd is leaving."
 
 
 @dataclass
@@ -70,6 +74,39 @@ class Sample:
     memory: float
     descriptors: float
     tasks: float
+
+
+@dataclass
+class Course:
+    """How much of something the daemon had, sample by sample."""
+
+    values: list[float]
+    slack: float
+
+    @property
+    def tenths(self) -> list[float]:
+        """Medians of each tenth of the time."""
+        count = len(self.values)
+        parts = (self.values[count * n // TENTHS : count * (n + 1) // TENTHS] for n in range(TENTHS))
+        return [statistics.median(part) for part in parts if part]
+
+    @property
+    def rise(self) -> float:
+        """Of the straight line through the last two thirds."""
+        later = self.values[len(self.values) // 3 :]
+        return statistics.linear_regression(range(len(later)), later).slope * len(later)
+
+    @property
+    def is_flat(self) -> bool:
+        tenths = self.tenths
+        first = max(tenths[: len(tenths) // 3])
+        may_rise = RISE * statistics.median(self.values) + self.slack
+        return self.rise <= may_rise and max(tenths) <= first * (1 + PEAK) + self.slack
+
+    def __str__(self) -> str:
+        tenths = ", ".join(f"{value:,.0f}" for value in self.tenths)
+        said = "flat" if self.is_flat else "GROWS"
+        return f"in tenths of the time: {tenths}; {self.rise:+,.0f} over the last two thirds: {said}"
 
 
 @dataclass
@@ -84,18 +121,11 @@ class Verdict:
     "Pushes that the provider accepted twice."
     events: Counter[str]
     failures: list[str]
-    course: dict[str, list[float]]
-    "Medians of each tenth of the time."
+    courses: dict[str, Course]
 
     @property
     def passed(self) -> bool:
-        return not self.lost and not self.failures and all(self._is_flat(name) for name in self.course)
-
-    def _is_flat(self, name: str) -> bool:
-        """What is allocated at a peak may stay so; what still grows in the second half does not stop."""
-        course = self.course[name]
-        half = len(course) // 2
-        return max(course[half:]) <= max(course[:half]) * GROWTH + SLACK[name]
+        return not self.lost and not self.failures and all(course.is_flat for course in self.courses.values())
 
     def __str__(self) -> str:
         events = ", ".join(f"{count} {name}" for name, count in self.events.items())
@@ -105,12 +135,7 @@ class Verdict:
             f"events: {events}",
             *self.failures,
         ]
-        for name, course in self.course.items():
-            values = ", ".join(f"{value:,.0f}" for value in course)
-            lines.append(
-                f"{name} in tenths of the time: {values}: {'flat' if self._is_flat(name) else 'GROWS'}"
-            )
-        return "\n".join(lines)
+        return "\n".join(lines + [f"{name} {course}" for name, course in self.courses.items()])
 
 
 @dataclass
@@ -327,7 +352,10 @@ class Soak:
             repeated=repeated_pushes(self.push),
             events=self.events,
             failures=self.failures,
-            course={name: self._course(name) for name in SLACK},
+            courses={
+                name: Course([getattr(sample, name) for sample in self.samples], slack)
+                for name, slack in SLACK.items()
+            },
         )
 
     def _was_cut(self, notifier_id: EntityId) -> bool:
@@ -340,11 +368,6 @@ class Soak:
         at = self.sent[notifier_id]
         began, name = max((entry for entry in self.diary if entry[0] <= at), default=(at, "the start"))
         return f"lost: of router {self.router_of[notifier_id]}, {at - began:.2f} s after {name}"
-
-    def _course(self, name: str) -> list[float]:
-        values = [getattr(sample, name) for sample in self.samples]
-        parts = (values[len(values) * n // TENTHS : len(values) * (n + 1) // TENTHS] for n in range(TENTHS))
-        return [statistics.median(part) for part in parts if part]
 
 
 @asynccontextmanager
