@@ -15,7 +15,7 @@ from ntf_server.app import App
 from ntf_server.config import Config, ConfigError
 from ntf_server.descriptors import raise_limit
 from ntf_server.logs import log_loop_error, set_level, tell_left_out
-from ntf_server.memory import keep_tidy, relax_garbage_collection
+from ntf_server.memory import Tidying, relax_garbage_collection
 from ntf_server.metrics import gauge
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.service_manager import ServiceManager
@@ -74,7 +74,7 @@ class Daemon:
             loop.add_reader(STDIN, self._hear_parent)
         async with TaskGroup() as tasks:
             watchdog = tasks.create_task(self._manager.keep_alive(), name="watchdog")
-            tidying = tasks.create_task(keep_tidy(), name="memory")
+            tidying = tasks.create_task(Tidying().run(), name="memory")
             await self._app.run(self._stop, self._ready)
             watchdog.cancel()
             tidying.cancel()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from ntf_demo.fake_push.faults import Fault
-from ntf_server.memory import tidy
+from ntf_server import memory
+from ntf_server.memory import Tidying
 from ntf_server.push.http2 import NoAnswer
 from ntf_server.push.provider import PushError
 from tests.ntf_server.dispatch.world import World, until
@@ -28,11 +29,31 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def test_cycles_are_freed(no_collector: None) -> None:
+def test_young_cycles_are_freed(no_collector: None) -> None:
     knot = weakref.ref(Knot())
     assert knot() is not None
-    tidy()
+    Tidying().tidy()
     assert knot() is None
+
+
+def test_old_cycles_are_freed_when_there_are_many(
+    no_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MORE", 1.0)
+    monkeypatch.setattr(memory, "AT_LEAST", 100)
+    tidying = Tidying()
+    tidying.tidy()
+    knots = [Knot() for _ in range(50)]
+    gc.collect()  # they are old now
+    some = weakref.ref(knots[0])
+    knots.clear()
+    tidying.tidy()
+    assert some() is not None
+    more = [Knot() for _ in range(200)]
+    tidying.tidy()
+    assert len(more) == 200
+    tidying.tidy()
+    assert some() is None
 
 
 def errors() -> list[Exception]:
@@ -40,7 +61,9 @@ def errors() -> list[Exception]:
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(status=429, reason="TooManyRequests", count=1), Fault(action="reset", count=1)], ids=str
+    "fault",
+    [Fault(status=429, reason="TooManyRequests", count=1), Fault(action="reset", count=1)],
+    ids=["refused", "reset"],
 )
 async def test_a_failed_push_leaves_nothing_behind(no_collector: None, world: World, fault: Fault) -> None:
     device = await world.add_device(queues=1)
