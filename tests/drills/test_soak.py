@@ -12,6 +12,7 @@ MB = 1e6
 COURSES = {
     "as it should be": ([150 * MB + n % 7 * MB for n in range(600)], True),
     "warming up": ([150 * MB + min(n, 150) * MB / 8 for n in range(600)], True),
+    "a crowd in the end": ([150 * MB + (n > 560) * 60 * MB for n in range(600)], True),
     "a leak": ([150 * MB + n * MB / 30 for n in range(600)], False),
     "a leak that starts late": ([150 * MB + max(0, n - 400) * MB / 10 for n in range(600)], False),
     "steps": ([150 * MB + n // 200 * 20 * MB for n in range(600)], False),
