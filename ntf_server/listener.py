@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from cryptography import x509
+from OpenSSL import SSL
 
 from ntf_server.client_session import HANDSHAKE_FAILURES, PART_SIZE, ClientSession, ServerIdentity
 from ntf_server.clock import Clock
@@ -56,6 +58,8 @@ class Listener:
         self._commands = commands
         self._clock = clock
         self._random = random
+        self._identities: WeakKeyDictionary[SSL.Context, ServerIdentity] = WeakKeyDictionary()
+        "By what TLS shows: a handshake that began before a reload ends with the keys it began with."
         self.use_credentials(credentials)
         self._counter = ConnectionCounter(max_clients, limits.connections_per_address)
         self._addresses = AddressLimits(limits)
@@ -66,7 +70,9 @@ class Listener:
     def use_credentials(self, credentials: Credentials) -> None:
         """For connections that come from now on."""
         self._context = server_context(credentials, [NTF_ALPN])
-        self._identity = ServerIdentity(key_hash=credentials.identity, signer=credentials.signing_key)
+        self._identities[self._context] = ServerIdentity(
+            key_hash=credentials.identity, signer=credentials.signing_key
+        )
         leaf = x509.load_der_x509_certificate(credentials.chain[0])
         self.certificate_expiry = leaf.not_valid_after_utc.timestamp()
 
@@ -133,7 +139,7 @@ class Listener:
         session = ClientSession(
             stream,
             self._commands,
-            self._identity,
+            self._identities[stream.context],
             self._limits,
             self._addresses,
             self._turns,

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from weakref import WeakKeyDictionary
+
+from OpenSSL import SSL
 
 from protocol.addresses import SmpServer
 from protocol.blocking import BlockingInfo
@@ -57,6 +60,8 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         self._open = ConnectionCounter(config.max_connections, config.max_connections_per_address)
         self._limits = ClientLimits(config)
+        self._presented: WeakKeyDictionary[SSL.Context, Credentials] = WeakKeyDictionary()
+        "By the context of TLS: a handshake ends with the certificate it began with."
         self._present(None)
         self.faults = Faults(self._broker, self._weather, self._drop_sessions, self._present)
         self.load = Load(self._broker)
@@ -184,7 +189,8 @@ class Router:
         return admitted
 
     async def _serve(self, stream: TlsStream) -> None:
-        session = Session(stream, self._broker, self._weather, self._presented, self._limits)
+        presented = self._presented[stream.context]
+        session = Session(stream, self._broker, self._weather, presented, self._limits)
         self._sessions.add(session)
         try:
             await session.run()
@@ -198,8 +204,9 @@ class Router:
         return len(sessions)
 
     def _present(self, credentials: Credentials | None) -> None:
-        self._presented = credentials or self.state.credentials
-        self._context = server_context(self._presented, [SMP_ALPN], ask_client_certificate=True)
+        presented = credentials or self.state.credentials
+        self._context = server_context(presented, [SMP_ALPN], ask_client_certificate=True)
+        self._presented[self._context] = presented
 
     async def _expire(self) -> None:
         while True:

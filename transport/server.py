@@ -352,7 +352,7 @@ class AcceptedStream(TlsStream):
             return
         if not self._started:
             self._started = True
-            self._engine = TlsEngine(self._context, client_side=False)
+            self._engine = TlsEngine(self.context, client_side=False)
         self._engine.lend()[: len(early)] = early
         self._engine.feed(len(early))
         self._process()

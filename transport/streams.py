@@ -34,7 +34,6 @@ class TlsStream(asyncio.BufferedProtocol):
         "_check",
         "_client_side",
         "_close_waiters",
-        "_context",
         "_drain_waiters",
         "_engine",
         "_error",
@@ -51,6 +50,7 @@ class TlsStream(asyncio.BufferedProtocol):
         "_writing_paused",
         "alpn",
         "certificate_sent",
+        "context",
         "last_received",
         "peer",
         "peer_chain",
@@ -74,7 +74,7 @@ class TlsStream(asyncio.BufferedProtocol):
         With more than `write_limit` bytes unsent `drain` waits (None: asyncio's own limit).
         """
         self._loop = asyncio.get_running_loop()
-        self._context = context
+        self.context = context
         self._client_side = client_side
         self._engine: TlsEngine  # made when the peer is admitted: until then it costs nothing
         self._on_handshake: HandshakeCallback | None = on_handshake
@@ -242,7 +242,7 @@ class TlsStream(asyncio.BufferedProtocol):
         _wake(self._drain_waiters)
 
     def _start(self) -> None:
-        self._engine = TlsEngine(self._context, client_side=self._client_side)
+        self._engine = TlsEngine(self.context, client_side=self._client_side)
         self._process()
 
     def _process(self) -> None:

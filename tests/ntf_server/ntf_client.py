@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,14 +54,16 @@ class NtfClient:
         versions: VersionRange = NTF_VERSIONS,
         alpn: Sequence[bytes] = (NTF_ALPN,),
         key_hash: bytes | None = None,
+        sock: socket.socket | None = None,
     ) -> NtfClient:
-        """`key_hash`: what the client says the server's identity is, if not the truth."""
+        """`key_hash`: what the client says the server's identity is, if not the truth. `sock`: connected."""
         stream = await connect(
             address.hosts[0],
             address.port_number,
             context=client_context(list(alpn)),
             identity=address.key_hash,
             now=lambda: datetime.now(UTC),
+            sock=sock,
             timeout=DEADLINE,
         )
         handshake = NtfClientHandshake(

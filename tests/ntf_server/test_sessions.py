@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from tests import builders
 from tests.http import get
 from tests.ntf_server.conftest import active_device, make_app, make_config, null_token
 from tests.ntf_server.ntf_client import DEADLINE, Device, NtfClient
-from transport.certificates import KeyAlgorithm
+from transport.certificates import KeyAlgorithm, renew_online
 from transport.errors import ConnectionClosed, TlsFailed
 from transport.streams import connect
 from transport.tls import client_context
@@ -37,6 +38,19 @@ async def test_both_certificate_algorithms(tmp_path: Path, algorithm: KeyAlgorit
         client = await NtfClient.open(app.address)
         assert await client.ask(Ping()) == Pong()
         client.close()
+
+
+async def test_a_handshake_ends_with_the_certificate_it_began_with(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    async with running(make_app(tmp_path, config)) as app:
+        early = socket.create_connection(("127.0.0.1", app.listener.port))
+        (await NtfClient.open(app.address)).close()  # whoever came before is accepted now
+        renew_online(tmp_path / "config", None, "127.0.0.1", datetime.now(UTC))
+        app.reload(config)
+        for sock in (early, None):
+            client = await NtfClient.open(app.address, sock=sock)
+            assert await client.ask(Ping()) == Pong()
+            client.close()
 
 
 async def test_wrong_identity_in_the_handshake_closes(app: App) -> None:
