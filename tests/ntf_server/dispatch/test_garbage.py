@@ -66,8 +66,9 @@ def errors() -> list[Exception]:
     ids=["refused", "reset"],
 )
 async def test_a_failed_push_leaves_nothing_behind(no_collector: None, world: World, fault: Fault) -> None:
+    before = len(errors())  # other tests keep some as examples
     device = await world.add_device(queues=1)
     world.fake.add_fault(fault)
     await world.receive(*device.queues)
     await until(lambda: len(world.lists(device)) == 1)  # the second attempt
-    await until(lambda: not errors())
+    await until(lambda: len(errors()) <= before)
