@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from protocol.errors import DecodeError
 from smp_client.requests import SessionConfig
 
 STATE_FILE = "connections.db"
+FORMER_STATE_FILE = "agent.db"
 ROUTERS_FILE = "routers"
 SETTLE_TIMEOUT = 30.0
 
@@ -41,8 +43,22 @@ def state_file(args: argparse.Namespace) -> Path:
     """Of a device that is there. Asking for one that is not leaves nothing behind."""
     path: Path = args.folder / STATE_FILE
     if not path.exists():
-        raise Misused(f"there is nothing in {args.folder}: create, join or notifications register begins")
+        found = _former_state(args.folder) or f"there is nothing in {args.folder}"
+        raise Misused(f"{found}: create, join or notifications register begins")
     return path
+
+
+def _new_state_file(args: argparse.Namespace) -> Path:
+    path: Path = args.folder / STATE_FILE
+    if not path.exists() and (found := _former_state(args.folder)):
+        print(f"ntf-agent: {found}", file=sys.stderr)
+    return path
+
+
+def _former_state(folder: Path) -> str | None:
+    """What to say of the state of agents that had no ratchets: nothing of it can be gone on with."""
+    path = folder / FORMER_STATE_FILE
+    return f"{path} is of an earlier version and is not taken over" if path.exists() else None
 
 
 def key_of(args: argparse.Namespace) -> str | None:
@@ -54,7 +70,7 @@ async def agent(
     args: argparse.Namespace, *, begins: bool = False, needs_router: bool = False, asleep: bool = False
 ) -> AsyncIterator[DuplexAgent]:
     """With `begins` the device is made if it is not there; one that is asleep subscribes to nothing."""
-    path = args.folder / STATE_FILE if begins else state_file(args)
+    path = _new_state_file(args) if begins else state_file(args)
     session = SessionConfig(connect=args.timeout, answer=args.timeout)
     routers = _routers(args.folder, args.router)
     if needs_router and not routers:

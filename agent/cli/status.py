@@ -1,26 +1,23 @@
-"""What a device has, from its file alone: no server is asked, and nothing changes."""
+"""What a device has, from its file alone, also beside an agent at work: nobody is asked, nothing changes."""
 
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 
 from agent.cli.running import key_of, output, state_file
 from agent.duplex.records import Connection
-from agent.duplex.secrets import Secrets
-from agent.duplex.store import DuplexStore
+from agent.duplex.store import reading
 from agent.duplex.tables import connections, receive_queues
 from agent.notifications.records import Subscription
 from agent.notifications.rows import subscriptions, token_of
 
 
 async def show(args: argparse.Namespace) -> None:
-    now = datetime.now(UTC).timestamp
-    async with DuplexStore.open(state_file(args), Secrets(), now, key_of(args)) as store:
-        token = await store.read(token_of)
-        known = [connection for connection in await store.read(connections) if not connection.deleted]
-        rows = {row.queue_id: row for row in await store.read(subscriptions)}
-        queues = [await store.read(lambda db, c=c: receive_queues(db, c.connection_id)) for c in known]  # type: ignore[misc]
+    with reading(state_file(args), key_of(args)) as db:
+        token = token_of(db)
+        known = [connection for connection in connections(db) if not connection.deleted]
+        rows = {row.queue_id: row for row in subscriptions(db)}
+        queues = [receive_queues(db, connection.connection_id) for connection in known]
     if token is None:
         output(args).say({"token": None}, "Token: none")
     else:

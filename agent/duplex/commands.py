@@ -254,8 +254,11 @@ class Commands:
         queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
         if queue is None:
             return
-        if queue.switch is not None and command.retry.elapsed < DRAINING_TIME * SECOND:
-            await self._check_empty(queue)
+        if not queue.deleting:
+            if command.retry.elapsed < DRAINING_TIME * SECOND:
+                await self._check_empty(queue)
+            # If the answer gets lost, it is there no more: nobody is to ask for its messages.
+            await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=1))
         with suppress(RouterRefused):
             await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))

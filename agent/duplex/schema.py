@@ -217,7 +217,28 @@ ALTER TABLE receive_queues ADD COLUMN service_id BLOB;
     """
 ALTER TABLE commands ADD COLUMN queue_id INTEGER NOT NULL DEFAULT 0;
 """,
+    """
+ALTER TABLE deleted_ntf_tokens RENAME TO answered_tokens;
+CREATE TABLE deleted_ntf_tokens (
+    key INTEGER PRIMARY KEY,
+    server TEXT NOT NULL,
+    token_id BLOB,
+    auth_key BLOB NOT NULL,
+    device_token BLOB,
+    dh_public_key BLOB
+) STRICT;
+INSERT INTO deleted_ntf_tokens (key, server, token_id, auth_key)
+    SELECT key, server, token_id, auth_key FROM answered_tokens;
+DROP TABLE answered_tokens;
+""",
 )
+
+
+def is_current(db: sqlite3.Connection) -> bool:
+    """Whether `prepare` has nothing to do."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    return (version, application_id) == (len(STEPS), APPLICATION_ID)
 
 
 def prepare(db: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ import aiosqlite
 
 from agent.duplex.database_file import check_key, locked, opener
 from agent.duplex.events import Event
-from agent.duplex.schema import prepare
+from agent.duplex.schema import is_current, prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
 from store.sqlite_engine import (
@@ -141,6 +141,19 @@ class DuplexStore:
 
     async def read(self, look: Callable[[sqlite3.Connection], T]) -> T:
         return await self._work.run(run_each, lambda transaction: look(transaction.db))
+
+
+@contextmanager
+def reading(path: Path, key: str | None = None) -> Iterator[sqlite3.Connection]:
+    """The file as it is at one moment, also beside an agent that works with it. Raises StoreError."""
+    with store_errors(path), closing(opener(path, key, timeout=BUSY_TIMEOUT, isolation_level=None)()) as db:
+        check_key(db, path, key)
+        if not is_current(db):
+            with locked(path):  # whoever else might be at work with it is of another version
+                _prepare(db)
+        db.execute("PRAGMA query_only = ON")
+        db.execute("BEGIN")
+        yield db
 
 
 def _prepare(db: sqlite3.Connection) -> None:

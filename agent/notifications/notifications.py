@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from agent.duplex.delivery import Transact
 from agent.duplex.records import ReceiveQueue
-from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
+from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
 from agent.duplex.store import DuplexStore, Tx
 from agent.duplex.tables import connection, receive_queue, set_connection
 from agent.duplex.workers import Wait, Workers
@@ -44,7 +44,6 @@ from agent.notifications.tokens import Superseded, Tokens, delete_token, registe
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 from protocol.agent.retry import FAST, SECOND, Retry, first
 from protocol.device_token import DeviceToken
-from protocol.ntf_commands import NtfCommand, Tdel
 from protocol.smp_messages import SmpCommand
 from protocol.statuses import TokenStatus
 from smp_client.errors import ClientError
@@ -187,7 +186,7 @@ class Notifications:
         if isinstance(push, CheckPush):
             return self._read(await self._store.read(_all_queues))
         infos = await self.announced(payload)
-        return self._read([(info.queue_id, info.connection_id) for info in infos])
+        return self._read(await self._store.read(lambda db: _queues_of(db, infos)))
 
     def _read(self, queues: list[tuple[int, int]]) -> list[int]:
         if self._fetch is None:
@@ -249,12 +248,9 @@ class Notifications:
         return True
 
     async def _delete_tokens(self, server: NtfServer) -> bool:
-        """What the server refuses is gone there."""
         deleted = await self._store.read(lambda db: rows.deleted_tokens(db, server))
         for token in deleted:
-            request: Request[NtfCommand] = Request(token.token_id, Tdel(), token.auth_key)
-            with suppress(RouterRefused):
-                await self._sessions.ask(server, request)
+            await self._tokens.delete(server, token)
             await self._transact(lambda tx, token=token: rows.drop_deleted_token(tx, token))  # type: ignore[misc]
         return bool(deleted)
 
@@ -262,6 +258,14 @@ class Notifications:
 def _all_queues(db: sqlite3.Connection) -> list[tuple[int, int]]:
     sql = "SELECT queue_id, connection_id FROM receive_queues WHERE NOT deleting ORDER BY queue_id"
     return [(queue_id, connection_id) for queue_id, connection_id in db.execute(sql)]
+
+
+def _queues_of(db: sqlite3.Connection, infos: list[NotificationInfo]) -> list[tuple[int, int]]:
+    """Those that a push names. While one replaces another both are read: what moves them sends no push."""
+    sql = "SELECT queue_id FROM receive_queues WHERE connection_id = ? AND NOT deleting"
+    named = [(info.queue_id, info.connection_id) for info in infos]
+    companions = [(queue_id, c) for _, c in named for (queue_id,) in db.execute(sql, (c,))]
+    return list(dict.fromkeys(named + companions))
 
 
 def _raise(failure: RouterFailure | None) -> None:

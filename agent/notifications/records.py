@@ -9,6 +9,7 @@ from protocol.addresses import NtfServer, SmpServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
+from protocol.ntf_commands import Tnew
 from protocol.statuses import TokenStatus
 
 MIN_PERIOD = 20
@@ -55,6 +56,10 @@ class Token:
     "Minutes between periodic pushes as the server knows them."
 
     @property
+    def registration(self) -> Tnew:
+        return Tnew(self.device_token, self.auth_key.public, self.dh_key.public)
+
+    @property
     def wanted_cron(self) -> int:
         return self.period if self.mode is Mode.PERIODIC else 0
 
@@ -71,8 +76,10 @@ class DeletedToken:
     """A token that the server does not know yet to be given up."""
 
     key: int
-    token_id: EntityId = field(repr=False)
     auth_key: Ed25519PrivateKey
+    token_id: EntityId | None = field(repr=False)
+    registration: Tnew | None = field(repr=False)
+    "Without an id: again with the same keys it tells the id of the token that it may have made."
 
 
 class SubAction(StrEnum):

@@ -9,9 +9,10 @@ from typing import Any
 from agent.duplex.store import Tx, insert
 from agent.notifications.records import DeletedToken, Mode, SubAction, Subscription, Token, TokenAction
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.device_token import decode_device_token, encode_device_token
 from protocol.encoding import EntityId
+from protocol.ntf_commands import Tnew
 from protocol.statuses import TokenStatus
 
 # The token
@@ -65,18 +66,38 @@ def drop_token(tx: Tx) -> None:
 def give_up_token(tx: Tx, token: Token) -> None:
     """Forget the token, but remember to tell its server."""
     drop_token(tx)
-    if token.token_id is not None:
-        values = {"token_id": token.token_id, "auth_key": token.auth_key.seed}
-        insert(tx.db, "deleted_ntf_tokens", server=str(token.server), **values)
-        tx.notifications.add(str(token.server))
+    delete_at_server(tx, token)
+
+
+def delete_at_server(tx: Tx, token: Token) -> None:
+    """Also if it has no id: the answer to its TNEW may have got lost."""
+    if token.token_id is None and token.action is not TokenAction.REGISTER:
+        return  # the server has refused it
+    insert(
+        tx.db,
+        "deleted_ntf_tokens",
+        server=str(token.server),
+        token_id=token.token_id,
+        auth_key=token.auth_key.seed,
+        device_token=encode_device_token(token.device_token),
+        dh_public_key=token.dh_key.public.raw,
+    )
+    tx.notifications.add(str(token.server))
 
 
 def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[DeletedToken]:
     sql = "SELECT * FROM deleted_ntf_tokens WHERE server = ? ORDER BY key"
-    return [
-        DeletedToken(key=row["key"], token_id=row["token_id"], auth_key=Ed25519PrivateKey(row["auth_key"]))
-        for row in db.execute(sql, (str(server),))
-    ]
+    return [_deleted_token(row) for row in db.execute(sql, (str(server),))]
+
+
+def _deleted_token(row: Any) -> DeletedToken:
+    auth_key, registration = Ed25519PrivateKey(row["auth_key"]), None
+    if row["token_id"] is None:
+        device_token, dh_key = decode_device_token(row["device_token"]), X25519PublicKey(row["dh_public_key"])
+        registration = Tnew(device_token, auth_key.public, dh_key)
+    return DeletedToken(
+        key=row["key"], auth_key=auth_key, token_id=row["token_id"], registration=registration
+    )
 
 
 def drop_deleted_token(tx: Tx, deleted: DeletedToken) -> None:

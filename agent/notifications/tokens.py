@@ -18,14 +18,22 @@ from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Tx
 from agent.errors import BadPush
-from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, Mode, Token, TokenAction
-from agent.notifications.rows import drop_token, follow_wishes, give_up_token, put_token, token_of
+from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, DeletedToken, Mode, Token, TokenAction
+from agent.notifications.rows import (
+    delete_at_server,
+    drop_token,
+    follow_wishes,
+    give_up_token,
+    put_token,
+    token_of,
+)
 from agent.notifications.sessions import NtfSessions
 from protocol.addresses import NtfServer
+from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import DeviceToken
 from protocol.encoding import NO_ENTITY
 from protocol.errors import AUTH, INTERNAL, DecodeError
-from protocol.ntf_commands import IdTkn, NtfCommand, NtfResponse, Tchk, Tcrn, Tkn, Tnew, Trpl, Tvfy
+from protocol.ntf_commands import IdTkn, NtfCommand, NtfResponse, Tchk, Tcrn, Tdel, Tkn, Tnew, Trpl, Tvfy
 from protocol.push_messages import open_push
 from protocol.statuses import TokenStatus
 from smp_client.requests import Request
@@ -78,6 +86,15 @@ class Tokens:
             except RouterRefused:
                 await self._advance(token, action=None)
 
+    async def delete(self, server: NtfServer, token: DeletedToken) -> None:
+        """At its server. What that refuses is gone there."""
+        with suppress(RouterRefused):
+            token_id = token.token_id
+            if token.registration is not None:
+                token_id = (await self._ask_id(server, token.registration, token.auth_key)).token_id
+            assert token_id is not None
+            await self._sessions.ask(server, Request(token_id, Tdel(), token.auth_key))
+
     # Steps; each stores its result
 
     async def _next(self, token: Token) -> TokenStatus:
@@ -88,16 +105,19 @@ class Tokens:
         return await self._activated(token)
 
     async def _registered(self, token: Token) -> TokenStatus:
-        command = Tnew(token.device_token, token.auth_key.public, token.dh_key.public)
-        answer = await self._sessions.ask(token.server, Request(NO_ENTITY, command, token.auth_key))
-        if not isinstance(answer, IdTkn):
-            raise RouterRefused(INTERNAL)
+        answer = await self._ask_id(token.server, token.registration, token.auth_key)
         try:
             secret = token.dh_key.exchange(answer.dh_key)
         except DecodeError:
             raise RouterRefused(INTERNAL) from None
         values = {"token_id": answer.token_id, "dh_secret": secret, "status": TokenStatus.REGISTERED}
         return (await self._advance(token, action=None, **values)).status
+
+    async def _ask_id(self, server: NtfServer, registration: Tnew, key: Ed25519PrivateKey) -> IdTkn:
+        answer = await self._sessions.ask(server, Request(NO_ENTITY, registration, key))
+        if not isinstance(answer, IdTkn):
+            raise RouterRefused(INTERNAL)
+        return answer
 
     async def _verified(self, token: Token) -> TokenStatus:
         assert token.code is not None
@@ -187,6 +207,8 @@ class Wish:
             saved = None
         token = self._new(tx) if saved is None else replace(saved, mode=self._mode, period=self._period)
         if token.token_id is None:
+            if token.device_token != self._device_token:
+                delete_at_server(tx, token)
             token = replace(token, device_token=self._device_token, action=TokenAction.REGISTER)
         elif token.action is None and token.device_token == self._device_token:
             token = replace(token, action=TokenAction.REGISTER)

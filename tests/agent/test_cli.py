@@ -20,6 +20,7 @@ from tests.agent.duplex.world import DEADLINE
 from tests.agent.notifications.world import DEVICE, message_push, verification
 
 NOWHERE = "ntf://" + "A" * 43 + "=@127.0.0.1:1"
+NO_ROUTER = "smp://" + "A" * 43 + "=@127.0.0.1:1"
 
 
 class Terminal:
@@ -158,6 +159,8 @@ async def test_following(alice: Terminal, bob: Terminal) -> None:
         await bob.run("receive")
         await bob.run("send", "1", "hello")
         await line_with("Connection 1: hello", shown)
+        assert "Connection 1: duplex" in await alice.run("status")
+        assert "in use by another agent" in await alice.run("send", "1", "hello", code=1)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ async def test_following(alice: Terminal, bob: Terminal) -> None:
         (["send", "1", "text"], "there is no such connection"),
         (["switch", "1"], "there is no such connection"),
         (["accept", "7"], "there is no such request"),
-        (["join", "nonsense", "--router", "smp://" + "A" * 43 + "=@127.0.0.1:1"], "A_LINK"),
+        (["join", "nonsense", "--router", NO_ROUTER], "A_LINK"),
         (["create"], "name a router"),
         (["notifications", "verify", "AAAA", "AAAA"], "not registered"),
         (["notifications", "verify", "!", "AAAA"], "base64url"),
@@ -222,6 +225,16 @@ def test_asking_a_device_that_is_not_there_makes_none(
     assert main(["--folder", str(tmp_path / "nobody"), *command]) == 1
     assert re.search("there is nothing in|name a router", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["status"], ["create", "--router", NO_ROUTER]])
+def test_state_of_an_earlier_version_is_told_of(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.db").touch()
+    assert main(["--folder", str(tmp_path), *command]) == 1
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"ntf-agent: {tmp_path / 'agent.db'} is of an earlier version")
 
 
 async def test_an_encrypted_device(world: Playground, tmp_path: Path) -> None:

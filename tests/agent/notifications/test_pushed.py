@@ -17,6 +17,7 @@ from agent.duplex.events import (
     SwitchProgress,
 )
 from ntf_demo.demo import Playground
+from ntf_demo.fake_push.recorder import RecordedPush
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, connect
 from tests.agent.notifications.world import (
@@ -176,6 +177,56 @@ async def test_deleted_connection_is_not_waited_for(world: Playground, tmp_path:
         await alice.event(MessageReceived)
         await alice.agent.delete(connection)  # instead of an ACK
         await alice.event(Fetched)
+
+
+async def test_rotation_goes_on_while_the_phone_sleeps(world: Playground, tmp_path: Path) -> None:
+    """What no push tells of is read with what one tells of, from the queue that goes and from the new one."""
+    async with Router.start() as other:
+        hers, his = tmp_path / "alice.db", tmp_path / "bob.db"
+        servers = world.router.address, other.address
+        async with phone(his, *servers) as bob:
+            number = await meet(world, hers, bob, other)
+            (old_queue,) = [queue for queue in world.router.state.queues if queue.notifier is not None]
+            async with phone(hers, *servers, asleep=True) as alice:
+                (connection,) = await alice.agent.connections()
+                await alice.agent.switch(connection.connection_id)
+                await watched_at(other, alice)
+            await bob.event(SwitchProgress, lambda event: event.phase == "confirmed")
+            push = await sent(world, bob, number, b"one")
+        assert await read(world, hers, push) == [b"one"]
+        async with phone(his, *servers, asleep=True) as bob:
+            await bob.agent.send(number, b"quietly", notification=False)  # knows of the old queue only
+            await settle(bob)
+        async with phone(his, *servers) as bob:
+            await bob.event(SwitchProgress, lambda event: event.phase == "completed")
+            push = await sent(world, bob, number, b"two")
+            assert sorted(await read(world, hers, push)) == [b"quietly", b"two"]
+        assert world.router.state.queues.by_recipient(old_queue.recipient_id) is None
+
+
+async def sent(world: Playground, bob: Person, connection_id: int, body: bytes) -> RecordedPush:
+    """The push that tells of it."""
+    before = len(world.accepted())
+    await bob.agent.send(connection_id, body)
+    return await message_push(world, before)
+
+
+async def read(world: Playground, path: Path, push: RecordedPush) -> list[bytes]:
+    async with phone(path, world.router.address, asleep=True) as alice:
+        await alice.agent.notifications.on_push(push.body)
+        bodies = await fetched(alice)
+        await settle(alice)
+    return bodies
+
+
+async def watched_at(router: Router, person: Person) -> None:
+    """One of the person's queues is at this router, and the notification server knows it."""
+
+    async def is_watched() -> bool:
+        rows = await person.agent.notifications.subscriptions()
+        return bool({row.notifier_id for row in rows} & router.subscribed_notifiers())
+
+    await until(is_watched)
 
 
 async def test_rotation_moves_the_notifier(world: Playground, tmp_path: Path, bob: Person) -> None:

@@ -337,12 +337,41 @@ async def test_token_that_is_given_up_is_remembered_for_its_server(bench: Bench)
         await bench.store.run(delete_token)
 
 
-async def test_token_without_an_id_needs_no_deletion(bench: Bench) -> None:
+async def test_token_that_was_refused_needs_no_deletion(bench: Bench) -> None:
     bench.proxy.refusing = True
     with pytest.raises(TemporaryFailure):
         await bench.register()
+    refused = replace(await bench.saved(), action=None)
+    await bench.store.run(lambda tx: put_token(tx, refused))
     await bench.store.run(delete_token)
     assert await bench.store.read(lambda db: deleted_tokens(db, bench.server)) == []
+
+
+async def delete_at_server(bench: Bench) -> None:
+    (deleted,) = await bench.store.read(lambda db: deleted_tokens(db, bench.server))
+    await bench.tokens.delete(bench.server, deleted)
+
+
+async def test_token_whose_id_got_lost_is_deleted_too(bench: Bench) -> None:
+    bench.proxy.lose()
+    with pytest.raises(TemporaryFailure):
+        await bench.register()
+    token = await bench.saved()
+    assert await bench.at_server(token) is not None
+    await bench.store.run(delete_token)
+    await delete_at_server(bench)
+    assert await bench.at_server(token) is None
+
+
+async def test_token_whose_id_got_lost_is_deleted_when_there_is_another_device(bench: Bench) -> None:
+    bench.proxy.lose()
+    with pytest.raises(TemporaryFailure):
+        await bench.register()
+    before = await bench.saved()
+    await bench.register(OTHER_DEVICE)
+    await delete_at_server(bench)
+    assert await bench.at_server(before) is None
+    assert await bench.at_server(await bench.saved()) is not None
 
 
 async def test_refused_work_is_not_resumed_for_ever(bench: Bench) -> None:
