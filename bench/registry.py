@@ -8,6 +8,7 @@ from bench.agent import AGENT
 from bench.analytics import ANALYTICS
 from bench.cluster import CLUSTER
 from bench.connections import CONNECTIONS
+from bench.handshakes import HANDSHAKES
 from bench.journal import JOURNAL
 from bench.load import LOAD
 from bench.million import MILLION
@@ -48,6 +49,7 @@ PARTS: Sequence[Part] = (
     ROUTER_COMMANDS,
     RATCHET,
     AGENT,
+    HANDSHAKES,
     CONNECTIONS,
     GATEWAY,
 )

@@ -90,7 +90,7 @@ async def _register(args: argparse.Namespace) -> None:
         await settle(opened)
     _tell(args, status)
     if status is not TokenStatus.ACTIVE and not args.json:
-        print("A push brings nonce and verification: ntf-agent notifications verify NONCE VERIFICATION")
+        print("A push brings nonce and verification: ntf-agent notifications verify -- NONCE VERIFICATION")
 
 
 async def _await_verification(opened: DuplexAgent, file: PushFile, device: DeviceToken) -> TokenStatus:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import Commands, join_arguments
-from agent.duplex.delivery import after_attempt
+from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
     Event,
     Failed,
@@ -46,7 +46,7 @@ from agent.duplex.links import (
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
-from agent.duplex.replies import RouterFailure, checked
+from agent.duplex.replies import checked
 from agent.duplex.routers import Acknowledgement, RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
@@ -292,13 +292,7 @@ class DuplexAgent:
         delivery = await self._store.read(lambda db: next_delivery(db, queue_id))
         if delivery is None:
             return False
-        failure: RouterFailure | None = None
-        command: SmpCommand = delivery.command(self._secrets.nonce())
-        request = Request(delivery.queue.sender_id, command, delivery.key)
-        try:
-            await self._ask(delivery.queue.server, request)
-        except RouterFailure as error:
-            failure = error
+        failure = await attempt(self._ask, delivery, self._secrets.nonce())
         await after_attempt(self._transact, wait, delivery, failure, self._config.now())
         return True
 

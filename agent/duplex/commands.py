@@ -26,6 +26,7 @@ from agent.duplex.tables import (
     drop_command,
     receive_queue,
     receive_queues,
+    send_queues,
     set_receive_queue,
     set_send_queue,
 )
@@ -122,11 +123,20 @@ class Commands:
         r = Reader(command.arguments)
         r.pull_int64()
         pq, text, info = r.pull_bool(), r.pull_large().decode(), r.pull_tail()
-        request, key = await self._request(text)
-        if isinstance(request, InvitationRequest):
-            await self._join_invitation(command.connection_id, request, info, pq=pq, secured_with=key)
-        else:
-            await self._join_address(command.connection_id, request, info, pq=pq)
+        connection_id = command.connection_id
+        if await self._kind(connection_id) not in (ConnectionKind.SND, ConnectionKind.DUPLEX):
+            request, key = await self._request(text)
+            if not isinstance(request, InvitationRequest):
+                await self._join_address(connection_id, request, info, pq=pq)
+                return
+            await self._transact(
+                lambda tx: handshake.start_join(tx, connection_id, request, pq=pq, secured_with=key)
+            )
+        await self._answer_invitation(connection_id, info)
+
+    async def _kind(self, connection_id: int) -> ConnectionKind:
+        kind: ConnectionKind = await self._transact(lambda tx: connection(tx.db, connection_id).kind)
+        return kind
 
     async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
         """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
@@ -154,7 +164,7 @@ class Commands:
         client_version = SMP_CLIENT_VERSIONS.common(address.versions)
         if agent_version is None or client_version is None:
             raise Incompatible
-        if await self._transact(lambda tx: connection(tx.db, connection_id).kind) is ConnectionKind.NEW:
+        if await self._kind(connection_id) is ConnectionKind.NEW:
             queue = await self._maker.make(self._maker.choose([address.server]), QueueMode.MESSAGING)
             with_pq = pq and agent_version >= AGENT_PQ
             await self._transact(
@@ -170,20 +180,11 @@ class Commands:
             raise Prohibited("the information about us is too long") from None
         await self._ask(address.server, Request(address.sender_id, Send(True, body)))
 
-    async def _join_invitation(
-        self,
-        connection_id: int,
-        request: InvitationRequest,
-        info: bytes,
-        *,
-        pq: bool,
-        secured_with: X25519PrivateKey | None,
-    ) -> None:
-        sending = await self._transact(
-            lambda tx: handshake.start_join(tx, connection_id, request, pq=pq, secured_with=secured_with)
-        )
+    async def _answer_invitation(self, connection_id: int, info: bytes) -> None:
+        """From what is stored: the link has done its work, and may be gone."""
+        sending: SendQueue = (await self._transact(lambda tx: send_queues(tx.db, connection_id)))[0]
         await self._secure_sending(sending)
-        if await self._transact(lambda tx: connection(tx.db, connection_id).kind) is ConnectionKind.SND:
+        if await self._kind(connection_id) is ConnectionKind.SND:
             server = self._maker.choose([sending.server])
             reply = await self._maker.make(server, QueueMode.MESSAGING, client_version=sending.client_version)
             await self._transact(lambda tx: handshake.reply_queue_made(tx, connection_id, reply))

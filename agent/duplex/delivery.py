@@ -16,12 +16,14 @@ from agent.duplex.outgoing import (
     delivery_failed,
     expire,
 )
+from agent.duplex.queue_maker import Ask
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
 from agent.duplex.store import Tx
 from agent.duplex.tables import receive_queues
 from agent.duplex.workers import Wait
 from protocol.agent.retry import SECOND
 from protocol.errors import AUTH, QUOTA
+from smp_client.requests import Request
 
 MESSAGE_TIME = 2 * 86400
 "Seconds for which a message is tried."
@@ -29,6 +31,21 @@ QUOTA_TIME = 7 * 86400
 "The same for a queue that is full."
 
 Transact = Callable[[Callable[[Tx], Any]], Awaitable[Any]]
+
+
+async def attempt(ask: Ask, delivery: Delivery, nonce: bytes) -> RouterFailure | None:
+    """What went wrong, if anything did."""
+    failure: RouterFailure | None = None
+    for key in delivery.keys:
+        try:
+            await ask(delivery.queue.server, Request(delivery.queue.sender_id, delivery.command(nonce), key))
+        except RouterFailure as error:
+            failure = error
+        else:
+            return None
+        if not isinstance(failure, RouterRefused) or failure.error != AUTH:
+            break
+    return failure
 
 
 async def after_attempt(

@@ -92,11 +92,8 @@ def start_join(
     *,
     pq: bool,
     secured_with: X25519PrivateKey | None = None,
-) -> SendQueue:
-    """Send queue and ratchet, from the link; again, it is the same queue."""
-    conn = connection(tx.db, connection_id)
-    if conn.kind is not ConnectionKind.NEW:
-        return send_queues(tx.db, connection_id)[0]
+) -> None:
+    """Send queue and ratchet, from the link."""
     agent_version = AGENT_VERSIONS.common(request.agent_versions)
     e2e_version = E2E_VERSIONS.common(request.e2e.versions)
     client_version = SMP_CLIENT_VERSIONS.common(request.queues[0].versions)
@@ -112,7 +109,7 @@ def start_join(
         tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=int(pq)
     )
     info = _at(request.queues[0], client_version)
-    return new_send_queue(tx, connection_id, info, secured_with=secured_with)
+    new_send_queue(tx, connection_id, info, secured_with=secured_with)
 
 
 def _at(uri: QueueUri, version: int) -> QueueInfo:

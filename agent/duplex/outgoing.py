@@ -141,6 +141,7 @@ def queue_message(
         raise Prohibited("the ratchet has to be synchronised first")
     targets = _targets(tx, conn) if queues is None else queues
     if kind is MessageKind.USER:
+        _check_secured(targets[0])
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
@@ -168,6 +169,12 @@ def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
     if not queues or not conn.last_sent.message_id:  # the confirmation is always the first
         raise Prohibited("the connection is not made yet")
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
+
+
+def _check_secured(queue: SendQueue) -> None:
+    """Routers refuse a message that overtakes the HELLO by which a slow handshake ends."""
+    if not queue.sender_secures and queue.status is not QueueStatus.ACTIVE:
+        raise Prohibited("the connection is not made yet")
 
 
 def _check_size(plaintext: bytes, size: int) -> None:
@@ -243,9 +250,12 @@ class Delivery:
     slow: Retry
 
     @property
-    def key(self) -> X25519PrivateKey | None:
-        """Of SEND: none before the recipient has secured the queue."""
-        return None if self._carries_key else self.queue.auth_key
+    def keys(self) -> tuple[X25519PrivateKey | None, ...]:
+        """Of SEND, to be tried in turn: none before the recipient has secured the queue.
+
+        He may have done so for an earlier attempt, whose answer got lost.
+        """
+        return (None, self.queue.auth_key) if self._carries_key else (self.queue.auth_key,)
 
     @property
     def _carries_key(self) -> bool:

@@ -33,7 +33,7 @@ class Terminal:
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agent", *arguments, *self._options),
+            *(sys.executable, "-m", "agent", *self._options, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -139,7 +139,7 @@ async def test_by_hand(world: Playground, alice: Terminal, bob: Terminal) -> Non
     )
     assert "ntf-agent notifications verify" in told
     data = json.loads((await verification(world)).body)["notificationData"]
-    verify = ("notifications", "verify", data["nonce"], data["verification"])
+    verify = ("notifications", "verify", "--", data["nonce"], data["verification"])
     assert await alice.run(*verify) == "Token: ACTIVE\n"
     link = (await alice.run("create", "--short")).splitlines()[-1]
     await bob.run("join", link)

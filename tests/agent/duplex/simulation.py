@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.acknowledging import acknowledge
 from agent.duplex.commands import Commands, join_arguments
-from agent.duplex.delivery import after_attempt
+from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import Confirmed, Event, MessageFailed, MessageReceived, ReceiptsReceived
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import ConnectionKind, ReceiveQueue
-from agent.duplex.replies import RouterFailure, RouterRefused, TemporaryFailure
+from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
@@ -277,14 +277,7 @@ class Party:
     async def _deliver(self, queue_id: int) -> None:
         delivery = next_delivery(self.db, queue_id)
         assert delivery is not None
-        failure: RouterFailure | None = None
-        request: Request[SmpCommand] = Request(
-            delivery.queue.sender_id, delivery.command(Secrets().nonce()), delivery.key
-        )
-        try:
-            await self._ask(delivery.queue.server, request)
-        except RouterFailure as error:
-            failure = error
+        failure = await attempt(self._ask, delivery, Secrets().nonce())
         await after_attempt(self._transact, NoWait(), delivery, failure, self._now)
 
     def command(self, choice: int = 0) -> bool:
