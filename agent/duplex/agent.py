@@ -90,6 +90,9 @@ EVENTS_WAITING = 1000
 "Events that nobody took: more messages are acknowledged only when there is room."
 
 
+MAX_VISITED = 200
+"Routers at which we have no queues, and stay connected to."
+
 NO_PROXY = ProxyConfig(policy=ProxyPolicy.NEVER)
 
 
@@ -300,10 +303,15 @@ class DuplexAgent:
 
     def _link(self, server: SmpServer) -> RouterLink:
         name = server.canonical
-        link = self._links.get(name)
-        if link is None:
-            link = self._links[name] = RouterLink(name, self._logins.connect, self)
+        link = self._links.pop(name, None) or RouterLink(name, self._logins.connect, self)
+        self._links[name] = link
+        if len(self._links) - len(self._kept) > MAX_VISITED:
+            self._leave(next(name for name in self._links if name not in self._kept))
         return link
+
+    def _leave(self, name: SmpServer) -> None:
+        """Peers name routers, as many as they like: the one that was used least recently is left."""
+        self._start(self._links.pop(name).close(), f"leaving {name.hosts[0]}")
 
     async def _session(self, server: SmpServer) -> SmpSession:
         return await self._link(server).session()
@@ -388,6 +396,7 @@ class DuplexAgent:
         self._publish(Failed(queue.connection_id, f"SMP {error.error}"))
 
     async def ended(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
+        await self._room.wait()
         await self._transact(lambda tx: subscriptions_ended(tx, server, recipient_ids))
 
     async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:

@@ -66,9 +66,10 @@ DRAINING_TIME = 2 * 86400
 def waiting_messages(info: Info) -> int:
     """How many messages a queue holds; 0 if the router does not say."""
     try:
-        return int(json.loads(info.json)["qiSize"])
-    except (ValueError, TypeError, LookupError):
+        size = json.loads(info.json)["qiSize"]
+    except (ValueError, TypeError, LookupError, RecursionError):
         return 0
+    return size if isinstance(size, int) else 0
 
 
 def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
@@ -296,7 +297,7 @@ class Commands:
 
 def _finish(tx: Tx, command: Command, error: str | None) -> None:
     drop_command(tx, command.command_id)
+    if command.kind == "join":
+        handshake.invitation_joined(tx, Reader(command.arguments).pull_int64(), success=error is None)
     if error is not None:
-        if command.kind == "join":
-            handshake.give_back_invitation(tx, Reader(command.arguments).pull_int64())
         tx.events.append(Failed(command.connection_id, error))

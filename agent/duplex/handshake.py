@@ -322,9 +322,11 @@ def request_received(tx: Tx, conn: Connection, envelope: InvitationEnvelope) -> 
     """Kept even if its versions are not ours: the application may want to tell its user."""
     if conn.kind is not ConnectionKind.CONTACT:
         raise PeerFault(A_PROHIBITED, "invitation")
-    sql = "SELECT count(*) FROM invitations WHERE connection_id = ? AND NOT accepted"
-    (waiting,) = tx.db.execute(sql, (conn.connection_id,)).fetchone()
-    if waiting >= MAX_INVITATIONS:
+    sql = "SELECT link FROM invitations WHERE connection_id = ?"
+    known = {link for (link,) in tx.db.execute(sql, (conn.connection_id,))}
+    if envelope.link in known:
+        return  # whoever asked did not hear that the question had arrived
+    if len(known) >= MAX_INVITATIONS:
         raise PeerFault(A_PROHIBITED, "too many requests wait for an answer")
     values = {"link": envelope.link, "info": envelope.info}
     invitation_id = insert(tx.db, "invitations", connection_id=conn.connection_id, **values)
@@ -340,9 +342,12 @@ def take_invitation(tx: Tx, invitation_id: int) -> str:
     return str(tx.db.execute(sql, (invitation_id,)).fetchone()["link"])
 
 
-def give_back_invitation(tx: Tx, invitation_id: int) -> None:
-    """Accepting it did not work: it can be tried again."""
-    tx.db.execute("UPDATE invitations SET accepted = 0 WHERE invitation_id = ?", (invitation_id,))
+def invitation_joined(tx: Tx, invitation_id: int, *, success: bool) -> None:
+    """If accepting it did not work, it can be tried again."""
+    if success:
+        tx.db.execute("DELETE FROM invitations WHERE invitation_id = ?", (invitation_id,))
+    else:
+        tx.db.execute("UPDATE invitations SET accepted = 0 WHERE invitation_id = ?", (invitation_id,))
 
 
 def reject_invitation(tx: Tx, invitation_id: int) -> None:

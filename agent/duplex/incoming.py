@@ -9,7 +9,14 @@ from typing import Any
 from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
 from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import MessageKind, Prohibited, connected, queue_message
+from agent.duplex.outgoing import (
+    MAX_ANSWERS,
+    MessageKind,
+    Prohibited,
+    connected,
+    queue_message,
+    waiting_answers,
+)
 from agent.duplex.ratchets import is_seen, ratchet_of, seen_before, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue
 from agent.duplex.store import Tx, insert
@@ -39,6 +46,7 @@ from protocol.agent.messages import (
     Hello,
     Numbered,
     QueueAdd,
+    QueueAddress,
     QueueContinue,
     QueueKeys,
     QueuesUse,
@@ -89,7 +97,8 @@ def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> bool
 def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
     content = open_message(queue.router_secret, msg.message_id, msg.body)
     if isinstance(content, QuotaExceeded):
-        if conn.kind is ConnectionKind.DUPLEX and conn.sync_state.may_send:
+        may_answer = waiting_answers(tx, conn.connection_id) < MAX_ANSWERS
+        if conn.kind is ConnectionKind.DUPLEX and conn.sync_state.may_send and may_answer:
             queue_message(tx, conn, QueueContinue(queue.address))
         return True
     set_receive_queue(tx, queue.queue_id, last_broker_ts=content.timestamp, last_broker_id=msg.message_id)
@@ -278,12 +287,7 @@ class Incoming:
             case Hello():
                 _hello(tx, conn, self.queue)
             case QueueContinue(address):
-                queue = find_address(send_queues(tx.db, conn.connection_id), address)
-                if queue is None:
-                    raise PeerFault("A_QUEUE", "not found")
-                tx.deliveries.add(queue.queue_id)
-                tx.hurried.add(queue.queue_id)
-                tx.events.append(QueueContinued(conn.connection_id))
+                _continue(tx, conn, address)
             case QueueAdd():
                 rotation.queue_offered(tx, conn, message)
             case QueueKeys():
@@ -344,6 +348,15 @@ def _hello(tx: Tx, conn: Connection, queue: ReceiveQueue) -> None:
         connected(tx, conn.connection_id)
     elif tx.db.execute(sql, (conn.connection_id, MessageKind.HELLO)).fetchone() is None:
         queue_message(tx, conn, Hello())
+
+
+def _continue(tx: Tx, conn: Connection, address: QueueAddress) -> None:
+    """Our queue there has room again; if it was replaced in the meantime, there is nothing to be told."""
+    queue = find_address(send_queues(tx.db, conn.connection_id), address)
+    if queue is not None:
+        tx.deliveries.add(queue.queue_id)
+        tx.hurried.add(queue.queue_id)
+        tx.events.append(QueueContinued(conn.connection_id))
 
 
 _INTEGRITY: dict[str, Any] = {

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
+from agent.duplex.faults import A_PROHIBITED, PeerFault
 from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal_next
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
@@ -56,7 +57,7 @@ from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
-from protocol.smp_messages import Send
+from protocol.smp_messages import QueueMode, Send
 
 
 class Prohibited(AgentError):
@@ -108,6 +109,8 @@ NOTIFYING = {
 }
 "Kinds that wake the peer's device; for messages of users the application decides."
 SWITCHING = {MessageKind.ADD, MessageKind.KEY, MessageKind.USE, MessageKind.TEST}
+MAX_ANSWERS = 100
+"To a peer, or because of a router, that wait to be sent."
 CONFIRMATIONS = {MessageKind.CONFIRMATION, MessageKind.REPLY}
 _READY = (QueueStatus.SECURED, QueueStatus.ACTIVE)
 
@@ -141,7 +144,7 @@ def queue_message(
         raise Prohibited("the ratchet has to be synchronised first")
     targets = _targets(tx, conn) if queues is None else queues
     if kind is MessageKind.USER:
-        _check_secured(targets[0])
+        _check_made(tx, targets[0])
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
@@ -171,9 +174,13 @@ def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
 
 
-def _check_secured(queue: SendQueue) -> None:
-    """Routers refuse a message that overtakes the HELLO by which a slow handshake ends."""
-    if not queue.sender_secures and queue.status is not QueueStatus.ACTIVE:
+def _check_made(tx: Tx, queue: SendQueue) -> None:
+    """A message may follow a confirmation at once, but not overtake the HELLO of a slow handshake."""
+    if queue.status is QueueStatus.ACTIVE:
+        return
+    receiving = receive_queues(tx.db, queue.connection_id)[0]
+    is_fast = queue.sender_secures and receiving.mode is QueueMode.MESSAGING
+    if not is_fast and receiving.status is not QueueStatus.ACTIVE:
         raise Prohibited("the connection is not made yet")
 
 
@@ -226,6 +233,19 @@ def _encode_params(params: E2eParams) -> bytes:
     w = Writer()
     push_e2e_params(w, params)
     return w.value()
+
+
+def waiting_answers(tx: Tx, connection_id: int) -> int:
+    """Messages that wait to be sent, and that the application knows nothing of."""
+    sql = "SELECT count(*) FROM sent_messages WHERE connection_id = ? AND kind NOT IN (?, ?)"
+    (count,) = tx.db.execute(sql, (connection_id, MessageKind.USER, MessageKind.RECEIPTS)).fetchone()
+    return int(count)
+
+
+def check_answers(tx: Tx, connection_id: int) -> None:
+    """Whoever asks and reads no answer must not make us keep answers without end."""
+    if waiting_answers(tx, connection_id) >= MAX_ANSWERS:
+        raise PeerFault(A_PROHIBITED, "too many answers wait to be sent")
 
 
 # Delivering

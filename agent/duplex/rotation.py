@@ -10,7 +10,7 @@ from dataclasses import replace
 from agent.duplex.events import SwitchProgress
 from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.handshake import new_send_queue, queue_uri
-from agent.duplex.outgoing import Prohibited, queue_message, send_there_too
+from agent.duplex.outgoing import Prohibited, check_answers, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
@@ -116,8 +116,9 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
         client_version=min(SMP_CLIENT_VERSIONS.max, info.version),
         status=QueueStatus.CONFIRMED,
     )
-    add_command(tx, conn.connection_id, SECURE_NEW, queue_argument(new.queue_id))
-    _progress(tx, conn.connection_id, "confirmed", receiving=True)
+    if new.status is QueueStatus.NEW:  # otherwise the command is there, and takes the newest key
+        add_command(tx, conn.connection_id, SECURE_NEW, queue_argument(new.queue_id))
+        _progress(tx, conn.connection_id, "confirmed", receiving=True)
 
 
 def secured(tx: Tx, new: ReceiveQueue) -> None:
@@ -161,6 +162,7 @@ def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
 
 def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
     """QADD: a send queue to the offered one, and our keys for it."""
+    check_answers(tx, conn.connection_id)
     offered, replaced = message.queues[0].queue, message.queues[0].replaced
     queues = send_queues(tx.db, conn.connection_id)
     if any(queue.sender_id == offered.sender_id for queue in queues):

@@ -21,6 +21,8 @@ from smp_client.session import SmpEvents, SmpSession
 from smp_client.subscriptions import ServiceBalance
 from transport.cancellation import TaskGroup
 
+MAX_UNACKNOWLEDGED = 100_000
+
 Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 
 
@@ -40,6 +42,8 @@ class RouterLink:
         self._lock = asyncio.Lock()
         self._session: SmpSession | None = None
         self._acks: asyncio.Queue[Acknowledgement] = asyncio.Queue()
+        self._unacknowledged: set[EntityId] = set()
+        "Queues with a message that this session has brought: a router has to wait with their next."
         self._balance = ServiceBalance()
         self._subscriptions: Subscriptions | None = None
 
@@ -80,6 +84,7 @@ class RouterLink:
             await self._serve(session)
 
     async def _serve(self, session: SmpSession) -> None:
+        self._unacknowledged.clear()
         self._subscriptions = subscriptions = Subscriptions(self._server, session, self._owner, self._balance)
         async with TaskGroup() as tasks:
             work = [
@@ -102,6 +107,7 @@ class RouterLink:
             requests: list[Request[SmpCommand]] = [
                 Request(ack.recipient_id, Ack(ack.message_id), ack.recipient_key) for ack in acks
             ]
+            self._unacknowledged.difference_update(ack.recipient_id for ack in acks)
             answers = await session.request_many(requests)
             following = [
                 Delivered(ack.recipient_id, answer)
@@ -117,7 +123,9 @@ class RouterLink:
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [
-            Delivered(event.entity_id, event.message) for event in events if isinstance(event.message, Msg)
+            Delivered(event.entity_id, event.message)
+            for event in events
+            if isinstance(event.message, Msg) and self._is_expected(event.entity_id)
         ]
         if messages:
             await self._owner.received(self._server, messages)
@@ -129,6 +137,15 @@ class RouterLink:
                 self._subscriptions.service_ended(event.message.queues)
             elif isinstance(event.message, Alls) and self._subscriptions is not None:
                 self._subscriptions.all_sent()
+
+    def _is_expected(self, recipient_id: EntityId) -> bool:
+        """One message of a queue, until its ACK: whoever sends more does not wake the application."""
+        if recipient_id in self._unacknowledged:
+            return False
+        if len(self._unacknowledged) >= MAX_UNACKNOWLEDGED:
+            self._unacknowledged.clear()  # of queues that there are not
+        self._unacknowledged.add(recipient_id)
+        return True
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.duplex.events import RatchetSync
 from agent.duplex.faults import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import Prohibited, queue_message, queue_ratchet_key
+from agent.duplex.outgoing import Prohibited, check_answers, queue_message, queue_ratchet_key
 from agent.duplex.ratchets import keys_of, put_keys, replace_ratchet, seen_before
 from agent.duplex.records import Connection, ConnectionKind
 from agent.duplex.store import Tx
@@ -48,6 +48,7 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
     theirs = envelope.params
     if conn.kind is not ConnectionKind.DUPLEX:
         raise PeerFault(A_PROHIBITED, "ratchet keys")
+    check_answers(tx, conn.connection_id)
     if seen_before(tx, conn.connection_id, RATCHET_KEY, theirs.hash):
         return
     if theirs.version not in E2E_VERSIONS:

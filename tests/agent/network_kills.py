@@ -132,8 +132,10 @@ class Life:
 
     async def connection_id(self) -> int | None:
         """Of the connection with the other one."""
-        known = [c for c in await self.agent.connections() if c.kind is not ConnectionKind.CONTACT]
-        return known[0].connection_id if known else None
+        for connection in await self.agent.connections():
+            if connection.kind is not ConnectionKind.CONTACT and not connection.deleted:
+                return connection.connection_id
+        return None
 
     async def say(self, text: bytes) -> None:
         """As soon as the connection is made, if it is not said; a call that death ended may have done it."""

@@ -44,6 +44,7 @@ AWAKE = ASLEEP = (1.0, 4.0)
 PACE = 0.005
 PATIENCE = 240.0
 "Seconds from the end of the faults until everything must have arrived."
+MOVES = 3
 LOCALHOST = "127.0.0.1"
 
 
@@ -124,9 +125,8 @@ class Person:
         if self.agent is None:
             return False
         try:
-            async with asyncio.timeout(SESSION.answer):  # the agent may be closed in the middle of it
-                await self.agent.switch(self.connection_id)
-        except (Prohibited, Stopped, TimeoutError):
+            await self.agent.switch(self.connection_id)
+        except (Prohibited, Stopped):
             return False
         self.happened["moves"] += 1
         return True
@@ -240,6 +240,8 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
     lost: list[bytes] = field(default_factory=list)
     doubled: list[bytes] = field(default_factory=list)
+    failures: int = 0
+    "Events that tell of one: in the end nothing had failed."
     unfinished: int = 0
     "Moves that have not ended."
     happened: dict[str, Counter[str]] = field(default_factory=dict)
@@ -250,12 +252,22 @@ class Outcome:
             self.lost += [body for body in writer.sent if not read[body]]
             self.doubled += [body for body, times in read.items() if times > 1]
             self.unfinished += reader.queues() - 1
+            self.failures += sum(times for what, times in reader.happened.items() if "Failed" in what)
             self.happened[reader.name] = reader.happened
+
+    @property
+    def moves(self) -> int:
+        return sum(counts["moves"] for counts in self.happened.values())
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.lost or self.doubled or self.failures or self.unfinished) and self.moves == MOVES
 
     def __str__(self) -> str:
         lines = [
             f"{self.messages} messages in {self.seconds:.0f} s ({self.cpu:.0f} s of processor time)",
-            f"lost: {len(self.lost)}, shown twice: {len(self.doubled)}, moves not ended: {self.unfinished}",
+            f"lost: {len(self.lost)}, shown twice: {len(self.doubled)}, false failures: {self.failures}",
+            f"moves: {self.moves}, not ended: {self.unfinished}",
             f"faults: {dict(self.faults)}",
         ]
         return "\n".join(lines + [f"{name}: {dict(counts)}" for name, counts in self.happened.items()])
@@ -329,7 +341,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         outcome = asyncio.run(converse(Path(folder), options.messages, options.seed))
     print(outcome)
-    raise SystemExit(bool(outcome.lost or outcome.doubled or outcome.unfinished))
+    raise SystemExit(not outcome.is_good)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ INFO = QueueInfo(4, NOWHERE.server, NOWHERE.sender_id, KEY.public, QueueMode.MES
 
 MESSAGES: dict[str, tuple[AMessage, str | None]] = {
     "HELLO again": (Hello(), "A_PROHIBITED HELLO"),
-    "an unknown queue continues": (QueueContinue(NOWHERE), "A_QUEUE not found"),
+    "a queue that was replaced continues": (QueueContinue(NOWHERE), None),
     "an offer that replaces nothing": (QueueAdd((NewQueue(URI, None),)), "A_QUEUE replaces nothing"),
     "an offer for an unknown queue": (
         QueueAdd((NewQueue(URI, NOWHERE),)),

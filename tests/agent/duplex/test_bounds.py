@@ -1,0 +1,138 @@
+"""What a peer or a router can make an agent keep or do is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.duplex import agent as agent_module
+from agent.duplex import handshake, incoming, outgoing
+from agent.duplex.agent import open_duplex
+from agent.duplex.commands import waiting_messages
+from agent.duplex.outgoing import queue_message
+from agent.duplex.routers import RouterLink
+from agent.duplex.secrets import Secrets
+from agent.duplex.subscribing import Delivered
+from agent.duplex.tables import connection, receive_queues
+from protocol.addresses import SmpServer
+from protocol.agent.envelopes import InvitationEnvelope
+from protocol.agent.messages import NewQueue, QueueAdd
+from protocol.connection import Received
+from protocol.encoding import NO_CORR, EntityId
+from protocol.messages_crypto import QuotaExceeded, seal_message
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
+from protocol.smp_messages import Info, Msg, QueueMode
+from tests.agent.duplex.simulation import SERVERS, Party, Routers, connected_parties, finish
+from tests.agent.duplex.world import config
+
+LIMIT = 3
+
+
+@pytest.fixture
+def few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (outgoing, incoming):
+        monkeypatch.setattr(module, "MAX_ANSWERS", LIMIT)
+
+
+def waiting(party: Party) -> int:
+    return party.run(lambda tx: outgoing.waiting_answers(tx, party.connection_id))
+
+
+@pytest.mark.usefixtures("few_answers")
+def test_offers_of_queues_that_nobody_answers_in_time() -> None:
+    alice, bob = connected_parties()
+    old = receive_queues(alice.db, alice.connection_id)[0]
+    key = Secrets().x25519().public
+    for number in range(LIMIT + 2):
+        new = EntityId(bytes([number]) * 24)
+        uri = QueueUri(SMP_CLIENT_VERSIONS, SERVERS[1], new, key, QueueMode.MESSAGING)
+        offer = QueueAdd((NewQueue(uri, old.address),))
+        alice.run(
+            lambda tx, offer=offer: queue_message(tx, connection(tx.db, alice.connection_id), offer)  # type: ignore[misc]
+        )
+        alice.deliver()
+        bob.receive()
+    assert waiting(bob) == LIMIT
+    alice.send(b"hello")
+    alice.deliver()
+    bob.receive()
+    assert bob.read == [b"hello"]
+
+
+@pytest.mark.usefixtures("few_answers")
+def test_a_router_that_says_again_and_again_that_there_is_room() -> None:
+    _, bob = connected_parties()
+    queue = receive_queues(bob.db, bob.connection_id)[0]
+    for number in range(LIMIT + 2):
+        message_id = bytes([number]) * 24
+        msg = Msg(message_id, seal_message(queue.router_secret, message_id, QuotaExceeded(0)))
+        assert bob.run(
+            lambda tx, msg=msg: incoming.receive(tx, queue.server, queue.recipient_id, msg)  # type: ignore[misc]
+        )
+    assert waiting(bob) == LIMIT
+
+
+def test_a_request_that_is_repeated_is_one() -> None:
+    alice = Party("alice", Routers())
+    queue = finish(alice._maker.make(SERVERS[0], QueueMode.CONTACT))
+    address = alice.run(lambda tx: handshake.created(tx, queue, None, pq=False))
+    for link in ("one", "two", "one"):
+        envelope = InvitationEnvelope(7, link, b"Bob")
+        alice.run(
+            lambda tx, envelope=envelope: handshake.request_received(  # type: ignore[misc]
+                tx, connection(tx.db, address), envelope
+            )
+        )
+    assert [request.info for request in handshake.waiting(alice.db)] == [b"Bob", b"Bob"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (b'{"qiSize":3}', 3),
+        (b'{"qiSize":1e999}', 0),
+        (b'{"qiSize":"3"}', 0),
+        (b"[" * 15_000, 0),
+        (b"3", 0),
+        (b"{}", 0),
+        (b"", 0),
+    ],
+)
+def test_what_a_router_says_of_a_queue(text: bytes, size: int) -> None:
+    assert waiting_messages(Info(text)) == size
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.messages: list[Delivered] = []
+
+    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
+        self.messages += messages
+
+
+async def test_a_router_that_does_not_wait_for_acks() -> None:
+    owner: Any = Owner()
+    link = RouterLink(SERVERS[0], None, owner)  # type: ignore[arg-type]
+    raw: Any = None
+    for number in range(5):
+        await link._on_events(
+            [
+                Received(NO_CORR, EntityId(name), Msg(bytes([number]) * 24, b""), raw)
+                for name in (b"one", b"two")
+            ]
+        )
+    assert [message.recipient_id for message in owner.messages] == [b"one", b"two"]
+
+
+async def test_routers_that_were_only_visited_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "MAX_VISITED", LIMIT)
+    async with open_duplex(config(tmp_path / "alice.db", *SERVERS)) as alice:
+        servers = [SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(9)]
+        for server in (*servers, servers[7]):
+            alice._link(server)
+        assert list(alice._links) == [servers[6], servers[8], servers[7]]
