@@ -15,13 +15,12 @@ from bench.measure import Row, figure
 from bench.part import Part
 from protocol.versions import VersionRange
 from smp_router.router import Router
+from tests.agent.duplex.world import BEFORE_SKEY
 from tests.agent.tunnel import Tunnel, tunnel
 from transport.cancellation import TaskGroup
 
 FAR = 0.05
 "Seconds to a router and back."
-BEFORE_SKEY = VersionRange(6, 8)
-"Of routers that do not let senders secure queues: the handshake is the slow one."
 
 LOOK_AGAIN = 0.002
 

@@ -22,6 +22,8 @@ from smp_client.subscriptions import ServiceBalance
 from transport.cancellation import TaskGroup
 
 MAX_UNACKNOWLEDGED = 100_000
+SHORT_SESSION = 1.0
+"Seconds: after one that was shorter, a router is left alone for a while, as after none."
 
 Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 
@@ -72,16 +74,18 @@ class RouterLink:
 
     async def keep(self) -> None:
         """Hold a session for our queues until cancelled."""
-        retry = first(RECONNECT)
+        clock, retry = asyncio.get_running_loop().time, first(RECONNECT)
         while True:
-            try:
-                session = await self.session()
+            lived = 0.0
+            with suppress(ClientError):
+                session, began = await self.session(), clock()
+                await self._serve(session)
+                lived = clock() - began
+            if lived > SHORT_SESSION:
                 retry = first(RECONNECT)
-            except ClientError:
+            else:
                 await asyncio.sleep(retry.delay / SECOND)
                 retry = retry.next(RECONNECT)
-                continue
-            await self._serve(session)
 
     async def _serve(self, session: SmpSession) -> None:
         self._unacknowledged.clear()

@@ -31,13 +31,14 @@ class Wait:
         return more
 
     async def sleep(self, seconds: float) -> None:
-        self._hurry.clear()
+        """Not at all if somebody was in a hurry during the attempt before it."""
         self._resting(True)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._hurry.wait()
         finally:
+            self._hurry.clear()
             self._resting(False)
 
 

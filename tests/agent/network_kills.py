@@ -31,14 +31,13 @@ from protocol.statuses import TokenStatus
 from protocol.versions import VersionRange
 from smp_router.router import Router
 from tests.agent.duplex.test_kill import Killed, mortal
-from tests.agent.duplex.world import DEADLINE, config
+from tests.agent.duplex.world import BEFORE_SKEY, DEADLINE, config
 from tests.agent.notifications.world import DEVICE, verification
 from tests.agent.tunnel import Tunnel, tunnel
 from transport.cancellation import TaskGroup
 
 NEVER = 1_000_000
 "Commits: here it is the network that kills."
-BEFORE_SKEY = VersionRange(6, 8)
 LOOK_AGAIN = 0.005
 STORED = "SELECT 1 FROM sent_messages WHERE kind = 'A_MSG'"
 WATCHED = "SELECT 1 FROM ntf_subscriptions WHERE action = 'NTF_CHECK'"

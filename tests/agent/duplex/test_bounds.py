@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from agent.duplex import handshake, incoming, outgoing
 from agent.duplex.agent import open_duplex
 from agent.duplex.commands import waiting_messages
 from agent.duplex.outgoing import queue_message
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import Secrets
 from agent.duplex.subscribing import Delivered
@@ -25,10 +28,18 @@ from protocol.encoding import NO_CORR, EntityId
 from protocol.messages_crypto import QuotaExceeded, seal_message
 from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from protocol.smp_messages import Info, Msg, QueueMode
+from smp_client.dialer import Dialer
+from smp_client.session import SmpEvents, SmpSession, connect_smp
 from tests.agent.duplex.simulation import SERVERS, Party, Routers, connected_parties, finish
 from tests.agent.duplex.world import config
+from tests.smp_client.peer import PeerSession, scripted_router
 
 LIMIT = 3
+FAR_LATER = 3000.0
+
+
+class FarLater(Exception):
+    pass
 
 
 @pytest.fixture
@@ -112,11 +123,17 @@ class Owner:
     async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
         self.messages += messages
 
+    async def queues(self, *_which: object) -> list[ReceiveQueue]:
+        return []
+
+    async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
+        pass
+
 
 async def test_a_router_that_does_not_wait_for_acks() -> None:
     owner: Any = Owner()
-    link = RouterLink(SERVERS[0], None, owner)  # type: ignore[arg-type]
     raw: Any = None
+    link = RouterLink(SERVERS[0], None, owner)  # type: ignore[arg-type]
     for number in range(5):
         await link._on_events(
             [
@@ -125,6 +142,40 @@ async def test_a_router_that_does_not_wait_for_acks() -> None:
             ]
         )
     assert [message.recipient_id for message in owner.messages] == [b"one", b"two"]
+
+
+class Hours(ModuleType):
+    """asyncio whose waiting takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__("asyncio")
+        self.waits: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        if sum(self.waits) > FAR_LATER:
+            raise FarLater
+
+
+async def test_a_router_that_drops_every_session_is_left_alone_for_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang_up(_peer: PeerSession) -> None:
+        pass
+
+    async def connect(server: SmpServer, on_events: SmpEvents) -> SmpSession:
+        return await connect_smp(server, Dialer(), on_events=on_events)
+
+    owner: Any = Owner()
+    hours = Hours()
+    monkeypatch.setattr("agent.duplex.routers.asyncio", hours)
+    async with scripted_router(hang_up) as server:
+        with pytest.raises(FarLater):
+            await RouterLink(server, connect, owner).keep()
+    assert (hours.waits[0], hours.waits[-1]) == (2.0, 180.0)
 
 
 async def test_routers_that_were_only_visited_are_left(

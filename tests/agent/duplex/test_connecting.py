@@ -21,11 +21,8 @@ from agent.duplex.events import (
 from agent.duplex.outgoing import MessageTooLarge, Prohibited
 from agent.duplex.store import Change, DuplexStore, Tx
 from agent.duplex.tables import NoConnection
-from protocol.versions import VersionRange
 from smp_router.router import Router
-from tests.agent.duplex.world import Person, config, connect, person
-
-BEFORE_SKEY = VersionRange(6, 8)
+from tests.agent.duplex.world import BEFORE_SKEY, Person, config, connect, person
 
 
 async def talk(alice: Person, hers: int, bob: Person, his: int) -> None:
@@ -49,6 +46,23 @@ async def test_routers_that_do_not_know_skey(tmp_path: Path, old: tuple[bool, bo
 
 
 T = TypeVar("T")
+
+
+async def test_nothing_can_be_sent_before_a_slow_handshake_has_ended(tmp_path: Path) -> None:
+    async with (
+        Router.start(versions=BEFORE_SKEY) as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        hers, link = await alice.agent.create_invitation(pq=False)
+        his = await bob.agent.join(link, b"Bob")
+        await alice.event(Confirmed)
+        with pytest.raises(Prohibited):
+            await bob.agent.send(his, b"too early")
+        await alice.agent.allow(hers, b"Alice")
+        await alice.event(Connected)
+        await bob.event(Connected)
+        await talk(alice, hers, bob, his)
 
 
 async def test_an_address(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
 from agent.duplex.outgoing import Prohibited
 from agent.duplex.store import DuplexStore
 from protocol.addresses import SmpServer
+from protocol.versions import VersionRange
 from smp_client.requests import SessionConfig
 from transport.cancellation import TaskGroup
 
 DEADLINE = 60.0
+BEFORE_SKEY = VersionRange(6, 8)
+"Of routers that do not let senders secure queues: handshakes are slow ones."
 
 E = TypeVar("E", bound=Event)
 
