@@ -161,7 +161,8 @@ async def _loud(story: Story, world: GatewayWorld, sealed: Sealed) -> None:
         return int(_count("statements_limited_total") - limited)
 
     await _until(lambda: len(world.accepted) - seen + silent() == LOUD)
-    story.step("push", f"{len(world.accepted) - seen} of {LOUD}", "30 a minute, then two minutes of silence")
+    limit = f"with the {seen} before 30 a minute, then two minutes of silence"
+    story.step("push", f"{len(world.accepted) - seen} of {LOUD}", limit)
 
 
 async def _submitted(world: GatewayWorld, statement: bytes) -> tuple[RecordedPush, float]:
