@@ -153,7 +153,11 @@ class SmpQueueNtf:
 
     @property
     def text(self) -> bytes:
-        return _address_text(self.server) + b"/" + b64(self.notifier_id)
+        return queue_text(self.server, self.notifier_id)
+
+
+def queue_text(server: SmpServer, notifier_id: bytes) -> bytes:
+    return _address_text(server) + b"/" + b64(notifier_id)
 
 
 @lru_cache(maxsize=1024)

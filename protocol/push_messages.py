@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.addresses import SmpQueueNtf, parse_smp_queue_ntf
+from protocol.addresses import SmpQueueNtf, SmpServer, parse_smp_queue_ntf, queue_text
 from protocol.blocks import pad, unpad
 from protocol.crypto import BoxError, box, open_box
 from protocol.encoding import Reader, Writer, b64, nonce, unb64
@@ -26,7 +26,16 @@ class PnMessage:
     meta: bytes = field(repr=False)
 
     def encode(self) -> bytes:
-        return b"%s %d %s %s" % (self.queue.text, self.timestamp, b64(self.nonce), b64(self.meta))
+        return encode_pn_message(
+            self.queue.server, self.queue.notifier_id, self.timestamp, self.nonce, self.meta
+        )
+
+
+def encode_pn_message(
+    server: SmpServer, notifier_id: bytes, timestamp: int, nmsg_nonce: bytes, meta: bytes
+) -> bytes:
+    """A `PnMessage` without making one: a push has up to six, each used for its text only."""
+    return b"%s %d %s %s" % (queue_text(server, notifier_id), timestamp, b64(nmsg_nonce), b64(meta))
 
 
 def encode_pn_messages(entries: Sequence[PnMessage]) -> bytes:

@@ -19,9 +19,8 @@ from ntf_server.push.provider import (
 )
 from ntf_server.push.scheduler import Taken
 from ntf_server.statements.payloads import Matched, NotifyType, payload
-from protocol.addresses import SmpQueueNtf
 from protocol.blocks import PAD_LENGTH_SIZE
-from protocol.push_messages import PnMessage, seal_push
+from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import TokenStatus
 from store.records import LastNotification, SubKey, TokenPush, TokenRecord
 from store.statement_records import Channel, StatementPush
@@ -110,8 +109,7 @@ def _fit(by_worth: list[LastNotification], room: int, texts: dict[SubKey, bytes]
 
 
 def _encode(entry: LastNotification) -> bytes:
-    queue = SmpQueueNtf(entry.server, entry.notifier_id)
-    return PnMessage(queue, entry.received_at, entry.nonce, entry.meta).encode()
+    return encode_pn_message(entry.server, entry.notifier_id, entry.received_at, entry.nonce, entry.meta)
 
 
 def _seq(entry: LastNotification) -> int:
