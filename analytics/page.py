@@ -110,7 +110,7 @@ def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
         shown.append(
             tile(
                 f"{active / held:.1%}" if held else "–",
-                f"of {number(held)} subscriptions active",
+                f"of {number(held)} {plural('subscription', held)} active",
                 is_bad=held > 0 and active < 0.9 * held,
             )
         )
@@ -253,7 +253,11 @@ def table_html(name: str, rows: Rows) -> str:
         f"<tr>{''.join(cell(column, row[column]) for column in rows.columns)}</tr>"
         for row in rows[:ROWS_SHOWN]
     )
-    first = f"first {ROWS_SHOWN} of {len(rows):,} rows" if len(rows) > ROWS_SHOWN else f"{len(rows)} rows"
+    first = (
+        f"first {ROWS_SHOWN} of {len(rows):,} rows"
+        if len(rows) > ROWS_SHOWN
+        else f"{len(rows)} {plural('row', len(rows))}"
+    )
     return (
         f"<details><summary>{title} ({first})</summary>{SCROLL.format(title)}<table class=data>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -286,13 +290,16 @@ def cell(column: str, value: Any) -> str:
 
 def inputs(page: ReportPage) -> str:
     """What was read, and what had to be left out."""
-    read = f"<p>{page.events:,} events in {page.segments:,} segments."
+    read = f"<p>{page.events:,} events in {page.segments:,} {plural('segment', page.segments)}."
     if not page.bad:
         return f'<h2 id="inputs">Read</h2>{read} No segment was skipped.</p></main>'
     items = "".join(f"<li>{escape(path)}: {escape(error)}</li>" for path, error in page.bad[:ROWS_SHOWN])
-    return (
-        f'<h2 id="inputs">Read</h2>{read} {len(page.bad)} segments were skipped:</p><ul>{items}</ul></main>'
-    )
+    return f'<h2 id="inputs">Read</h2>{read} {len(page.bad)} could not be read:</p><ul>{items}</ul></main>'
+
+
+def plural(noun: str, count: int) -> str:
+    """One of them, or several."""
+    return noun if count == 1 else f"{noun}s"
 
 
 def stamp(us: int, form: str) -> str:

@@ -32,8 +32,8 @@
     const options = {width: box.clientWidth - 12, height: 240, tzDate: utc, series, bands, plugins: [marks(chart)],
       cursor: {drag: {x: true, y: false}, sync: {key: "time"}}, scales: {x: {time: true}, y: {range: (u, low, high) =>
         [Math.min(0, low || 0), (high || 1) * 1.05]}},
-      axes: [axis({values: (u, all, a, space, step) => all.map((v) => utc(v).toLocaleString("en-GB",
-        step >= 86400 ? {day: "numeric", month: "short"} : {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit"})),
+      axes: [axis({values: (u, all) => all.map((v) => utc(v).toLocaleString("en-GB",
+        v % 86400 === 0 ? {day: "numeric", month: "short"} : {hour: "2-digit", minute: "2-digit"})),
         space: box.clientWidth < 500 ? 55 : 90, size: 34}), axis({size: 64, values: (u, all) => all.map((v) => text(v))})]};
     if (alone) options.scales.x.range = () => [chart.x[0] - 1800, chart.x[0] + 1800];
     made.push(new uPlot(options, [chart.x, ...chart.series.map((line) => line.y)], box));

@@ -108,7 +108,7 @@ def test_page_is_self_contained_and_readable_without_scripts(local: Path) -> Non
     assert not {"link", "img", "iframe"} & set(page.tags)
     assert "url(" not in text
     assert 'name="viewport"' in text
-    assert "1 segments were skipped" in text
+    assert "1 could not be read" in text
     assert "broken.parquet" in text
     assert page.tags.count("noscript") >= 8
     assert text.count('scope="col"') > 100
