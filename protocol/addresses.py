@@ -31,9 +31,17 @@ class ServerAddress:
     hosts: tuple[str, ...]
     port: str
     key_hash: bytes
+    _hash: int = field(init=False, repr=False, compare=False)
+    "Made once: addresses are keys, looked up several times for each command that names one."
 
     scheme: ClassVar[str]
     default_port: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.hosts, self.port, self.key_hash)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         where = ",".join(self.hosts) + (f":{self.port}" if self.port else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import asyncpg
@@ -63,16 +62,17 @@ _NEW_KEYS = """
 SELECT nextval(pg_get_serial_sequence('subscriptions', 'sub_key')) FROM generate_series(1, $1)
 """
 _INSERT = """
-INSERT INTO subscriptions
-    (sub_key, subscription_id, token_key, notifier_id, notifier_key, spelling, server_key, state)
-OVERRIDING SYSTEM VALUE
-SELECT *, $8 FROM unnest(
-    $1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[], $7::bigint[]
+WITH inserted AS (
+    INSERT INTO subscriptions
+        (sub_key, subscription_id, token_key, notifier_id, notifier_key, spelling, server_key, state)
+    OVERRIDING SYSTEM VALUE
+    SELECT *, $8 FROM unnest(
+        $1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[], $7::bigint[]
+    )
+    RETURNING token_key, server_key
 )
-"""
-_USE = """
 INSERT INTO token_routers AS r (token_key, server_key, subscriptions)
-SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) ORDER BY 1, 2
+SELECT token_key, server_key, count(*) FROM inserted GROUP BY 1, 2 ORDER BY 1, 2
 ON CONFLICT (token_key, server_key) DO UPDATE SET subscriptions = r.subscriptions + excluded.subscriptions
 """
 _REVIVE = """
@@ -207,8 +207,6 @@ async def _insert(
     keys = [servers[step.new.server] for step in inserts]
     columns = zip(*(step.columns for step in inserts), strict=True)
     await tx.db.execute(_INSERT, *map(list, columns), keys, BORN.value)
-    used = Counter((step.new.token_key, key) for step, key in zip(inserts, keys, strict=True))
-    await tx.db.execute(_USE, [t for t, _ in used], [s for _, s in used], list(used.values()))
     tx.subscriptions += len(inserts)
 
 

@@ -45,9 +45,10 @@ INSERT INTO subscriptions
     (sub_key, subscription_id, token_key, notifier_id, notifier_key, spelling, server_key, state)
 VALUES {}
 """
-_LAST_KEY = "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'subscriptions'"
+# With the highest key of a subscription ever given: one statement less.
 _OWNERS = f"""
-SELECT t.token_key, t.status, t.verified, group_concat(r.server_key), ifnull(sum(r.subscriptions), 0)
+SELECT t.token_key, t.status, t.verified, group_concat(r.server_key), ifnull(sum(r.subscriptions), 0),
+    (SELECT seq FROM sqlite_sequence WHERE name = 'subscriptions')
 FROM tokens t LEFT JOIN token_routers r USING (token_key)
 WHERE t.token_key IN ({{}}) AND t.status <> '{DELETED}' GROUP BY t.token_key
 """
@@ -74,8 +75,7 @@ def creator(caps: RowCaps) -> Batch[Transaction, NewSubscription, CreatedSubscri
 
     def create(tx: Transaction, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
         servers = {server: _server_key(tx, server) for server in {new.server for new in news}}
-        (last_key,) = tx.db.execute(_LAST_KEY).fetchone()
-        owners = _owners(tx, {new.token_key for new in news})
+        owners, last_key = _owners(tx, {new.token_key for new in news})
         new_keys = map(SubKey, count(last_key + 1))
         steps = SnewPlan(owners, servers, _existing(tx, servers, news), new_keys, caps).steps(news)
         _write(tx, steps, servers)
@@ -98,15 +98,17 @@ def _write(tx: Transaction, steps: Sequence[Step], servers: dict[SmpServer, Serv
     tx.subscriptions += len(inserts)
 
 
-def _owners(tx: Transaction, keys: Collection[TokenKey]) -> dict[TokenKey, Owner]:
-    return {
-        TokenKey(key): Owner(
+def _owners(tx: Transaction, keys: Collection[TokenKey]) -> tuple[dict[TokenKey, Owner], int]:
+    """Those that exist, and the highest key of a subscription: without an owner nobody needs it."""
+    owners, last_key = {}, 0
+    for key, status, verified, routers, subscriptions, last in select_in(tx.db, _OWNERS, list(keys)):
+        owners[TokenKey(key)] = Owner(
             bool(verified) and TokenStatus(status).allows_subscriptions,
             {ServerKey(int(router)) for router in routers.split(",")} if routers else set(),
             subscriptions,
         )
-        for key, status, verified, routers, subscriptions in select_in(tx.db, _OWNERS, list(keys))
-    }
+        last_key = last or 0
+    return owners, last_key
 
 
 def _server_key(tx: Transaction, server: SmpServer) -> ServerKey | None:
