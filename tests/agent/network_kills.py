@@ -125,9 +125,12 @@ class Life:
         """Raises Killed if it dies before."""
         async with asyncio.timeout(DEADLINE):
             while not condition():
-                if self._kind.dead.is_set():
-                    raise Killed
-                await asyncio.sleep(LOOK_AGAIN)
+                await self._wait()
+
+    async def _wait(self) -> None:
+        if self._kind.dead.is_set():
+            raise Killed
+        await asyncio.sleep(LOOK_AGAIN)
 
     async def connection_id(self) -> int | None:
         """Of the connection with the other one."""
@@ -148,7 +151,7 @@ class Life:
                 if connection_id is not None:
                     await self.agent.send(connection_id, body)
                     self.said.append(body)
-            await asyncio.sleep(LOOK_AGAIN)
+            await self._wait()
 
     async def hear(self, text: bytes) -> None:
         await self.until(lambda: self.other.name.encode() + text in self.read.values())
