@@ -100,6 +100,8 @@ def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
         may_answer = waiting_answers(tx, conn.connection_id) < MAX_ANSWERS
         if conn.kind is ConnectionKind.DUPLEX and conn.sync_state.may_send and may_answer:
             queue_message(tx, conn, QueueContinue(queue.address))
+        # If ours are full too, QCONT waits behind what they do not take, and the peer's behind his: try them.
+        tx.hurried |= tx.deliveries
         return True
     set_receive_queue(tx, queue.queue_id, last_broker_ts=content.timestamp, last_broker_id=msg.message_id)
     body = decode_body(content.body)

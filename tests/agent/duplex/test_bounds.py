@@ -18,8 +18,9 @@ from agent.duplex.outgoing import queue_message
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import Secrets
+from agent.duplex.store import Tx
 from agent.duplex.subscribing import Delivered
-from agent.duplex.tables import connection, receive_queues
+from agent.duplex.tables import connection, receive_queues, send_queues
 from protocol.addresses import SmpServer
 from protocol.agent.envelopes import InvitationEnvelope
 from protocol.agent.messages import NewQueue, QueueAdd
@@ -84,6 +85,19 @@ def test_a_router_that_says_again_and_again_that_there_is_room() -> None:
             lambda tx, msg=msg: incoming.receive(tx, queue.server, queue.recipient_id, msg)  # type: ignore[misc]
         )
     assert waiting(bob) == LIMIT
+
+
+def test_a_queue_that_is_drained_wakes_those_in_the_other_direction() -> None:
+    """When both are full, each side's QCONT waits behind messages that the other side has no room for."""
+    _, bob = connected_parties()
+    queue = receive_queues(bob.db, bob.connection_id)[0]
+    msg = Msg(bytes(24), seal_message(queue.router_secret, bytes(24), QuotaExceeded(0)))
+
+    def drained(tx: Tx) -> set[int]:
+        incoming.receive(tx, queue.server, queue.recipient_id, msg)
+        return tx.hurried
+
+    assert bob.run(drained) == {send_queues(bob.db, bob.connection_id)[0].queue_id}
 
 
 def test_a_request_that_is_repeated_is_one() -> None:
