@@ -339,7 +339,7 @@ CLUSTER = Part(
     quick={"queues": 200, "commands": 1_500, "stored": 800},
     repeats=1,
     seconds=60,
-    quick_seconds=17,
+    quick_seconds=12,
     why="Which database, and whether a second daemon is worth it.",
     how="Daemons, four routers (one process), PostgreSQL with Debian's settings (each durable commit waits"
     " for the disk) and the fake push service are processes on the same cores, this program too. NMSG pushed:"

@@ -128,7 +128,7 @@ HANDSHAKES = Part(
     measure=measure,
     repeats=3,
     seconds=15,
-    quick_seconds=10,
+    quick_seconds=5,
     why="What two people wait for when one of them uses the link of the other.",
     how="Two agents and two routers in one process, with connections to the routers that are open"
     " already. From the link to both connected; both accept at once. Requests: blocks with commands, also"

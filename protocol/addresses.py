@@ -43,6 +43,10 @@ class ServerAddress:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[str, ...], str, bytes]]:
+        """Another process makes another hash."""
+        return type(self), (self.hosts, self.port, self.key_hash)
+
     def __str__(self) -> str:
         where = ",".join(self.hosts) + (f":{self.port}" if self.port else "")
         return f"{self.scheme}://{b64(self.key_hash).decode()}@{where}"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 
 from protocol.addresses import NtfServer, SmpServer, canonical_host
@@ -54,3 +59,13 @@ def test_the_default_port_is_the_protocols() -> None:
     assert NtfServer(("a.example",), "443", KEY).canonical.port == ""
     assert NtfServer(("a.example",), "5223", KEY).canonical.port == "5223"
     assert SmpServer(("[2001:DB8::1]",), "", KEY).host_port == "[2001:db8::1]:5223"
+
+
+def test_an_address_from_another_process_is_the_same_key() -> None:
+    program = (
+        "import pickle, sys; from protocol.addresses import SmpServer;"
+        f" sys.stdout.buffer.write(pickle.dumps(SmpServer(('a.example',), '', {KEY!r})))"
+    )
+    env = os.environ | {"PYTHONHASHSEED": "1"}
+    made = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True).stdout
+    assert {SmpServer(("a.example",), "", KEY): "found"}[pickle.loads(made)] == "found"
