@@ -74,12 +74,17 @@ class Entry:
     since: float | None
     "When the oldest of them came."
     joined: int = 0
-    "Those of them that found the job already here."
+    "Those of them that have no push of their own."
     pool: Pool | None = None
     "Where it holds a place beside its lane's."
     holds_place: bool = False
     started: float = 0.0
     attempts: Attempts | None = None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether its next push has something to say; the first that comes after one was taken begins it."""
+        return self.arrivals > 0 or (self.attempts is not None and not self.holds_place)
 
 
 @dataclass(slots=True, eq=False)

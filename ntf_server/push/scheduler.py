@@ -136,8 +136,8 @@ class PushScheduler:
         entry = self._entries.get(job)
         if entry is not None:
             if since is not None:
+                entry.joined += self._config.coalesce and entry.is_waited_for
                 entry.arrivals += 1
-                entry.joined += 1
                 if entry.since is None:
                     entry.since = since
             return Added.JOINED

@@ -175,6 +175,29 @@ def test_a_slow_provider_does_not_take_anothers_places() -> None:
     assert start(scheduler, 0.0, FCM) == [message(10), message(11)]
 
 
+@pytest.mark.parametrize("comes_at", [0.1, 0.3], ids=["while it is under way", "while the device rests"])
+def test_the_first_that_comes_after_a_push_began_joins_none(comes_at: float) -> None:
+    scheduler = make(interval=0.5)
+    scheduler.add(message(1), 0.0)
+    start(scheduler, 0.0)
+    if comes_at > 0.2:
+        accept(scheduler, message(1), 0.2)
+    scheduler.add(message(1), comes_at)
+    scheduler.add(message(1), comes_at)
+    if comes_at < 0.2:
+        accept(scheduler, message(1), 0.2)
+    (taken,) = scheduler.take(0.5)
+    assert taken.joined == 1
+
+
+def test_nothing_joins_where_each_has_its_own_push() -> None:
+    scheduler = make(coalesce=False)
+    scheduler.add(message(1), 0.0)
+    scheduler.add(message(1), 0.0)
+    (taken,) = scheduler.take(0.0)
+    assert taken.joined == 0
+
+
 def test_a_retry_waits_and_new_content_joins_it() -> None:
     scheduler = make()
     scheduler.add(message(1), 0.0)
