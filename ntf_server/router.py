@@ -198,10 +198,18 @@ class Router:
     async def _prepare(self) -> bool:
         """Whether there is anything to connect for; and as whom."""
         store, key = self._parts.store, self.known.key
-        if not await is_needed(store, self.known):
+        if not await self._is_needed():
             return False
         await self._service.prepare(await store.server(key))
         return True
+
+    async def _is_needed(self) -> bool:
+        """After a no there is no pause until nobody can hand this object a queue: all else is done before."""
+        store = self._parts.store
+        if await is_needed(store, self.known):
+            return True
+        await self._close_former()
+        return await is_needed(store, self.known)
 
     async def _one_session(self) -> float | None:
         """The delay until the next one; None leaves it to the back-off."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ntf_server import former_session
+from ntf_server.router_session import FROM_START
 from protocol.addresses import SmpServer
 from protocol.statuses import SubState
 from smp_router.router import Router
@@ -127,3 +128,24 @@ async def test_a_former_session_ends_soon_after_it_was_replaced(
         daemon.subscriber.resubscribe(router.address.hosts[0])
         await until(lambda: router.counts["connections"] == 2)
         await until(lambda: daemon.count(SubState.ACTIVE) == 1 and router.connections == 1)
+
+
+async def test_a_queue_that_comes_while_the_last_session_ends_is_subscribed(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, was_added = former_session.FormerSession.close, asyncio.Event()
+
+    async def close_meanwhile(former: former_session.FormerSession) -> None:
+        await daemon.add(router.address, router.load.create_queues(1))
+        await close(former)
+        was_added.set()
+
+    async with Router.start() as router, daemon.running():
+        key = await daemon.add(router.address, router.load.create_queues(1))
+        (row,) = await daemon.store.queues(key, after=FROM_START, limit=1)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
+        monkeypatch.setattr(former_session.FormerSession, "close", close_meanwhile)
+        await daemon.delete(row)
+        await was_added.wait()
+        monkeypatch.undo()
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1)
