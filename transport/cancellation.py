@@ -28,7 +28,7 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251
     _parent_cancel_requested: bool
 
     async def __aenter__(self) -> Self:
-        self._cancelled_before = _current_task().cancelling()
+        self._cancelled_before = current_task().cancelling()
         return await super().__aenter__()
 
     async def __aexit__(
@@ -37,7 +37,7 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = _current_task()
+        task = current_task()
         taken_back = self._parent_cancel_requested
         try:
             await super().__aexit__(kind, error, traceback)
@@ -51,11 +51,11 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251
 
 def raise_if_cancelled() -> None:
     """End the current task if somebody asked for it."""
-    if _current_task().cancelling():
+    if current_task().cancelling():
         raise asyncio.CancelledError
 
 
-def _current_task() -> asyncio.Task[object]:
+def current_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None
     return task

@@ -6,6 +6,8 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
+from transport.cancellation import current_task
+
 
 class TimeLimit:
     """As `asyncio.timeout`, but shared: every task in it has the same limit, and is in it once.
@@ -20,7 +22,7 @@ class TimeLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        task = _current_task()
+        task = current_task()
         loop = task.get_loop()
         self._ends[task] = end = loop.time() + self._seconds
         if self._timer is None:
@@ -32,7 +34,7 @@ class TimeLimit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = _current_task()
+        task = current_task()
         was_cut_off = self._ends.pop(task, None) is None
         # A task that somebody else cancelled as well stays cancelled.
         if was_cut_off and task.uncancel() == 0 and kind is asyncio.CancelledError:
@@ -47,9 +49,3 @@ class TimeLimit:
                 return
             del self._ends[task]
             task.cancel()
-
-
-def _current_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
