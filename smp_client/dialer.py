@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from protocol.addresses import ServerAddress, canonical_host
 from smp_client.errors import ConnectFailed, WrongIdentity
 from transport.address_guard import AddressGuard, is_onion
 from transport.errors import IdentityMismatch, TransportError
-from transport.streams import TlsStream, connect
+from transport.streams import TlsStream, connect, connect_socket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +97,30 @@ class Dialer:
         if self._config.socks_proxy is None or not (self._config.proxy_all or is_onion(host)):
             addresses = await self._guard.addresses(host, timeout)
             return await _first_of(addresses, deadline - loop.time(), dial_address)
-        proxy = Proxy.from_url(self._config.socks_proxy, rdns=True)
+        proxy = Proxy.from_url(self._config.socks_proxy, rdns=True, forward=_ToProxy())
         sock = await proxy.connect(host.strip("[]"), port, timeout)
         return await connect(
             host, port, context=context, identity=server.key_hash, now=self._now, sock=sock, timeout=timeout
         )
+
+
+class _ToProxy(Proxy):
+    """The way to the proxy itself. The library's own leaves its socket open when it is cancelled there."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def connect(
+        self, dest_host: str, dest_port: int, timeout: float | None = None, **_kwargs: object
+    ) -> socket.socket:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                dest_host, dest_port, type=socket.SOCK_STREAM
+            )
+            address = min(found)[4][0]  # IPv4 first
+            return await connect_socket(str(address), dest_port)
+        except OSError as error:
+            raise ProxyConnectionError(error.errno, f"it cannot be reached: {error.strerror}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -377,7 +377,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout):
             if sock is None:
-                sock = await _connect_socket(address, port)
+                sock = await connect_socket(address, port)
             sock.setblocking(False)
             _, stream = await loop.create_connection(
                 lambda: TlsStream(
@@ -396,7 +396,8 @@ async def connect(
     return stream
 
 
-async def _connect_socket(address: str, port: int) -> socket.socket:
+async def connect_socket(address: str, port: int) -> socket.socket:
+    """To an IP address, without TLS; see `connect`."""
     try:
         family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
     except ValueError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from OpenSSL import SSL
@@ -162,6 +164,42 @@ async def test_socks_refusal_is_a_failure_to_connect() -> None:
     async with listener:
         with pytest.raises(ConnectFailed, match="the proxy: "):
             await Dialer(config).dial(SmpServer(("x.onion",), "", bytes(32)), context(), 2.0)
+
+
+def open_sockets() -> set[str]:
+    files = Path("/proc/self/fd")
+    return {name for entry in files.iterdir() if (name := _target(entry)).startswith("socket:")}
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except FileNotFoundError:  # the listing's own
+        return ""
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_a_proxy_that_hangs_costs_no_socket_once_it_is_given_up(accepts: bool) -> None:
+    """It does not accept the connection, or it says nothing afterwards."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as proxy:
+        port = proxy.getsockname()[1]
+        with contextlib.ExitStack() as queue:
+            if (
+                not accepts
+            ):  # one waits to be accepted; the system leaves whoever comes next without an answer
+                queue.enter_context(socket.create_connection(("127.0.0.1", port)))
+            dialer = Dialer(NetworkConfig(socks_proxy=f"socks5://127.0.0.1:{port}"))
+            before = open_sockets()
+            dialling = asyncio.ensure_future(
+                dialer.dial(SmpServer(("x.onion",), "", bytes(32)), context(), 60.0)
+            )
+            async with asyncio.timeout(10):
+                while open_sockets() == before:
+                    await asyncio.sleep(0.001)
+            dialling.cancel()
+            with pytest.raises(asyncio.CancelledError) as given_up:
+                await dialling
+            assert open_sockets() == before, given_up  # kept so far: what its frames hold is still open
 
 
 async def test_reasons_are_words() -> None:
