@@ -32,7 +32,15 @@ from smp_router.state import RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
-from store.sqlite_engine import DatabaseFile, GroupWriter, run_each, run_in_thread, thread_queue
+from store.sqlite_engine import (
+    DatabaseFile,
+    GroupWriter,
+    connect_options,
+    connected,
+    run_each,
+    run_in_thread,
+    thread_queue,
+)
 from store.sqlite_errors import store_errors
 from store.work_queue import WorkQueue
 from transport.cancellation import raise_if_cancelled
@@ -96,7 +104,8 @@ class SqliteRecords:
         """Raises StoreError."""
         with store_errors(self._path):
             protect(self._path)
-            self._connection = await aiosqlite.connect(self._path, timeout=BUSY_TIMEOUT, isolation_level=None)
+            options = connect_options(BUSY_TIMEOUT)
+            self._connection = await connected(lambda: sqlite3.connect(self._path, **options))
             try:
                 await run_in_thread(self._connection, _prepare)
                 self._file.remember()

@@ -36,10 +36,11 @@ from store.rule_filter import RuleFilter
 from store.sql_store import SqlModules, SqlStore
 from store.sqlite_checkpoints import Checkpoints
 from store.sqlite_engine import (
-    STATEMENT_CACHE,
     DatabaseFile,
     GroupReader,
     GroupWriter,
+    connect_options,
+    connected,
     flattened,
     run_each,
     run_in_thread,
@@ -135,12 +136,8 @@ class SqliteStore(SqlStore):
 
     async def _connect(self, prepare: Callable[[sqlite3.Connection], None]) -> aiosqlite.Connection:
         migrate.protect(self._path)
-        connection = await aiosqlite.connect(
-            self._path,
-            timeout=self._busy_timeout,
-            isolation_level=None,
-            cached_statements=STATEMENT_CACHE,
-        )
+        options = connect_options(self._busy_timeout)
+        connection = await connected(lambda: sqlite3.connect(self._path, **options))
         self._connections.append(connection)
         await run_in_thread(connection, prepare)
         return connection

@@ -30,6 +30,24 @@ Batch = Callable[[Context, Sequence[Argument]], Sequence[Result]]
 
 STATEMENT_CACHE = 256
 "All our statements, in all their sizes, stay prepared."
+ITERATION = 64
+"Of aiosqlite, which wants it; whole transactions run on its thread."
+
+
+def connect_options(busy_timeout: float) -> dict[str, Any]:
+    """For `sqlite3.connect`: we begin transactions ourselves, and wait so long for a file that is locked."""
+    return {"timeout": busy_timeout, "isolation_level": None, "cached_statements": STATEMENT_CACHE}
+
+
+async def connected(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:
+    """A connection on a thread of its own.
+
+    The thread ends with the process. aiosqlite's would be waited for: a process that fails before it closes
+    its store would neither run nor end, and nothing would start it anew.
+    """
+    connection = aiosqlite.Connection(connect, ITERATION)
+    connection._thread.daemon = True
+    return await connection
 
 
 async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3.Connection], T]) -> T:

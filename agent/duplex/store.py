@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import aiosqlite
-
 from agent.duplex.database_file import check_key, locked, opener
 from agent.duplex.events import Event
 from agent.duplex.schema import is_current, prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
+from store.policy import BUSY_TIMEOUT
 from store.sqlite_engine import (
-    STATEMENT_CACHE,
     DatabaseFile,
     GroupWriter,
+    connect_options,
+    connected,
     run_each,
     run_in_thread,
     thread_queue,
@@ -34,10 +34,6 @@ from store.sqlite_transaction import Transaction
 from store.work_queue import WorkQueue
 
 T = TypeVar("T")
-
-BUSY_TIMEOUT = 5.0
-ITERATION = 64
-"Of aiosqlite, which wants it; whole transactions run on its thread."
 
 
 class Lane(NamedTuple):
@@ -112,9 +108,8 @@ class DuplexStore:
     async def _opened(
         cls, path: Path, secrets: Secrets, now: Callable[[], float], key: str | None
     ) -> AsyncIterator[DuplexStore]:
-        options = {"timeout": BUSY_TIMEOUT, "isolation_level": None, "cached_statements": STATEMENT_CACHE}
         with store_errors(path):
-            db = await aiosqlite.Connection(opener(path, key, **options), ITERATION)
+            db = await connected(opener(path, key, **connect_options(BUSY_TIMEOUT)))
         file = DatabaseFile(path)
         work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
         try:

@@ -59,3 +59,25 @@ def check(path: Path, told: list[list[str]]) -> None:
     for subscription_id in nonces.keys() - said["deleting"]:
         assert kept[subscription_id] == nonces[subscription_id]
     assert totals == counted
+
+
+FAILING = """
+import asyncio, pathlib, sys
+from store.sqlite import SqliteStore
+
+store = SqliteStore(pathlib.Path(sys.argv[1]))
+
+async def fail():
+    await store.open()
+    raise SystemExit("before the store was closed")
+
+asyncio.run(fail())
+"""
+
+
+def test_a_process_that_fails_before_it_closes_the_store_ends(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", FAILING, tmp_path / "ntf.db"], cwd=ROOT, timeout=60, capture_output=True
+    )
+    assert process.returncode == 1
+    assert b"before the store was closed" in process.stderr
