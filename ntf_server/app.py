@@ -23,6 +23,7 @@ from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import MEGABYTE, Journal, JournalSettings, NullJournal
+from ntf_server.limits import AddressLimits
 from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
 from ntf_server.own_routers import OwnRouters
@@ -72,6 +73,7 @@ class App:
         self.metrics_port = 0
         self.gateway_port = 0
         self.descriptors = _descriptors(config)
+        self._addresses = AddressLimits(config.LIMITS)
         self._data_dir = data_dir = setup.data_folder(config)
         self.store = make_store(
             config_dir, config, on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds)
@@ -155,6 +157,7 @@ class App:
             raise TransportError("ca.crt is another identity than the one that clients know")
         self.listener.use_credentials(credentials)
         self.descriptors = _descriptors(config)
+        self._addresses.use(config.LIMITS)
         self.listener.use_limits(config.LIMITS, self.descriptors.clients)
         self._verifications.use(config.LIMITS)
         self._providers.read_keys_again()
@@ -283,6 +286,7 @@ class App:
             self._clock,
             self._random,
             self.store.ownership,
+            addresses=self._addresses,
             most_connections=self.descriptors.gateway,
             reuse_port=self._config.TRANSPORT.reuse_port,
         )
@@ -305,6 +309,7 @@ class App:
         return Listener(
             config.TRANSPORT,
             config.LIMITS,
+            self._addresses,
             config.INACTIVE_CLIENTS,
             self._credentials,
             commands,

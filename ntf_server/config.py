@@ -255,7 +255,12 @@ class LimitsConfig:
         60.0, seconds(0.1, 3600), "A client that takes no answers for so long is dropped."
     )
     tokens_per_connection: int = key(1000, whole(0, 1_000_000), "TNEW and TRPL on one connection.")
-    address_tokens_per_day: int = key(10_000, whole(0, 100_000_000), "TNEW from one address.")
+    address_tokens_per_day: int = key(
+        10_000, whole(0, 100_000_000), "TNEW, and subscriptions at the statement gateway, from one address."
+    )
+    address_rules_per_day: int = key(
+        1_000_000, whole(0, 1_000_000_000), "Rules that one address may send to the statement gateway."
+    )
     address_verifications_per_hour: int = key(
         2000, whole(0, 100_000_000), "TNEW and TRPL from one address: each makes a push to a device."
     )

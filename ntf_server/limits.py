@@ -12,7 +12,9 @@ class AddressLimits:
     """What all connections of one source may do together."""
 
     def __init__(self, config: LimitsConfig) -> None:
-        self._commands, self._tokens, self._verifications = (RateLimiter(UNLIMITED) for _ in range(3))
+        self._commands, self._tokens, self._verifications, self._rules = (
+            RateLimiter(UNLIMITED) for _ in range(4)
+        )
         self.use(config)
 
     def use(self, config: LimitsConfig) -> None:
@@ -21,6 +23,7 @@ class AddressLimits:
         self._commands.rate = commands
         self._tokens.rate = Rate.over(config.address_tokens_per_day, SECONDS_PER_DAY)
         self._verifications.rate = Rate.over(config.address_verifications_per_hour, SECONDS_PER_HOUR)
+        self._rules.rate = Rate.over(config.address_rules_per_day, SECONDS_PER_DAY)
 
     def allow_commands(self, source: str, now: float, amount: int) -> bool:
         return self._commands.allows(source, now, amount)
@@ -30,3 +33,6 @@ class AddressLimits:
 
     def allow_token(self, source: str, now: float) -> bool:
         return self._tokens.allows(source, now)
+
+    def allow_rules(self, source: str, now: float, amount: int) -> bool:
+        return self._rules.allows(source, now, amount)

@@ -44,6 +44,7 @@ class Listener:
         self,
         transport: TransportConfig,
         limits: LimitsConfig,
+        addresses: AddressLimits,
         inactive: InactiveClientsConfig,
         credentials: Credentials,
         commands: Commands,
@@ -62,7 +63,7 @@ class Listener:
         "By what TLS shows: a handshake that began before a reload ends with the keys it began with."
         self.use_credentials(credentials)
         self._counter = ConnectionCounter(max_clients, limits.connections_per_address)
-        self._addresses = AddressLimits(limits)
+        self._addresses = addresses
         self._turns = Turns(BYTES_PER_TURN)
         self._sessions: dict[TlsStream, ClientSession] = {}
         self._server: Server | None = None
@@ -79,7 +80,6 @@ class Listener:
     def use_limits(self, limits: LimitsConfig, max_clients: int) -> None:
         """Those per connection count for connections that come from now on."""
         self._limits = limits
-        self._addresses.use(limits)
         self._counter.limit, self._counter.per_source = max_clients, limits.connections_per_address
 
     @property

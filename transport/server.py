@@ -7,7 +7,6 @@ share a millisecond of each turn. However many peers arrive at once, everything 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import traceback
@@ -17,22 +16,18 @@ from dataclasses import dataclass
 
 from OpenSSL import SSL
 
+from transport.accepting import Acceptor
 from transport.cancellation import raise_if_cancelled
 from transport.engine import TlsEngine, receive_buffer
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
 from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream
 
-BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 15.0
 SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
-ACCEPTS_PER_TURN = 4
-ACCEPT_PAUSE = 0.5  # the system has no socket for us: asking at once again would be asking for ever
 HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
 HANDSHAKE_READ = 4096  # what is taken from a peer at a time before it has shown that it speaks TLS
 GRACE = 3.0  # where room is short, a handshake that takes longer makes room
 LOOK_FOR_ROOM = 0.25
-NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"A machine without IPv6 listens on IPv4 alone."
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +66,7 @@ class Server:
         self._context = context
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._listening: list[socket.socket] = []
+        self._acceptor = Acceptor(self._take, reuse_port=config.reuse_port)
         self._streams: set[AcceptedStream] = set()
         self._unfinished: dict[AcceptedStream, float] = {}
         "Connections before the end of their handshake, and since when; oldest first."
@@ -79,28 +74,15 @@ class Server:
         self._opening: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], TlsStream] = {}
         self._closing = False
-        self._resume: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str | None, port: int) -> None:
         """Start to accept connections."""
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        absent: OSError | None = None
-        for family, _, _, _, address in dict.fromkeys(found):
-            try:
-                self._listening.append(_listen(family, address, self._config.reuse_port))
-            except OSError as error:
-                if error.errno not in NO_SUCH_FAMILY:
-                    self._close_listening()
-                    raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
-                absent = error
-        if not self._listening and absent is not None:
-            raise absent
-        self._start_accepting()
+        await self._acceptor.listen(host, port)
 
     @property
     def port(self) -> int:
         """The port really listened on."""
-        return int(self._listening[0].getsockname()[1])
+        return self._acceptor.port
 
     @property
     def connections(self) -> int:
@@ -111,8 +93,7 @@ class Server:
         """Accept no more and drop unfinished handshakes; handlers go on."""
         if not self._closing:
             self._closing = True
-            self._stop_listening()
-            self._close_listening()
+            self._acceptor.close()
         for stream in list(self._unfinished):
             stream.abort()
 
@@ -139,39 +120,12 @@ class Server:
 
     # Accepting
 
-    def _start_accepting(self) -> None:
-        self._resume = None
-        for sock in self._listening:
-            self._loop.add_reader(sock, self._accept, sock)
-
-    def _stop_listening(self) -> None:
-        for sock in self._listening:
-            self._loop.remove_reader(sock)
-        if self._resume is not None:
-            self._resume.cancel()
-            self._resume = None
-
-    def _close_listening(self) -> None:
-        for sock in self._listening:
+    def _take(self, sock: socket.socket, peer: str) -> None:
+        if self._config.admit is None or self._config.admit(peer):
+            self._open(sock, peer)
+        else:
             sock.close()
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                logger.error("cannot accept connections: %s", error.strerror)
-                self._stop_listening()
-                self._resume = self._loop.call_later(ACCEPT_PAUSE, self._start_accepting)
-                return
-            peer = str(address[0])
-            if self._config.admit is None or self._config.admit(peer):
-                self._open(sock, peer)
-            else:
-                sock.close()
-                self._drop_slowest()  # for the next one
+            self._drop_slowest()  # for the next one
 
     def _drop_slowest(self) -> None:
         """End the oldest unfinished handshake, if its peer had time enough."""
@@ -191,7 +145,6 @@ class Server:
 
     async def _connect(self, stream: AcceptedStream, sock: socket.socket) -> None:
         try:
-            sock.setblocking(False)
             await self._loop.connect_accepted_socket(lambda: stream, sock)
         except OSError:  # gone already
             sock.close()
@@ -389,23 +342,6 @@ class AcceptedStream(TlsStream):
 
     def _last_words(self) -> bytes:
         return super()._last_words() if self._started else b""
-
-
-def _listen(family: int, address: tuple[object, ...], reuse_port: bool) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # there is another socket for IPv4
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 async def serve(

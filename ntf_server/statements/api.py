@@ -8,6 +8,7 @@ import logging
 import ssl
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
+from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
 from ntf_server.statements import bodies
 from ntf_server.statements.bodies import BadBody
@@ -68,6 +70,7 @@ class GatewayApi:
         random: Callable[[int], bytes],
         on_rules: Callable[[], None],
         *,
+        addresses: AddressLimits,
         most_connections: int = 0,
         reuse_port: bool = False,
     ) -> None:
@@ -88,7 +91,8 @@ class GatewayApi:
         by_address = (
             UNLIMITED if config.client_header else Rate.over(config.requests_per_minute * ADDRESS_SHARE, 60)
         )
-        self._addresses = RateLimiter(by_address)
+        self._requests = RateLimiter(by_address)
+        self._addresses = addresses
         self._tls = _tls(config)
         self._spec = json.dumps(document(config)).encode()
         per_address = 0 if config.client_header else -(-most_connections // ADDRESS_PART)
@@ -126,7 +130,7 @@ class GatewayApi:
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._addresses.allows(source_of(request.remote or ""), self._clock.monotonic()):
+        if not self._requests.allows(source_of(request.remote or ""), self._clock.monotonic()):
             return _too_often()
         try:
             return await handler(request)
@@ -151,6 +155,12 @@ class GatewayApi:
             raise web.HTTPTooManyRequests
         return client_id, once
 
+    def _check_address(self, request: web.Request, allows: Callable[[str, float], bool]) -> None:
+        """What is added counts for the address: keys cost nothing. A proxy answers for its own."""
+        source = source_of(request.remote or "")
+        if not (self._config.client_header or allows(source, self._clock.monotonic())):
+            raise web.HTTPTooManyRequests
+
     def _identified(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
         if self._config.client_header:
             return _named_by_proxy(request.headers.getall(self._config.client_header, [])), None
@@ -162,6 +172,7 @@ class GatewayApi:
         body = await whole_body(request)
         client_id, once = await self._caller(request, body)
         asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
+        self._check_address(request, self._addresses.allow_token)
         subscription_id = uuid.UUID(bytes=self._random(UUID_SIZE), version=4)
         new = NewGatewaySubscription(
             subscription_id=subscription_id.bytes,
@@ -220,6 +231,8 @@ class GatewayApi:
         body = await whole_body(request)
         client_id, once = await self._caller(request, body)
         subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
+        if edit is not RuleEdit.REMOVE:
+            self._check_address(request, partial(self._addresses.allow_rules, amount=len(rules)))
         edited = await self._store.edit_rules(
             client_id,
             subscription_id,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+from contextlib import ExitStack, suppress
 
 from aiohttp import web
 
 from ntf_server.metrics import counter
+from transport.accepting import Acceptor
 from transport.limits import ConnectionCounter, source_of
 
 log = logging.getLogger(__name__)
@@ -32,33 +35,53 @@ class HttpServer:
     def __init__(self, application: web.Application, connections: ConnectionCounter) -> None:
         self._runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_TIMEOUT)
         self._connections = connections
-        self._listening: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._opening: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
         """Returns the port."""
         await self._runner.setup()
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._connection,
-            host,
-            port,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT if tls else None,
-            reuse_port=reuse_port,
-        )
-        return int(self._listening.sockets[0].getsockname()[1])
+        self._tls = tls
+        self._acceptor = Acceptor(self._take, reuse_port=reuse_port)
+        await self._acceptor.listen(host, port)
+        return self._acceptor.port
 
     async def close(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for task in self._opening:
+            task.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening)
         await self._runner.cleanup()
 
-    def _connection(self) -> asyncio.Protocol:
+    def _take(self, sock: socket.socket, address: str) -> None:
+        """A connection counts from now on, and not only when it has shaken hands."""
+        source = source_of(address)
+        if not self._connections.admit(source):
+            REFUSED.inc()
+            sock.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(sock, source), name=f"gateway {address}")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(self, sock: socket.socket, source: str) -> None:
         assert self._runner.server is not None
-        return _Connection(self._runner.server, self._connections)
+        connection = _Connection(self._runner.server)
+        timeout = HANDSHAKE_TIMEOUT if self._tls else None
+        with ExitStack() as counted, suppress(OSError):  # it does not speak TLS, or is gone
+            counted.callback(self._connections.release, source)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
+            )
+            if connection.transport is not None:
+                connection.counted = counted.pop_all()
 
 
 class _Connection(web.RequestHandler):
-    def __init__(self, server: web.Server, connections: ConnectionCounter) -> None:
+    def __init__(self, server: web.Server) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -68,25 +91,12 @@ class _Connection(web.RequestHandler):
             lingering_time=LINGER,
             auto_decompress=False,  # what is small here must not become large
         )
-        self._connections = connections
-        self._source: str | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        peer = transport.get_extra_info("peername")
-        source = source_of(str(peer[0]) if peer else "")
-        if not self._connections.admit(source):
-            REFUSED.inc()
-            transport.abort()
-            return
-        self._source = source
-        super().connection_made(transport)
+        self.counted = ExitStack()
+        "Closed when it ends."
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._source is not None:
-            self._connections.release(self._source)
-            self._source = None
-            super().connection_lost(exc)
+        super().connection_lost(exc)
+        self.counted.close()
 
 
 async def whole_body(request: web.Request) -> bytes:

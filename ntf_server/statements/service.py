@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
+from ntf_server.limits import AddressLimits
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
 from ntf_server.statements.watcher import TopicWatcher
@@ -48,6 +49,7 @@ class StatementGateway:
         random: Callable[[int], bytes],
         ownership: Ownership = SOLE_OWNER,
         *,
+        addresses: AddressLimits,
         most_connections: int = 0,
         reuse_port: bool = False,
     ) -> None:
@@ -65,6 +67,7 @@ class StatementGateway:
             clock,
             random,
             self._rules_changed.set,
+            addresses=addresses,
             most_connections=most_connections,
             reuse_port=reuse_port,
         )

@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 
 from tests.transport.chains import echo, make_chain, reach, running, until
-from transport import server as accepting
+from transport import accepting
+from transport import server as serving
 from transport.engine import TlsEngine
 from transport.errors import TransportError
 from transport.server import serve
@@ -59,7 +60,7 @@ async def test_connections_count_from_accept_until_their_socket_is_closed() -> N
 
 
 async def test_a_slow_handshake_makes_room_where_room_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "GRACE", 0.2)
+    monkeypatch.setattr(serving, "GRACE", 0.2)
     gate = Gate(1)
     async with running(make_chain(2), admit=gate.admit, release=gate.release) as server:
         silent = tcp(server.port)
@@ -77,8 +78,8 @@ async def test_a_slow_handshake_makes_room_where_room_is_short(monkeypatch: pyte
 
 async def test_handshakes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that begins and does not go on holds up others for the grace period at most."""
-    monkeypatch.setattr(accepting, "GRACE", 0.3)
-    monkeypatch.setattr(accepting, "LOOK_FOR_ROOM", 0.05)
+    monkeypatch.setattr(serving, "GRACE", 0.3)
+    monkeypatch.setattr(serving, "LOOK_FOR_ROOM", 0.05)
     async with running(make_chain(2), max_handshakes=1) as server:
         stuck = tcp(server.port)
         stuck.sendall(bytes.fromhex("1603010200 01"))  # the head of a ClientHello of 512 bytes

@@ -20,11 +20,14 @@ import pytest
 from ntf_demo.fake_push.certificates import make_certificates
 from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_parts, gateway_world, key_pair
 from ntf_server.clock import SystemClock
+from ntf_server.config import LimitsConfig, StatementsConfig
+from ntf_server.limits import AddressLimits
 from ntf_server.statements import http_server
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
 from ntf_server.statements.http_server import ADDRESS_PART
 from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import TOLERANCE
+from store.interface import GatewayStore
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -249,16 +252,25 @@ async def test_a_body_does_not_unfold(bob: GatewayClient) -> None:
     assert answer == (400, {"error": "bad_request", "message": "the body is not JSON"})
 
 
+def another_api(
+    store: GatewayStore, config: StatementsConfig, *, most_connections: int = 0, reuse_port: bool = False
+) -> GatewayApi:
+    return GatewayApi(
+        store,
+        config,
+        SystemClock(),
+        os.urandom,
+        lambda: None,
+        addresses=AddressLimits(LimitsConfig()),
+        most_connections=most_connections,
+        reuse_port=reuse_port,
+    )
+
+
 async def test_connections_are_counted(tmp_path: Path) -> None:
     async with gateway_parts(tmp_path) as world, world.serving() as app:
-        api = GatewayApi(
-            app.store,
-            replace(world.config.STATEMENTS, port=0),
-            SystemClock(),
-            os.urandom,
-            lambda: None,
-            most_connections=4 * ADDRESS_PART,
-        )
+        config = replace(world.config.STATEMENTS, port=0)
+        api = another_api(app.store, config, most_connections=4 * ADDRESS_PART)
         port = await api.open()
         asked = b"GET " + SPEC_PATH.encode() + b" HTTP/1.1\r\nHost: h\r\n\r\n"
 
@@ -281,6 +293,45 @@ async def test_connections_are_counted(tmp_path: Path) -> None:
             await api.close()
 
 
+async def test_handshakes_are_counted(tmp_path: Path) -> None:
+    """A connection counts when it is accepted, and until it has gone, however its handshake ends."""
+    ca_file, server_file = make_certificates(tmp_path / "tls")
+    context = ssl.create_default_context(cafile=ca_file)
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        config = replace(world.config.STATEMENTS, port=0, cert_file=server_file, key_file=server_file)
+        api = another_api(app.store, config, most_connections=4 * ADDRESS_PART)
+        port = await api.open()
+
+        async def shakes_hands() -> bool:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                writer.close()
+                return True
+            return False
+
+        async def is_refused(sent: bytes) -> bool:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            return True
+
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        try:
+            assert await is_refused(b"")
+            assert not await shakes_hands()
+            silent.pop()[1].close()
+            await until(shakes_hands)
+            for _ in range(6):
+                assert await is_refused(b"GET / HTTP/1.1\r\n\r\n")
+            await until(shakes_hands)
+        finally:
+            for _, writer in silent:
+                writer.close()
+            await api.close()
+
+
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     while not await condition():
         await asyncio.sleep(0.01)
@@ -295,6 +346,22 @@ async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
         for _ in range(60):
             last = await bob.send("GET", SUBSCRIPTIONS, b"", {})
         assert last == (429, {"error": "too_often"})
+
+
+async def test_what_one_address_may_add(tmp_path: Path) -> None:
+    """However many keys it makes."""
+    async with gateway_parts(tmp_path) as world:
+        limits = LimitsConfig(address_tokens_per_day=2, address_rules_per_day=3)
+        world.config = replace(world.config, LIMITS=limits)
+        async with world.serving():
+            bob, alice, carol = map(world.client, ("bob", "alice", "carol"))
+            one, two = await bob.register("fcm", "1"), await alice.register("fcm", "2")
+            third = await carol.ask("POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "3"})
+            assert third == (429, {"error": "too_often"})
+            assert (await bob.ask("PUT", RULES, rules(one, rule(1), rule(2)))).status == 204
+            assert (await alice.ask("PUT", RULES, rules(two, rule(1), rule(2)))).status == 429
+            assert (await alice.ask("POST", RULES, rules(two, rule(1)))).status == 201
+            assert (await alice.ask("DELETE", RULES, rules(two, rule(1)))).status == 200
 
 
 async def test_a_proxy_names_the_client(tmp_path: Path) -> None:
@@ -336,7 +403,7 @@ async def test_daemons_of_one_machine_share_the_port(tmp_path: Path) -> None:
         world.config = replace(world.config, TRANSPORT=replace(world.config.TRANSPORT, reuse_port=True))
         async with world.serving() as first:
             config = replace(world.config.STATEMENTS, port=first.gateway_port)
-            second = GatewayApi(first.store, config, SystemClock(), os.urandom, lambda: None, reuse_port=True)
+            second = another_api(first.store, config, reuse_port=True)
             try:
                 assert await second.open() == first.gateway_port
             finally:
