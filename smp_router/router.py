@@ -31,6 +31,9 @@ from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
 from transport.tls import server_context
 
+WRITE_LIMIT = 0
+"The next batch is taken when the last one has left: what a connection that ends still has is given back."
+
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
@@ -102,6 +105,7 @@ class Router:
             context=lambda: self._context,
             config=ServerConfig(
                 handshake_timeout=self._config.handshake_timeout,
+                write_limit=WRITE_LIMIT,
                 admit=self._admit,
                 release=lambda peer: self._open.release(source_of(peer)),
             ),

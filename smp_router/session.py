@@ -254,12 +254,12 @@ class Session:
             async with asyncio.timeout(self._config.send_timeout):
                 await self._broker.state.records.durable(depends_on)
             self._stream.write(self._connection.send(batch))
-        except BaseException:
+            async with asyncio.timeout(self._config.send_timeout):
+                await self._stream.drain()
+        except BaseException:  # rather part of a batch twice than the rest of it not at all
             client.put_back(batch)
             self._broker.release(client)
             raise
-        async with asyncio.timeout(self._config.send_timeout):
-            await self._stream.drain()
         await asyncio.sleep(0)
 
     def _take_offers(self, client: Client) -> None:

@@ -15,7 +15,7 @@ from protocol.messages_crypto import open_message
 from protocol.push_messages import open_nmsg_meta
 from protocol.smp_messages import End, Msg, Nmsg, Nsub, Ok, Send, SmpMessage, Sok
 from smp_router.config import RouterConfig
-from smp_router.load import LoadQueue
+from smp_router.load import EMIT_CHUNK, LoadQueue
 from smp_router.router import Router
 from tests.smp_router.wire import (
     DEADLINE,
@@ -141,6 +141,26 @@ async def test_nmsgs_that_did_not_leave_wait_for_the_next_subscriber() -> None:
         router.faults.black_hole(False)
         await router.load.emit([queue], 1, fresh=True)
         assert await taken_in_order(router, queue) == 3
+
+
+async def test_nmsgs_that_only_reached_the_write_buffer_are_kept_too(router: Router) -> None:
+    """The router ended, or the connection did, while its peer took nothing."""
+    queues = router.load.create_queues(EMIT_CHUNK)
+    async with connected(router.address) as ntf:
+        commands = [Outgoing(CorrId(q.notifier_id), q.notifier_id, Nsub(), q.notifier_key) for q in queues]
+        ntf.write(*commands)
+        for command in commands:
+            await ntf.answer(command.corr_id)
+        (session,) = router._sessions
+        client = session.client
+        assert client is not None
+        while not session._stream.write_buffer_size:
+            await router.load.emit(queues, len(queues))
+            await eventually(lambda: not client.outbox)
+        router.faults.drop_connections()
+    last = queues[-1]
+    await eventually(lambda: len(last.notifier.pending) > 0)
+    assert await taken_in_order(router, last) == 1
 
 
 async def test_nmsgs_that_wait_for_the_disk_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
