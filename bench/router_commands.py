@@ -39,12 +39,19 @@ BODY = secrets.token_bytes(16_000)
 CONNECTIONS = 8
 IN_FLIGHT = 16
 "Commands per connection that wait for their answers together."
-QUEUES_MEASURED, MESSAGES_MEASURED, SMALL_BODY = 50_000, 20_000, 1_000
+SMALL_BODY = 1_000
 CPU = "cpu"
 "Asks the other process how much processor time it has used."
 STORED = "stored"
 MEMORY = ("memory of a queue", "memory of a message of 1000 bytes", "database for a message of 1000 bytes")
 CONFIG = RouterConfig(quota=1_000_000, max_messages=10_000_000, private_relays=True)
+
+
+class Amounts(NamedTuple):
+    """How many there are when their memory is measured."""
+
+    queues: int
+    messages: int
 
 
 async def serve(pipe: Pipe, database: Path | None) -> None:
@@ -194,7 +201,7 @@ def _size(database: Path | None) -> int:
     return 0 if database is None else database.stat().st_size
 
 
-async def fill(pipe: Pipe, database: Path | None) -> None:
+async def fill(pipe: Pipe, database: Path | None, amounts: Amounts) -> None:
     """Bytes per queue, per stored message of 1000 bytes, and of the database per message."""
     async with AsyncExitStack() as stack:
         state = RouterState(make_credentials("127.0.0.1"))
@@ -205,38 +212,38 @@ async def fill(pipe: Pipe, database: Path | None) -> None:
         await state.records.durable(state.records.made)
         gc.collect()
         before = resident_memory()
-        for _ in range(QUEUES_MEASURED // 1000):
+        for _ in range(amounts.queues // 1000):
             router.load.create_queues(1000)
             await state.records.durable(state.records.made)
         gc.collect()
-        per_queue = (resident_memory() - before) / QUEUES_MEASURED
+        per_queue = (resident_memory() - before) / amounts.queues
         size = _size(database)
         before = resident_memory()
         async with connected(router.address) as client:
-            for first in range(0, MESSAGES_MEASURED, 200):
+            for first in range(0, amounts.messages, 200):
                 ids = [queues[(first + i) % len(queues)].sender_id for i in range(200)]
                 await ask_together(client, Send(False, os.urandom(SMALL_BODY)), list(ids))
         await state.records.maintain()
         gc.collect()
-        per_message = (resident_memory() - before) / MESSAGES_MEASURED
-        on_disk = (_size(database) - size) / MESSAGES_MEASURED
+        per_message = (resident_memory() - before) / amounts.messages
+        on_disk = (_size(database) - size) / amounts.messages
         pipe.send((per_queue, per_message, on_disk))
 
 
-def run_fill(pipe: Pipe, database: Path | None) -> None:
-    asyncio.run(fill(pipe, database))
+def run_fill(pipe: Pipe, database: Path | None, amounts: Amounts) -> None:
+    asyncio.run(fill(pipe, database, amounts))
 
 
-def measure_memory(database: Path | None) -> tuple[float, float, float]:
+def measure_memory(database: Path | None, amounts: Amounts) -> tuple[float, float, float]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=run_fill, args=(theirs, database))
+    process = multiprocessing.get_context("spawn").Process(target=run_fill, args=(theirs, database, amounts))
     process.start()
     figures: tuple[float, float, float] = ours.recv()
     process.join(30)
     return figures
 
 
-def figures(folder: Path, seconds: float) -> tuple[dict[str, Figures], tuple[float, ...]]:
+def figures(folder: Path, seconds: float, amounts: Amounts) -> tuple[dict[str, Figures], tuple[float, ...]]:
     """Of a router without and one with a database, by the folder for it."""
 
     def database(name: str) -> Path | None:
@@ -246,13 +253,14 @@ def figures(folder: Path, seconds: float) -> tuple[dict[str, Figures], tuple[flo
         found = asyncio.run(measure_messages(router, seconds))
         with OtherProcess(None) as proxy:
             found["SEND through a proxy"] = asyncio.run(measure_proxied(router, proxy, seconds))
-    return found, measure_memory(database("two"))
+    return found, measure_memory(database("two"), amounts)
 
 
-def measure(folder: Path, *, seconds: float = 1.5) -> list[Row]:
+def measure(folder: Path, *, seconds: float = 1.5, queues: int = 50_000, messages: int = 20_000) -> list[Row]:
+    amounts = Amounts(queues, messages)
     (folder / STORED).mkdir()
-    in_memory, sizes = figures(folder / "in memory", seconds)
-    stored, stored_sizes = figures(folder / STORED, seconds)
+    in_memory, sizes = figures(folder / "in memory", seconds, amounts)
+    stored, stored_sizes = figures(folder / STORED, seconds, amounts)
     rows: list[Row] = []
     for name, one in in_memory.items():
         other = stored[name]
@@ -269,7 +277,7 @@ ROUTER_COMMANDS = Part(
     name="router_commands",
     title="The SMP router's commands",
     measure=measure,
-    quick={"seconds": 0.4},
+    quick={"seconds": 0.4, "queues": 10_000, "messages": 4_000},
     repeats=1,
     seconds=30,
     quick_seconds=10,

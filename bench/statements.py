@@ -27,7 +27,6 @@ from store.rule_filter import RuleFilter
 from store.sqlite import SqliteStore
 from store.statement_records import PushKey
 
-ROUNDS = 24
 ROUND = 256
 "Statements in a round: the library's turn and the gateway's are on the same ones, one after the other."
 WARM_UP = 100
@@ -87,9 +86,9 @@ class Cost(NamedTuple):
     rule: float
 
 
-async def taking(path: Path, rules: int, matched_part: int = MATCHED_PART) -> Cost:
+async def taking(path: Path, rules: int, rounds: int, matched_part: int = MATCHED_PART) -> Cost:
     """The best round of each."""
-    encoded, wanted = made(matched_part)
+    encoded, wanted = made(rounds, matched_part)
     store = SqliteStore(path)
     await store.open()
     await store.close()
@@ -108,10 +107,10 @@ async def taking(path: Path, rules: int, matched_part: int = MATCHED_PART) -> Co
     return Cost(min(library), min(gateway), size)
 
 
-def made(matched_part: int) -> tuple[list[bytes], Wanted]:
+def made(rounds: int, matched_part: int) -> tuple[list[bytes], Wanted]:
     """Statements, and the rules that some of them meet."""
     senders = [key_pair(f"sender {number}") for number in range(SENDERS)]
-    topics = [os.urandom(32) for _ in range(WARM_UP + ROUNDS * ROUND)]
+    topics = [os.urandom(32) for _ in range(WARM_UP + rounds * ROUND)]
     encoded = [
         signed_statement(senders[number % SENDERS], topic, data=os.urandom(200))
         for number, topic in enumerate(topics)
@@ -163,12 +162,12 @@ def memory_of(make: Callable[[], object]) -> int:
     return size
 
 
-async def measure(folder: Path, *, rules: int = 1_000_000) -> list[Row]:
-    few = await taking(folder / "few.db", FEW)
+async def measure(folder: Path, *, rules: int = 1_000_000, rounds: int = 24) -> list[Row]:
+    few = await taking(folder / "few.db", FEW, rounds)
     between = min(SOME, rules)
-    some = await taking(folder / "some.db", between)
-    many = await taking(folder / "many.db", rules)
-    all_matched = await taking(folder / "matched.db", between, matched_part=1)
+    some = await taking(folder / "some.db", between, rounds)
+    many = await taking(folder / "many.db", rules, rounds)
+    all_matched = await taking(folder / "matched.db", between, rounds, matched_part=1)
 
     reading, remembered = remembering(folder / "many.db", rules)
 
@@ -198,7 +197,7 @@ GATEWAY = Part(
     name="statements",
     title="Statement gateway",
     measure=measure,
-    quick={"rules": 50_000},
+    quick={"rules": 50_000, "rounds": 8},
     repeats=1,
     seconds=30,
     quick_seconds=5,
