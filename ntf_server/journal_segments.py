@@ -218,6 +218,7 @@ class SegmentWriter:
         while self._unsealed:
             seal(self._unsealed[0], self._folder, self._format)
             del self._unsealed[0]
+            pa.default_memory_pool().release_unused()  # which only this thread can: some 15 MB
 
 
 def time_of(item: JournalItem) -> int:

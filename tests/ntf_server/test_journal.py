@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psutil import Process
 
 from ntf_server.journal import Journal, JournalSettings, NullJournal
-from ntf_server.journal_items import ContractError, Row
+from ntf_server.journal_items import ContractError, JournalItem, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
 from store.journal_schema import (
@@ -270,6 +271,20 @@ def plain(number: int) -> Row:
     columns = {"count": number, "error": "dropped"}
     values: Any = [columns.get(name) for name in GIVEN_COLUMNS]
     return (NOON + number, JournalEvent.EVENTS_LOST, *values)
+
+
+def test_memory_of_sealed_segments_goes_back_to_the_system(tmp_path: Path) -> None:
+    """However many there were: what is used afterwards is what was used after the first few."""
+    events: list[JournalItem] = [plain(number) for number in range(20_000)]
+    used = []
+    for segment in range(50):
+        segments_of = writer(tmp_path / str(segment))
+        segments_of.write(events, NOON)
+        segments_of.close()
+        used.append(Process().memory_info().rss)
+    pa.default_memory_pool().release_unused()
+    assert used[-1] - used[9] < 2e6
+    assert used[-1] - Process().memory_info().rss < 1e6
 
 
 def test_a_disk_that_refuses_loses_nothing_within_bounds(tmp_path: Path) -> None:
