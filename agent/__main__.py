@@ -16,6 +16,7 @@ from agent.errors import AgentError
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.errors import DecodeError
 from store.interface import StoreError
+from transport.cancellation import first_cause
 
 EPILOG = """\
 a conversation, with the addresses of `ntf-server demo --keep`:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(args.action(args))
     except* (AgentError, StoreError) as problems:
-        print(f"ntf-agent: {_first(problems)}", file=sys.stderr)
+        print(f"ntf-agent: {first_cause(problems)}", file=sys.stderr)
         code = 1
     except* TimeoutError:
         print("ntf-agent: no answer in time; what is left is done by the next command", file=sys.stderr)
@@ -40,12 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except* KeyboardInterrupt:
         code = 130
     return code
-
-
-def _first(problems: BaseException) -> BaseException:
-    while isinstance(problems, BaseExceptionGroup):
-        problems = problems.exceptions[0]
-    return problems
 
 
 def _parser() -> argparse.ArgumentParser:

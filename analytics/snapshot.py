@@ -91,12 +91,11 @@ def with_names(table: str, row: Sequence[Any]) -> Sequence[Any]:
     return [*row[:at], name, *row[at + 2 :]]
 
 
-class SqliteSource:
-    """The embedded store, read in one transaction beside a running daemon."""
-
-    QUERIES: Mapping[str, str] = {
-        "tokens": "SELECT token_id, CAST(substr(device_token, 1, 2) AS TEXT), status, cron_minutes,"
-        f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
+def queries(*, provider: str) -> Mapping[str, str]:
+    """One for each table; `provider` is how a database takes it out of a device token."""
+    return {
+        "tokens": f"SELECT token_id, {provider}, status, cron_minutes, updated_on * 1000000 FROM tokens"
+        f" WHERE status <> '{DELETED}'",
         "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
         " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
         f" WHERE t.status <> '{DELETED}'",
@@ -105,6 +104,12 @@ class SqliteSource:
         f" WHERE s.server_key = v.server_key AND t.status <> '{DELETED}'),"
         " associated_count, service_id IS NOT NULL FROM smp_servers v",
     }
+
+
+class SqliteSource:
+    """The embedded store, read in one transaction beside a running daemon."""
+
+    QUERIES = queries(provider="CAST(substr(device_token, 1, 2) AS TEXT)")
 
     def __init__(self, path: Path) -> None:
         self._path = path

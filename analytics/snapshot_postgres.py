@@ -1,33 +1,21 @@
 """Snapshots of a PostgreSQL store."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import asyncpg
 
-from analytics.snapshot import PAGE, Rows, SnapshotError, with_names
+from analytics.snapshot import PAGE, Rows, SnapshotError, queries, with_names
 from store.interface import StoreError
 from store.postgres_errors import CAUGHT, store_error
-from store.router_sums import STATE_COLUMNS
-from store.rows import DELETED
 from store.tables_postgres import PostgresTables, connected
 
 
 class PostgresSource:
     """A store that several daemons may share, read in one transaction beside them."""
 
-    QUERIES: Mapping[str, str] = {
-        "tokens": "SELECT token_id, convert_from(substr(device_token, 1, 2), 'UTF8'), status, cron_minutes,"
-        f" updated_on * 1000000 FROM tokens WHERE status <> '{DELETED}'",
-        "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
-        " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
-        f" WHERE t.status <> '{DELETED}'",
-        "servers": "SELECT hosts, port,"
-        " (SELECT count(*) FROM subscriptions s JOIN tokens t USING (token_key)"
-        f" WHERE s.server_key = v.server_key AND t.status <> '{DELETED}'),"
-        " associated_count, service_id IS NOT NULL FROM smp_servers v",
-    }
+    QUERIES = queries(provider="convert_from(substr(device_token, 1, 2), 'UTF8')")
 
     def __init__(self, url: str) -> None:
         self._url = url

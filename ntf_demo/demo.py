@@ -40,6 +40,7 @@ from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
+from transport.cancellation import first_cause
 
 E = TypeVar("E", bound=Event)
 
@@ -187,17 +188,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         asyncio.run(_run(Story(console), keep=args.keep, statements=args.statements))
     except* (AgentError, TimeoutError, OSError) as problems:
-        print(f"ntf-server: the demonstration failed: {_first(problems)!r}", file=sys.stderr)
+        print(f"ntf-server: the demonstration failed: {first_cause(problems)!r}", file=sys.stderr)
         code = 1
     except* (KeyboardInterrupt, asyncio.CancelledError):
         code = 130
     return code
-
-
-def _first(problems: BaseException) -> BaseException:
-    while isinstance(problems, BaseExceptionGroup):
-        problems = problems.exceptions[0]
-    return problems
 
 
 async def _run(story: Story, *, keep: bool, statements: bool) -> None:

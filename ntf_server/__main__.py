@@ -31,6 +31,7 @@ from ntf_server.status import print_status
 from protocol.addresses import NTF_PORT
 from store.interface import StoreError
 from store.journal_schema import JournalKeyError
+from transport.cancellation import first_cause
 from transport.certificates import KeyAlgorithm, renew_online
 from transport.errors import TransportError
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        cause = checks.first_cause(error)
+        cause = first_cause(error)
         if not isinstance(cause, EXPECTED):
             raise
         print(f"ntf-server: {_one_line(cause)}", file=sys.stderr)
@@ -283,7 +284,7 @@ def _start(args: argparse.Namespace) -> int:
             run_until_signal(args.config_dir, load, maintenance=args.maintenance, is_worker=args.worker)
         )
     except Exception as error:
-        if isinstance(checks.first_cause(error), OSError):
+        if isinstance(first_cause(error), OSError):
             for problem in checks.port_problems(config):
                 raise ConfigError(problem) from None
         raise

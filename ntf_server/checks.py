@@ -14,13 +14,6 @@ from ntf_server.config import Config
 LOCALHOST = "127.0.0.1"
 
 
-def first_cause(error: BaseException) -> BaseException:
-    """What a task of a group failed with."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def file_problems(config: Config) -> Iterator[str]:
     """Files and folders that the server will need at some time, perhaps only for its first push."""
     if config.STORE.data_dir is not None:

@@ -55,6 +55,13 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """What a task of a group failed with."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def current_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None

@@ -80,7 +80,7 @@ from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
-from transport.cancellation import TaskGroup, raise_if_cancelled
+from transport.cancellation import TaskGroup, first_cause, raise_if_cancelled
 
 T = TypeVar("T")
 
@@ -581,7 +581,5 @@ async def _run(
 def _raise_failure(task: asyncio.Task[None]) -> None:
     """What ended a task, without the groups around it."""
     failure = None if task.cancelled() else task.exception()
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
     if failure is not None:
-        raise failure
+        raise first_cause(failure)
