@@ -15,7 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ntf_server.clock import Clock
 from ntf_server.config import PushConfig
@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 DELIVERY_STEPS = 3
 "A delivery may have to renew its credentials and be sent again; each step has its own time limit."
+COMPOSED_AT_ONCE = 64
+"Pushes: bounds how long encrypting them holds up everything else."
 SWEEP_PAGE = 256
 "Unsent tokens read from the store at once."
 
@@ -62,6 +64,14 @@ class Timer(Protocol):
 
 CallLater = Callable[[float, Callable[[], None]], Timer]
 "Calls back after so many seconds of the clock that the dispatcher reads."
+
+
+class Found(NamedTuple):
+    """What was read about the jobs whose turn it is. Do not print."""
+
+    tokens: Mapping[TokenKey, TokenRecord]
+    messages: Mapping[TokenKey, TokenPush]
+    statements: Mapping[PushKey, StatementPush]
 
 
 class Dispatcher:
@@ -314,6 +324,14 @@ class Dispatcher:
     # Pushes
 
     async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
+        found = await self._read(taken)
+        for start in range(0, len(taken), COMPOSED_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            await self._start_some(taken[start : start + COMPOSED_AT_ONCE], found, tasks)
+
+    async def _read(self, taken: Sequence[Taken]) -> Found:
+        """What the store knows about them, in one read for each kind."""
         messages = [item.job.token_key for item in taken if item.job.kind is Kind.MESSAGE]
         if self._ownership.is_shared:
             messages = [key for key in messages if self._owns(key)]
@@ -329,8 +347,15 @@ class Dispatcher:
         if statements and self._owns_statements:
             await self._take_statements_over()
             to_tell = await self._patience.ask(partial(self._store.statement_pushes, statements)) or []
+        return Found(
+            {token.key: token for token in tokens},
+            {push.token.key: push for push in pushes},
+            {push.key: push for push in to_tell},
+        )
+
+    async def _start_some(self, taken: Sequence[Taken], found: Found, tasks: TaskGroup) -> None:
         # All are encrypted before the first is sent: from then on other threads compete for the interpreter.
-        composed = self._compose_all(taken, tokens, pushes) + self._compose_statements(taken, to_tell)
+        composed = self._compose_all(taken, found) + self._compose_statements(taken, found)
         gone = await self._claim(composed)
         for push in composed:
             if push.taken.job in gone:
@@ -359,14 +384,13 @@ class Dispatcher:
         claimed = await self._patience.ask(partial(_unless_lost, claim)) or set()
         return {job for key, job in once.items() if key not in claimed}
 
-    def _compose_statements(self, taken: Sequence[Taken], found: Sequence[StatementPush]) -> list[Push]:
-        push_of = {push.key: push for push in found}
+    def _compose_statements(self, taken: Sequence[Taken], found: Found) -> list[Push]:
         now = self._clock.monotonic()
         composed: list[Push] = []
         for item in taken:
             if item.job.kind is not Kind.STATEMENT:
                 continue
-            push = push_of.get(item.job.push_key)
+            push = found.statements.get(item.job.push_key)
             destination = None if push is None else destination_of(push.device_token)
             added = self._scheduler.loaded(item, destination, now)
             if added is not None or push is None:
@@ -375,19 +399,18 @@ class Dispatcher:
                 composed.append(self._composer.statement(item, push, now))
         return composed
 
-    def _compose_all(
-        self, taken: Sequence[Taken], tokens: Sequence[TokenRecord], pushes: Sequence[TokenPush]
-    ) -> list[Push]:
-        push_of = {push.token.key: push for push in pushes}
-        token_of = {token.key: token for token in tokens}
+    def _compose_all(self, taken: Sequence[Taken], found: Found) -> list[Push]:
+        tokens, pushes, is_shared = found.tokens, found.messages, self._ownership.is_shared
         now = self._clock.monotonic()
         composed: list[Push] = []
         for item in taken:
             kind, key = item.job
             if kind is Kind.STATEMENT:
                 continue
-            stored = push_of.get(key) if kind is Kind.MESSAGE else None
-            token = token_of.get(key) if kind is not Kind.MESSAGE else stored.token if stored else None
+            stored = pushes.get(key) if kind is Kind.MESSAGE else None
+            if is_shared and not self._owns(key):
+                stored = None  # another daemon took it over while it was read
+            token = tokens.get(key) if kind is not Kind.MESSAGE else stored.token if stored else None
             destination = None
             if token is not None and self._composer.has_content(item, token, stored):
                 destination = destination_of(token.device_token)

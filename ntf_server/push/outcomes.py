@@ -35,8 +35,8 @@ from store.statement_records import StatementPush
 
 log = logging.getLogger(__name__)
 
-COMMIT_DELAY = 0.003
-"Seconds in which outcomes gather before they are stored together."
+COMMIT_DELAY = 0.02
+"Seconds in which outcomes gather before they are stored together: a crash repeats the pushes of so long."
 
 
 class Fate(Enum):

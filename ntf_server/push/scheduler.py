@@ -25,8 +25,8 @@ from ntf_server.push.provider import Destination
 from ntf_server.push.retries import Attempts
 from store.records import TokenKey
 
-LOAD_BATCH = 64
-"Tokens read from the store at once: bounds how long encrypting them holds up everything else."
+LOAD_BATCH = 256
+"Tokens read from the store at once; a whole list of a statement of the store."
 KNOWN_DESTINATIONS = 200_000
 "Tokens whose destination is remembered, so that no read is needed to find out that it is down."
 PROBE_CANDIDATES = 32
