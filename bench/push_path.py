@@ -92,8 +92,7 @@ class Side:
         received_at = time.monotonic()
         block = [Notification(notifier_id, os.urandom(24), META) for notifier_id in ids]
         stored = await self.store.add_notifications(key, block, received_at=int(wall_clock()))
-        tokens = [item.token_key for item in stored if item is not None]
-        await self.dispatcher.notify(tokens, received_at)
+        await self.dispatcher.notify([item for item in stored if item is not None], received_at)
 
     async def all_sent(self) -> None:
         async with asyncio.timeout(TIMEOUT):
@@ -160,13 +159,13 @@ async def sustained(side: Side, count: int) -> tuple[float, float]:
     """Pushes per second and CPU of each; everything is stored already when the clock starts."""
     key, tokens = await side.add_tokens(count, 1)
     received = time.monotonic()
-    keys = []
+    arrived = []
     for block in blocks([ids[0] for ids in tokens]):
         notifications = [Notification(notifier_id, os.urandom(24), META) for notifier_id in block]
         stored = await side.store.add_notifications(key, notifications, received_at=int(wall_clock()))
-        keys += [item.token_key for item in stored if item is not None]
+        arrived += [item for item in stored if item is not None]
     started, cpu = time.perf_counter(), cpu_time()
-    await side.dispatcher.notify(keys, received)
+    await side.dispatcher.notify(arrived, received)
     await side.all_sent()
     seconds, cpu = time.perf_counter() - started, cpu_time() - cpu
     return count / seconds, cpu / count * 1e6

@@ -31,7 +31,7 @@ from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, Provider
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from store.records import TokenKey
+from store.records import Stored, TokenKey
 from store.sqlite import SqliteStore
 
 QUEUES_PER_TOKEN = 50
@@ -54,8 +54,8 @@ class CountingSink:
     async def verify(self, token_key: TokenKey) -> None:
         """Nothing is registered here."""
 
-    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
-        self.notified += len(token_keys)
+    async def notify(self, stored: Sequence[Stored], received_at: float) -> None:
+        self.notified += len(stored)
 
 
 async def routers(pipe: Pipe, count: int, queues_each: int) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from protocol.addresses import SmpServer
 from protocol.errors import ErrorType
-from store.records import DeletedSubscription, QueueRow, ServerKey, TokenKey
+from store.records import DeletedSubscription, QueueRow, ServerKey, Stored, TokenKey
 
 
 class Subscriber(Protocol):
@@ -31,7 +31,7 @@ class Subscriber(Protocol):
 class PushSink(Protocol):
     """Takes notifications for devices. They were stored before they come here."""
 
-    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
+    async def notify(self, stored: Sequence[Stored], received_at: float) -> None:
         """Tokens have unsent notifications, received at this monotonic time.
 
         Waits while the server itself cannot keep up: whoever reads from routers then reads no further. It

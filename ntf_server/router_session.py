@@ -522,8 +522,8 @@ class RouterSession:
             )
             LATE.inc(len(block))
         self._count(stored)
-        if token_keys := [entry.token_key for entry in stored if entry is not None]:
-            await self._push_sink.notify(token_keys, received_at)
+        if arrived := [entry for entry in stored if entry is not None]:
+            await self._push_sink.notify(arrived, received_at)
 
     def _count(self, stored: Sequence[Stored | None]) -> None:
         RECEIVED.inc(len(stored))

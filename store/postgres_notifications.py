@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
+from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 from store.interface import KEPT_NOTIFICATIONS, LeaseLost
@@ -39,7 +40,7 @@ WITH held AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[])
         WITH ORDINALITY i(server_key, notifier_id, received_at, nonce, meta, place)
 ), target AS (
-    SELECT i.*, s.sub_key, s.token_key, s.subscription_id, t.token_id
+    SELECT i.*, s.sub_key, s.token_key, s.subscription_id, t.token_id, substr(t.device_token, 1, 2) AS tag
     FROM input i JOIN held USING (server_key)
     JOIN subscriptions s USING (server_key, notifier_id) JOIN tokens t USING (token_key)
     WHERE t.status = '{TokenStatus.ACTIVE}'
@@ -53,8 +54,8 @@ WITH held AS MATERIALIZED (
     SELECT seq, token_key, sub_key, received_at, nonce, meta FROM numbered ORDER BY sub_key
     ON CONFLICT (token_key, sub_key) {{}}
 )
-SELECT place, token_key, sub_key, token_id, subscription_id FROM target
-UNION ALL SELECT 0, server_key, 0, '', '' FROM held
+SELECT place, token_key, sub_key, token_id, subscription_id, tag FROM target
+UNION ALL SELECT 0, server_key, 0, '', '', '' FROM held
 """
 _REPLACE = """
     DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at, nonce = excluded.nonce,
@@ -195,11 +196,10 @@ def _results(
 ) -> list[list[Stored | None] | Failed]:
     stored: list[Stored | None] = [None] * sum(len(block.notifications) for block in blocks)
     held: set[ServerKey] = set()
-    for place, key, sub_key, token_id, subscription_id in rows:
+    for place, key, sub_key, token_id, subscription_id, tag in rows:
         if place:
-            stored[place - 1] = Stored(
-                TokenKey(key), SubKey(sub_key), EntityId(token_id), EntityId(subscription_id)
-            )
+            ids = EntityId(token_id), EntityId(subscription_id)
+            stored[place - 1] = Stored(TokenKey(key), SubKey(sub_key), *ids, Provider(tag))
         else:
             held.add(ServerKey(key))
     left = iter(stored)

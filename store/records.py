@@ -180,6 +180,8 @@ class Stored(NamedTuple):
     sub_key: SubKey
     token_id: EntityId
     subscription_id: EntityId
+    provider: Provider
+    "Of the token: whoever pushes need not read the token to learn it."
 
 
 class LastNotification(NamedTuple):

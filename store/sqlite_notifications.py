@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 from store.interface import KEPT_NOTIFICATIONS
@@ -32,11 +33,12 @@ UNSENT_LOADED = 64
 _TARGETS = f"""
 SELECT group_concat(
     hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key || ' ' || hex(t.token_id)
-    || ' ' || hex(s.subscription_id)
+    || ' ' || hex(s.subscription_id) || ' ' || substr(t.device_token, 1, 2)
 )
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({{}}) AND t.status = '{TokenStatus.ACTIVE}'
 """
+_PROVIDERS = {provider.tag: provider for provider in Provider}
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
 SELECT group_concat(entry, ';') FROM (
@@ -99,10 +101,10 @@ def _targets(tx: Transaction, key: ServerKey, notifier_ids: Sequence[EntityId]) 
     targets = {}
     for (answers,) in select_in(tx.db, _TARGETS, notifier_ids, key):
         for answer in answers.split(",") if answers else ():
-            notifier_id, token_key, sub_key, token_id, subscription_id = answer.split(" ")
-            targets[_entity(notifier_id)] = Stored(
-                TokenKey(int(token_key)), SubKey(int(sub_key)), _entity(token_id), _entity(subscription_id)
-            )
+            notifier_id, token_key, sub_key, token_id, subscription_id, tag = answer.split(" ")
+            keys = TokenKey(int(token_key)), SubKey(int(sub_key))
+            stored = Stored(*keys, _entity(token_id), _entity(subscription_id), _PROVIDERS[tag])
+            targets[_entity(notifier_id)] = stored
     return targets
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
-from hpack import Decoder, HPACKError
+from hpack import HPACKError
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings
+from ntf_demo.fake_push.header_block import HeaderDecoder
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -53,7 +54,7 @@ class ServerConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder()
+        self._decoder = HeaderDecoder()
         self._input = bytearray()
         self._output: list[bytes] = []
         self._preface_seen = False
@@ -224,7 +225,7 @@ class ServerConnection(asyncio.Protocol):
         stream_id, flags, block = self._header_block
         self._header_block = None
         # Decoded even if the stream is ignored: the compression state is shared.
-        headers = cast("dict[str, str]", dict(self._decoder.decode(bytes(block))))
+        headers = self._decoder.decode(bytes(block))
         self._highest = max(self._highest, stream_id)
         if self._last_processed is not None and stream_id > self._last_processed:
             return

@@ -27,6 +27,7 @@ from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.outcomes import Outcomes
 from ntf_server.push.patience import Patience
 from ntf_server.push.provider import (
+    WHOLE,
     Destination,
     ProviderDown,
     ProviderRefusesUs,
@@ -42,7 +43,7 @@ from ntf_server.randomness import random_part
 from protocol.device_token import Provider
 from store.interface import DeliveryStore, LeaseLost
 from store.leases import SOLE_OWNER, STATEMENTS, Duty, Lease, Ownership, of_pushes
-from store.records import TokenKey, TokenPush, TokenRecord
+from store.records import Stored, TokenKey, TokenPush, TokenRecord
 from store.statement_records import PushKey, StatementPush
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
@@ -138,13 +139,13 @@ class Dispatcher:
         """See PushSink."""
         self._add(Job(Kind.VERIFICATION, token_key), self._clock.monotonic())
 
-    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
-        """See PushSink. A key that comes twice stands for two notifications."""
+    async def notify(self, stored: Sequence[Stored], received_at: float) -> None:
+        """See PushSink. A token that comes twice stands for two notifications."""
         if self._ownership.is_shared:
-            token_keys = self._own(token_keys)
-        for token_key in token_keys:
-            job = Job(Kind.MESSAGE, token_key)
-            if self._add(job, received_at) is Added.FULL:
+            stored = self._own(stored)
+        for entry in stored:
+            job = Job(Kind.MESSAGE, entry.token_key)
+            if self._add(job, received_at, WHOLE.get(entry.provider)) is Added.FULL:
                 await self._add_when_there_is_room(job, received_at)
 
     async def notify_stored(self, token_keys: Sequence[TokenKey]) -> None:
@@ -154,11 +155,12 @@ class Dispatcher:
             if self._owns(token_key):
                 await self._add_when_there_is_room(Job(Kind.MESSAGE, token_key), now)
 
-    def _own(self, token_keys: Sequence[TokenKey]) -> Sequence[TokenKey]:
+    def _own(self, stored: Sequence[Stored]) -> Sequence[Stored]:
         """Those whose pushes this daemon sends; the daemons of the others are told."""
-        own = [key for key in token_keys if self._owns(key)]
-        if len(own) < len(token_keys):
-            self._ownership.push_elsewhere({key for key in token_keys if not self._owns(key)})
+        own = [entry for entry in stored if self._owns(entry.token_key)]
+        if len(own) < len(stored):
+            keys = {entry.token_key for entry in stored}
+            self._ownership.push_elsewhere({key for key in keys if not self._owns(key)})
         return own
 
     @property
@@ -195,8 +197,8 @@ class Dispatcher:
             self._room.clear()
             await self._room.wait()
 
-    def _add(self, job: Job, since: float | None) -> Added:
-        added = self._scheduler.add(job, since)
+    def _add(self, job: Job, since: float | None, destination: Destination | None = None) -> Added:
+        added = self._scheduler.add(job, since, destination)
         if added is Added.QUEUED:
             self._wake.set()
         else:

@@ -59,14 +59,17 @@ class Destination(NamedTuple):
     host: bytes = b""
 
 
-_WHOLE: Final = {provider: Destination(provider) for provider in Provider}
+WHOLE: Final[Mapping[Provider, Destination]] = {
+    provider: Destination(provider) for provider in Provider if provider is not Provider.WEB_PUSH
+}
+"Providers that are one destination."
 
 
 def destination_of(token: DeviceToken) -> Destination:
     """Where a device's pushes go. Ports of one host count as one, so that nobody has 65,535 of them."""
     if isinstance(token, WebPushToken):
         return Destination(token.provider, token.host)
-    return _WHOLE[token.provider]
+    return WHOLE[token.provider]
 
 
 class PushError(Exception):

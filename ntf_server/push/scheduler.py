@@ -131,8 +131,9 @@ class PushScheduler:
 
     # What comes
 
-    def add(self, job: Job, since: float | None) -> Added:
-        """There is a reason to push, since `since`; None: the store says so, nothing new came."""
+    def add(self, job: Job, since: float | None, destination: Destination | None = None) -> Added:
+        """There is a reason to push, since `since`; None: the store says so, nothing new came. A job whose
+        `destination` is not known is read once more, to find out where it waits."""
         entry = self._entries.get(job)
         if entry is not None:
             if since is not None:
@@ -141,7 +142,7 @@ class PushScheduler:
                 if entry.since is None:
                     entry.since = since
             return Added.JOINED
-        destination = self._known.get(job.token_key)
+        destination = destination or self._known.get(job.token_key)
         if destination is not None:
             return self._admit(destination, job, since)
         lane = self._unknown[job.urgent]

@@ -55,7 +55,8 @@ async def test_a_block_is_stored_in_order(store: NtfStore) -> None:
     stored = await store.add_notifications(key, block, received_at=77)
     ids = [new.subscription_id for new in news]
     expected = zip(sub_keys, ids, strict=True)
-    assert stored == [Stored(token.key, key, token.token_id, sub_id) for key, sub_id in expected]
+    provider = token.device_token.provider
+    assert stored == [Stored(token.key, key, token.token_id, sub_id, provider) for key, sub_id in expected]
     (push,) = await store.pushes([token.key, TokenKey(token.key + 1)])
     assert push.token == token
     assert [entry.sub_key for entry in push.entries] == sub_keys
@@ -71,7 +72,9 @@ async def test_a_notification_without_an_active_token_goes_nowhere(store: NtfSto
     await look_and_move(store, dead.key, TokenInput.CALLED_BAD)
     block = [nmsg(dying.notifier_id), nmsg(entity()), nmsg(live.notifier_id)]
     stored = await store.add_notifications(key, block, received_at=1)
-    assert stored == [None, None, Stored(active.key, sub_key, active.token_id, live.subscription_id)]
+    provider = active.device_token.provider
+    kept = Stored(active.key, sub_key, active.token_id, live.subscription_id, provider)
+    assert stored == [None, None, kept]
     elsewhere = await store.add_notifications(ServerKey(key + 1), block, received_at=1)
     assert elsewhere == [None] * 3
     assert await store.add_notifications(key, [], received_at=1) == []

@@ -13,10 +13,12 @@ from ntf_server.clock import SystemClock
 from ntf_server.config import PushConfig
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, Provider
+from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
+from store.records import Stored, SubKey
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import Device, World, apns_token, make_world, running, until
+from tests.ntf_server.dispatch.world import DEADLINE, Device, World, apns_token, make_world, running, until
 
 
 async def test_single_notification_reaches_its_device(world: World) -> None:
@@ -311,6 +313,17 @@ async def test_a_slow_provider_holds_nobody_up_and_gets_everything_in_the_end(tm
         await until(lambda: unsent_is(world, 0))
 
 
+async def test_a_notification_says_where_its_push_goes(tmp_path: Path) -> None:
+    """So nobody waits for a look into the store, which a dispatcher that does not run cannot have."""
+    async with make_world(tmp_path, SystemClock(), PushConfig(queue_size=2)) as world:
+        devices = [await world.add_device(queues=1) for _ in range(3)]
+        async with asyncio.timeout(DEADLINE):
+            await world.receive(*(device.queues[0] for device in devices))
+        assert world.dispatcher.jobs_in_memory == 2
+        async with running(world.dispatcher):
+            await until(lambda: len(world.fake.pushes) == 3)
+
+
 async def test_check_messages_holds_nothing_secret(world: World) -> None:
     device = await world.add_device()
     world.dispatcher.check_messages(device.key)
@@ -324,6 +337,7 @@ async def test_an_unknown_token_is_no_push(world: World) -> None:
     device = await world.add_device(queues=1)
     await world.store.delete_token(device.key)
     world.dispatcher.verify(device.key)
-    await world.dispatcher.notify([device.key], 0.0)
+    stored = Stored(device.key, SubKey(1), device.token_id, EntityId(b"s" * 24), Provider.APNS_TEST)
+    await world.dispatcher.notify([stored], 0.0)
     await until(lambda: world.dispatcher.jobs_in_memory == 0)
     assert world.fake.requests == 0

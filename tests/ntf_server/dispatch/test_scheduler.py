@@ -139,6 +139,16 @@ def test_first_come_first_served() -> None:
     assert start(scheduler, 0.0) == [message(2)]
 
 
+def test_a_job_whose_destination_is_known_is_not_read_before_its_turn() -> None:
+    scheduler = make(concurrency=2)
+    for number in range(4):
+        assert scheduler.add(message(number), 0.0, APNS) is Added.QUEUED
+    assert start(scheduler, 0.0) == [message(0), message(1)]
+    assert scheduler.take(0.0) == []
+    accept(scheduler, message(0), 0.0)
+    assert [taken.job for taken in scheduler.take(0.0)] == [message(2)]
+
+
 def test_verification_does_not_wait_behind_a_flood() -> None:
     scheduler = make(concurrency=10)
     for number in range(5000):

@@ -142,8 +142,7 @@ class World:
         stored = await self.store.add_notifications(
             queues[0].server_key, notifications, received_at=int(self.clock.now())
         )
-        keys = [item.token_key for item in stored if item is not None]
-        await self.dispatcher.notify(keys, received_at)
+        await self.dispatcher.notify([item for item in stored if item is not None], received_at)
 
     def _nmsg(self, queue: Queue) -> Notification:
         self.message_number += 1

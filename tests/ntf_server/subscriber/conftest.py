@@ -28,7 +28,7 @@ from smp_client.dialer import Dialer
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from store.records import NewSubscription, NewToken, QueueRow, ServerKey, TokenKey
+from store.records import NewSubscription, NewToken, QueueRow, ServerKey, Stored, TokenKey
 from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one, queue_states
@@ -76,8 +76,8 @@ class CollectingSink:
     async def verify(self, token_key: TokenKey) -> None:
         raise AssertionError("routers verify nothing")
 
-    async def notify(self, token_keys: Sequence[TokenKey], received_at: float) -> None:
-        self.notified += token_keys
+    async def notify(self, stored: Sequence[Stored], received_at: float) -> None:
+        self.notified += [entry.token_key for entry in stored]
         await self.has_room.wait()
 
 
