@@ -431,11 +431,13 @@ async def test_resubscribe_on_demand_and_unknown_routers(plain_daemon: Daemon) -
 
 async def test_a_dead_router_does_not_hold_up_another(plain_daemon: Daemon) -> None:
     daemon = plain_daemon
+    for_ever = 3600.0
+    daemon.configure(replace(daemon.config, connect_timeout=for_ever, command_timeout=for_ever))
     async with Router.start() as dead, Router.start() as alive, daemon.running():
         dead.faults.black_hole()
         await daemon.add(dead.address, dead.load.create_queues(3))
         await daemon.add(alive.address, alive.load.create_queues(3))
-        await until(lambda: len(alive.subscribed_notifiers()) == 3, timeout=0.9)
+        await until(lambda: len(alive.subscribed_notifiers()) == 3)
 
 
 async def test_auth_revived_by_snew(plain_daemon: Daemon) -> None:
