@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cause = first_cause(error)
         if not isinstance(cause, EXPECTED):
             raise
-        print(f"ntf-server: {_one_line(cause)}", file=sys.stderr)
+        # In one piece: the thread that writes the log would put its lines between two.
+        sys.stderr.write(f"ntf-server: {_one_line(cause)}\n")
         return USAGE
 
 

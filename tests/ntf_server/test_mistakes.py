@@ -10,6 +10,7 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,23 @@ def attempt(arguments: list[str]) -> int:
 
 def test_there_are_enough() -> None:
     assert len({mistake.what for mistake in MISTAKES}) == len(MISTAKES) >= 40
+
+
+class Pieces(StringIO):
+    """What is written, by calls: between two of them another thread may write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        self.calls.append(text)
+        return len(text)
+
+
+def test_the_line_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Pieces()
+    monkeypatch.setattr("sys.stderr", pieces)
+    assert main(["migrate", "--config-dir", str(tmp_path)]) == 2
+    (line,) = pieces.calls
+    assert re.fullmatch(r"ntf-server: .+\n", line)
