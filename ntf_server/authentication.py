@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from protocol.authorization import verify
 from protocol.connection import Received
 from protocol.crypto import AuthPublicKey, Ed25519PublicKey, decode_public_key
-from protocol.encoding import EntityId
+from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import NtfCommand, Ping, Schk, Sdel, Snew, Tnew
 from protocol.session_params import SessionParams
 from store.interface import CommandStore
@@ -17,8 +17,6 @@ from store.records import SubscriptionRecord, TokenRecord
 
 VERIFIED_AT_A_TIME = 32
 "Signatures checked before other connections get a turn: a few milliseconds at most."
-
-T = TypeVar("T")
 
 Entity: TypeAlias = TokenRecord | SubscriptionRecord | None
 Request: TypeAlias = Received[NtfCommand]
@@ -31,7 +29,8 @@ class Denied:
 DENIED = Denied()
 _DECOY_KEY = Ed25519PublicKey(bytes(32)).der
 _SUBSCRIPTION_COMMANDS = frozenset({Schk, Sdel})
-_TOKENLESS_COMMANDS = frozenset({Tnew, Ping}) | _SUBSCRIPTION_COMMANDS
+_TOKENLESS_COMMANDS = frozenset({Tnew, Ping})
+_NO_ENTITY_PLACE: tuple[dict[EntityId, Entity], EntityId] = ({NO_ENTITY: None}, NO_ENTITY)
 
 
 class Authenticator:
@@ -50,28 +49,32 @@ class Authenticator:
 
     async def _find(self, requests: Sequence[Request]) -> list[Entity]:
         """Each entity is read once, also for a client that names its token in every command."""
-        subscription_ids = {r.entity_id for r in requests if type(r.message) in _SUBSCRIPTION_COMMANDS}
-        token_ids = {_token_id(r) for r in requests if type(r.message) not in _TOKENLESS_COMMANDS}
-        subscriptions = await _by_id(self._store.subscriptions, subscription_ids)
-        tokens = await _by_id(self._store.tokens, token_ids)
-
-        def find(request: Request) -> Entity:
-            kind = type(request.message)
-            if kind in _SUBSCRIPTION_COMMANDS:
-                return subscriptions[request.entity_id]
-            return None if kind in _TOKENLESS_COMMANDS else tokens[_token_id(request)]
-
-        return [find(request) for request in requests]
+        subscriptions: dict[EntityId, Entity] = {}
+        tokens: dict[EntityId, Entity] = {}
+        places = [_place(request, subscriptions, tokens) for request in requests]
+        if subscriptions:
+            ids = list(subscriptions)
+            subscriptions.update(zip(ids, await self._store.subscriptions(ids), strict=True))
+        if tokens:
+            ids = list(tokens)
+            tokens.update(zip(ids, await self._store.tokens(ids), strict=True))
+        return [found[entity_id] for found, entity_id in places]
 
 
-async def _by_id(
-    read: Callable[[Sequence[EntityId]], Awaitable[list[T]]], ids: Collection[EntityId]
-) -> dict[EntityId, T]:
-    return dict(zip(ids, await read(list(ids)), strict=True)) if ids else {}
-
-
-def _token_id(request: Request) -> EntityId:
-    return request.message.token_id if isinstance(request.message, Snew) else request.entity_id
+def _place(
+    request: Request, subscriptions: dict[EntityId, Entity], tokens: dict[EntityId, Entity]
+) -> tuple[dict[EntityId, Entity], EntityId]:
+    """Where the request's entity will be, and under which id."""
+    message = request.message
+    kind = type(message)
+    if kind in _SUBSCRIPTION_COMMANDS:
+        found, entity_id = subscriptions, request.entity_id
+    elif kind in _TOKENLESS_COMMANDS:
+        return _NO_ENTITY_PLACE
+    else:
+        found, entity_id = tokens, message.token_id if isinstance(message, Snew) else request.entity_id
+    found[entity_id] = None
+    return found, entity_id
 
 
 def _authorised(params: SessionParams, request: Request, entity: Entity) -> bool:

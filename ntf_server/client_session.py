@@ -16,7 +16,7 @@ from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import SigningKey, X25519PrivateKey
-from protocol.encoding import NO_CORR, NO_ENTITY
+from protocol.encoding import NO_CORR, NO_ENTITY, new_tuple
 from protocol.errors import BLOCK, QUOTA, TooLarge
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, NtfResponse, Tnew, Trpl
 from protocol.ntf_handshake import NtfServerHandshake
@@ -204,7 +204,7 @@ class ClientSession:
         for run in _runs(items):
             responses = await self._run(params, run)
             answers = [
-                Outgoing(item.corr_id, item.entity_id, response)
+                new_tuple(Outgoing, (item.corr_id, item.entity_id, response, None, False))
                 for item, response in zip(run, responses, strict=True)
             ]
             self._stream.write(self._encode(answers))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -131,6 +130,8 @@ class Commands:
     ) -> list[NtfResponse]:
         if isinstance(requests[0].message, Snew):
             return await self._create_subscriptions(requests, entities, source)
+        if type(requests[0].message) in READS:
+            return [_read(request, entity) for request, entity in zip(requests, entities, strict=True)]
         return [await self._one(request, entity) for request, entity in zip(requests, entities, strict=True)]
 
     async def _one(self, request: Request, entity: Entity | Denied) -> NtfResponse:
@@ -198,9 +199,6 @@ class Commands:
             TOKENS_VERIFIED.inc()
             self._record(JournalEvent.TOKEN_VERIFIED, token)
         return Ok()
-
-    async def tchk(self, token: TokenRecord, command: Tchk) -> NtfResponse:
-        return Tkn(token.status)
 
     async def trpl(self, token: TokenRecord, command: Trpl) -> NtfResponse:
         self._check_device(command.device_token)
@@ -280,9 +278,6 @@ class Commands:
             notifier_key=command.notifier_key.der,
         )
 
-    async def schk(self, subscription: SubscriptionRecord, command: Schk) -> NtfResponse:
-        return Sub(subscription.status)
-
     async def sdel(self, subscription: SubscriptionRecord, command: Sdel) -> NtfResponse:
         deleted = await self._store.delete_subscription(subscription.key)
         if deleted is None:
@@ -297,9 +292,6 @@ class Commands:
             error=DeletionReason.REQUESTED,
         )
         return Ok()
-
-    async def ping(self, entity: None, command: Ping) -> NtfResponse:
-        return Pong()
 
     def _today(self) -> int:
         return day(self._clock.now())
@@ -330,33 +322,37 @@ Handler = Callable[[Commands, Any, Any], Awaitable[NtfResponse]]
 HANDLERS: Mapping[type, Handler] = {
     Tnew: Commands.tnew,
     Tvfy: Commands.tvfy,
-    Tchk: Commands.tchk,
     Trpl: Commands.trpl,
     Tdel: Commands.tdel,
     Tcrn: Commands.tcrn,
-    Schk: Commands.schk,
     Sdel: Commands.sdel,
-    Ping: Commands.ping,
 }
 
-_READS = frozenset({Schk, Tchk, Ping})
+READS: Mapping[type, Callable[[Any], NtfResponse]] = {
+    Schk: lambda subscription: Sub(subscription.status),
+    Tchk: lambda token: Tkn(token.status),
+    Ping: lambda _: Pong(),
+}
+"Commands that are answered from what was read to authorise them."
 _ALONE = frozenset({Tnew, Tvfy, Trpl, Tdel, Tcrn})
 
 
 def same_run(first: Request, other: Request) -> bool:
     """Whether two commands in a row may be authorised together: neither changes what the other would find."""
     a, b = type(first.message), type(other.message)
-    return a not in _ALONE if a is b else a in _READS and b in _READS
+    return a not in _ALONE if a is b else a in READS and b in READS
+
+
+def _read(request: Request, entity: Entity | Denied) -> NtfResponse:
+    return Err(AUTH) if entity is DENIED else READS[type(request.message)](entity)
 
 
 def _count(requests: Sequence[Request], responses: Sequence[NtfResponse]) -> None:
     """Once per kind of outcome, not per command: a counter costs more than a lookup."""
-    outcomes = Counter(
-        [
-            (type(request.message), response.error if type(response) is Err else None)
-            for request, response in zip(requests, responses, strict=True)
-        ]
-    )
+    outcomes: dict[tuple[type, ErrorType | None], int] = {}
+    for request, response in zip(requests, responses, strict=True):
+        outcome = type(request.message), response.error if type(response) is Err else None
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
     for (command, error), count in outcomes.items():
         _outcomes(command.__name__, error).inc(count)
 

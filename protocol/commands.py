@@ -63,18 +63,19 @@ class Codec(Generic[M]):
         self._by_kind: Mapping[type[M], tuple[bytes, Spec[Any]]] = {
             spec.kind: (tag, spec) for tag, spec in specs.items()
         }
+        self._bare: Mapping[bytes, M] = {tag: spec.kind() for tag, spec in specs.items() if spec.pull is None}
 
     def decode(self, data: bytes, version: int) -> M:
         """Raises DecodeError with CMD UNKNOWN or CMD SYNTAX."""
+        bare = self._bare.get(data)
+        if bare is not None:
+            return bare
         tag, space, parameters = data.partition(b" ")
         spec = self.specs.get(tag)
         if spec is None:
             raise DecodeError(CMD_UNKNOWN)
-        if bool(space) is (spec.pull is None):
+        if spec.pull is None or not space:
             raise DecodeError(CMD_SYNTAX)
-        if spec.pull is None:
-            bare: M = spec.kind()
-            return bare
         r = Reader(parameters)
         try:
             message: M = spec.pull(r, version)

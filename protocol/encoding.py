@@ -25,6 +25,8 @@ NONCE_SIZE = 24
 new_tuple = tuple.__new__
 "Makes a NamedTuple in half the time of its own constructor; for those that come by the block."
 
+_LENGTHS = [bytes((length,)) for length in range(256)]
+
 
 class Reader:
     """Reads primitives from the front of `data`; anything short raises DecodeError."""
@@ -166,6 +168,14 @@ class Writer:
             push(self, value)
 
 
+def split_short(data: bytes) -> tuple[bytes, bytes]:
+    """A short string from the front of `data`, and what is behind it: a Reader unrolled."""
+    if not data or len(data) <= data[0]:
+        raise DecodeError
+    end = 1 + data[0]
+    return data[1:end], data[end:]
+
+
 def split_two_shorts(data: bytes) -> tuple[bytes, bytes, bytes]:
     """Two short strings from the front of `data`, and what is behind them: a Reader unrolled."""
     try:
@@ -193,7 +203,7 @@ def split_three_shorts(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 def short(data: bytes) -> bytes:
     """`data` behind one length byte; longer than 255 bytes is a programming error."""
-    return bytes((len(data),)) + data
+    return _LENGTHS[len(data)] + data
 
 
 def large(data: bytes) -> bytes:

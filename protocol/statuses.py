@@ -141,7 +141,7 @@ class SubStatus:
 
     @property
     def text(self) -> str:
-        return f"ERR {self.detail}" if self.state is SubState.ERR else self.state.value
+        return f"ERR {self.detail}" if self.state is SubState.ERR else self.state
 
     @classmethod
     def parse(cls, text: str) -> SubStatus:

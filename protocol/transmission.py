@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from protocol.crypto import ED448_SIGNATURE_SIZE, ED25519_SIGNATURE_SIZE, TAG_SIZE
-from protocol.encoding import CorrId, EntityId, Reader, new_tuple, short, split_three_shorts, split_two_shorts
+from protocol.encoding import (
+    CorrId,
+    EntityId,
+    Reader,
+    new_tuple,
+    short,
+    split_short,
+    split_three_shorts,
+    split_two_shorts,
+)
 from protocol.errors import BLOCK, SESSION, DecodeError, ErrorType
 from protocol.session_params import SessionParams
 
@@ -52,17 +61,24 @@ def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
         # Answers and events are not authorised: nobody needs their signed text.
         _, corr, entity, command = split_three_shorts(data)
         return new_tuple(RawTransmission, (b"", None, corr, entity, command, b"", None))
-    r = Reader(data)
-    auth = r.pull_short()
+    auth, rest = split_short(data)
     service_signature = None
     fault = None if len(auth) in AUTH_SIZES else BLOCK
     if auth and params.service_signatures:
-        service_signature = r.pull_optional(Reader.pull_short)
-        if service_signature is not None and len(service_signature) != ED25519_SIGNATURE_SIZE:
-            raise DecodeError
-    if not params.implied_session_id and r.pull_short() != params.session_id:
-        fault = SESSION
-    content = r.pull_tail()
+        service_signature, rest = _split_service_signature(rest)
+    if params.implied_session_id:
+        content = rest
+    else:
+        session, content = split_short(rest)
+        fault = fault if session == params.session_id else SESSION
     corr, entity, command = split_two_shorts(content)
     signed = short(params.session_id) + content
     return new_tuple(RawTransmission, (auth, service_signature, corr, entity, command, signed, fault))
+
+
+def _split_service_signature(data: bytes) -> tuple[bytes | None, bytes]:
+    r = Reader(data)
+    signature = r.pull_optional(Reader.pull_short)
+    if signature is not None and len(signature) != ED25519_SIGNATURE_SIZE:
+        raise DecodeError
+    return signature, r.pull_tail()

@@ -60,19 +60,22 @@ class NewSubscription:
     "DER private key, as it came in SNEW."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionRecord:
+class SubscriptionRecord(NamedTuple):
     """A subscription with what is needed to authorise a command on it."""
 
     key: SubKey
-    subscription_id: EntityId = field(repr=False)
+    subscription_id: EntityId
     server_key: ServerKey
-    notifier_id: EntityId = field(repr=False)
+    notifier_id: EntityId
     status: SubStatus
     associated: bool
     token_key: TokenKey
-    token_id: EntityId = field(repr=False)
-    verify_key: bytes = field(repr=False)
+    token_id: EntityId
+    verify_key: bytes
+
+    def __repr__(self) -> str:
+        """No ids and no key."""
+        return f"SubscriptionRecord(key={self.key}, status={self.status})"
 
 
 class QueueRow(NamedTuple):

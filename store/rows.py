@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.addresses import SmpServer
 from protocol.device_token import decode_device_token
-from protocol.encoding import EntityId, Reader, Writer
+from protocol.encoding import EntityId, Reader, Writer, new_tuple
 from protocol.statuses import SubState, SubStatus, TokenStatus
 from store.records import (
     DeletedSubscription,
@@ -93,18 +93,11 @@ def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
 
 
 def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
-    stored, turns = read_state(row[8:])
-    return SubscriptionRecord(
-        key=SubKey(row[0]),
-        subscription_id=EntityId(row[1]),
-        server_key=ServerKey(row[2]),
-        notifier_id=EntityId(row[3]),
-        status=_status(stored.now(turns), row[4]),
-        associated=stored.associated,
-        token_key=TokenKey(row[5]),
-        token_id=EntityId(row[6]),
-        verify_key=row[7],
-    )
+    key, subscription_id, server, notifier_id, detail, token, token_id, verify_key, *state = row
+    stored, turns = read_state(state)
+    status = _status(stored.now(turns), detail)
+    columns = (key, subscription_id, server, notifier_id, status, stored.associated, token, token_id)
+    return new_tuple(SubscriptionRecord, (*columns, verify_key))
 
 
 def deleted_subscription(row: Sequence[Any]) -> DeletedSubscription:
