@@ -92,17 +92,17 @@ def read_item(
         raw = parse_transmission(params, data)
     except DecodeError:
         return Rejected(NO_CORR, NO_ENTITY, BLOCK)
-    error = raw.fault
+    auth, _, corr_id, entity_id, command, _, error = raw
     if error is None:
         try:
-            message = codec.decode(raw.command, params.version)
+            message = codec.decode(command, params.version)
         except DecodeError as problem:
-            return Rejected(raw.corr_id, raw.entity_id, problem.error)
+            return Rejected(corr_id, entity_id, problem.error)
         if checks_credentials:
-            error = check_credentials(codec.credentials(message), raw.auth, raw.entity_id)
+            error = check_credentials(codec.credentials(message), auth, entity_id)
         if error is None:
-            return new_tuple(Received, (raw.corr_id, raw.entity_id, message, raw))
-    return Rejected(raw.corr_id, raw.entity_id, error)
+            return new_tuple(Received, (corr_id, entity_id, message, raw))
+    return Rejected(corr_id, entity_id, error)
 
 
 class Connection(Generic[In, Out]):

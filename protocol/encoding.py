@@ -25,7 +25,8 @@ NONCE_SIZE = 24
 new_tuple = tuple.__new__
 "Makes a NamedTuple in half the time of its own constructor; for those that come by the block."
 
-_LENGTHS = [bytes((length,)) for length in range(256)]
+LENGTHS = [bytes((length,)) for length in range(256)]
+"What stands before a short string, by its length."
 
 
 class Reader:
@@ -203,7 +204,7 @@ def split_three_shorts(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 def short(data: bytes) -> bytes:
     """`data` behind one length byte; longer than 255 bytes is a programming error."""
-    return _LENGTHS[len(data)] + data
+    return LENGTHS[len(data)] + data
 
 
 def large(data: bytes) -> bytes:

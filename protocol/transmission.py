@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from protocol.crypto import ED448_SIGNATURE_SIZE, ED25519_SIGNATURE_SIZE, TAG_SIZE
 from protocol.encoding import (
+    LENGTHS,
     CorrId,
     EntityId,
     Reader,
@@ -40,7 +41,7 @@ class RawTransmission(NamedTuple):
 
 
 def body(corr_id: CorrId, entity_id: EntityId, command: bytes) -> bytes:
-    return short(corr_id) + short(entity_id) + command
+    return b"".join((LENGTHS[len(corr_id)], corr_id, LENGTHS[len(entity_id)], entity_id, command))
 
 
 def encode_transmission(

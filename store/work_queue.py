@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from protocol.encoding import new_tuple
 from store.interface import StoreUnavailable
 
 Context = TypeVar("Context")
@@ -80,7 +81,11 @@ class WorkQueue(Generic[Context]):
         if self._closing:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        await self._queue.put(Operation(batch, argument, durable, future))
+        operation = new_tuple(Operation, (batch, argument, durable, future))
+        if self._queue.full():
+            await self._queue.put(operation)
+        else:
+            self._queue.put_nowait(operation)
         if self._ended:
             # There was room only after the last group: nobody will look at the queue again.
             raise StoreUnavailable("the store is closed")
