@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -57,6 +58,8 @@ class Pushed:
     "Microseconds of the daemon for each push."
     event_loop: float
     "Its share of the time."
+    others: float
+    "Microseconds of the push service, the routers and the clients for each push, on another core."
 
 
 @dataclass
@@ -70,7 +73,7 @@ class World:
     async def push(self, queues: Queues, rate: float | None) -> Pushed:
         """An NMSG of each queue, `rate` a second (None: at once), until all are pushed."""
         accepted = await self._accepted()
-        before, started = Usage.of(self.server.process.pid), time.perf_counter()
+        before, others, started = Usage.of(self.server.process.pid), self._others(), time.perf_counter()
         by_router: dict[Router, list[LoadQueue]] = {}
         for router, queue in queues:
             by_router.setdefault(router, []).append(queue)
@@ -82,7 +85,11 @@ class World:
                 await asyncio.sleep(LOOK)
         elapsed, after = time.perf_counter() - started, Usage.of(self.server.process.pid)
         used, loop = after.all - before.all, after.event_loop - before.event_loop
-        return Pushed(len(queues) / elapsed, used / len(queues) * 1e6, loop / elapsed)
+        each = 1e6 / len(queues)
+        return Pushed(len(queues) / elapsed, used * each, loop / elapsed, (self._others() - others) * each)
+
+    def _others(self) -> float:
+        return Usage.of(self.fake.pid).all + Usage.of(os.getpid()).all
 
     async def _accepted(self) -> int:
         return int((await self.fake.control())["accepted"])
@@ -168,6 +175,7 @@ async def measure(
             figure("as fast as it can: pushes accepted", "1/s", burst.rate, aim=CORE_RATE),
             figure("as fast as it can: the daemon, each", "us CPU", burst.cpu, aim=1e6 / CORE_RATE),
             figure("as fast as it can: event loop busy", "% of budget", burst.event_loop * 100),
+            figure("as fast as it can: push service and routers, each", "us CPU", burst.others),
         ]
 
 

@@ -18,7 +18,7 @@ SubKey = NewType("SubKey", int)
 ServerKey = NewType("ServerKey", int)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per push, and freezing doubles its cost
 class NewToken:
     token_id: EntityId = field(repr=False)
     device_token: DeviceToken = field(repr=False)
@@ -33,7 +33,7 @@ class NewToken:
     "Start of the day (seconds): the only time that is kept."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TokenRecord(NewToken):
     key: TokenKey
     status: TokenStatus

@@ -142,17 +142,11 @@ def queue_row(row: Sequence[Any]) -> QueueRow:
 
 def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
     """From sub key, seq, hosts, port, key hash, notifier id, received at, nonce, meta, spelling."""
-    hosts, _, port = row[9].rpartition(":") if row[9] else (row[2], "", row[3])
-    return LastNotification(
-        sub_key=SubKey(row[0]),
-        seq=row[1],
-        server=smp_server(hosts, port, row[4]),
-        notifier_id=EntityId(row[5]),
-        received_at=row[6],
-        nonce=row[7],
-        meta=row[8],
-        sent=sent,
-    )
+    sub_key, seq, hosts, port, key_hash, notifier_id, received_at, nonce, meta, spelling = row
+    if spelling:
+        hosts, _, port = spelling.rpartition(":")
+    server = smp_server(hosts, port, key_hash)
+    return new_tuple(LastNotification, (sub_key, seq, server, notifier_id, received_at, nonce, meta, sent))
 
 
 @lru_cache(maxsize=4096)
