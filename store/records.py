@@ -64,17 +64,13 @@ class SubscriptionRecord(NamedTuple):
     """A subscription with what is needed to authorise a command on it."""
 
     key: SubKey
-    subscription_id: EntityId
-    server_key: ServerKey
-    notifier_id: EntityId
     status: SubStatus
     associated: bool
-    token_key: TokenKey
     token_id: EntityId
     verify_key: bytes
 
     def __repr__(self) -> str:
-        """No ids and no key."""
+        """No id and no key of the token."""
         return f"SubscriptionRecord(key={self.key}, status={self.status})"
 
 

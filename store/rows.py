@@ -70,8 +70,7 @@ def token_or_none(row: Sequence[Any]) -> TokenRecord | None:
 
 
 SUBSCRIPTION_COLUMNS = f"""
-s.sub_key, s.subscription_id, s.server_key, s.notifier_id, s.detail, s.token_key, t.token_id, t.verify_key,
-{STATE_COLUMNS}
+s.sub_key, s.detail, t.token_id, t.verify_key, {STATE_COLUMNS}
 """
 
 _BARE = {state: SubStatus(state) for state in SubState}
@@ -81,23 +80,22 @@ def _status(state: SubState, detail: str) -> SubStatus:
     return SubStatus(state, detail) if detail else _BARE[state]
 
 
-_DECOY_SUBSCRIPTION = (0, b"", 0, b"", "", 0, b"", b"", SubState.NEW, 0, 0, 0, 0)
+_DECOY_SUBSCRIPTION = (0, "", b"", b"", SubState.NEW, 0, 0, 0, 0)
 
 
 def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
     """From `SUBSCRIPTION_COLUMNS`, of an outer join with token and router, also without them. Unknown ids
     cost what known ones do."""
-    exists = row[6] is not None
+    exists = row[2] is not None
     found = _subscription(row if exists else _DECOY_SUBSCRIPTION)
     return found if exists else None
 
 
 def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
-    key, subscription_id, server, notifier_id, detail, token, token_id, verify_key, *state = row
+    key, detail, token_id, verify_key, *state = row
     stored, turns = read_state(state)
     status = _status(stored.now(turns), detail)
-    columns = (key, subscription_id, server, notifier_id, status, stored.associated, token, token_id)
-    return new_tuple(SubscriptionRecord, (*columns, verify_key))
+    return new_tuple(SubscriptionRecord, (key, status, stored.associated, token_id, verify_key))
 
 
 def deleted_subscription(row: Sequence[Any]) -> DeletedSubscription:
