@@ -98,7 +98,7 @@ def problems(page: ReportPage) -> str:
     more = ""
     if rest:
         folded = f"<ul class=problems>{''.join(rest)}</ul>"
-        more = f"<details><summary>{len(rest)} lesser ones</summary>{folded}</details>"
+        more = f"<details><summary>{len(rest)} lesser {plural('one', len(rest))}</summary>{folded}</details>"
     return f'<main><h2 id="problems">What needs attention</h2><ul class="problems">{shown}</ul>{more}{notes}'
 
 

@@ -61,6 +61,7 @@ def routers(tables: Tables, window: Window) -> Iterator[tuple[str, Chart]]:
             lost=[row["lost"] for row in known],
             pending=[row["pending"] for row in known],
         )
+        data["stepped"] = True  # what is told of an hour is true of all of it
         data["marks"] = [
             [seconds(o["start"]), seconds(o["end"] if o["end"] is not None else window.end)]
             for o in outages

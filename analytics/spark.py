@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from analytics.java import find_java
@@ -22,6 +23,10 @@ QUICK_START = (
 )
 """A run takes less than a minute: the optimising compiler costs more than it gains, except in the few loops
 that every event goes through."""
+SPLIT_BYTES = "16m"
+"A split of Spark's own size would be 20 million events: too few of them to keep all cores busy to the end."
+CLUSTER_PARTITIONS = "32"
+"Of a shuffle: rollups are small, and Spark's 200 files for each task cost more than what is in them."
 
 
 class LazySpark:
@@ -31,8 +36,8 @@ class LazySpark:
     """
 
     def __init__(self, master: str | None, memory: str, more: Mapping[str, str] | None = None) -> None:
-        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
-        self.master = master if master is not None or submitted else LOCAL_MASTER
+        self._submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
+        self.master = master if master is not None or self._submitted else LOCAL_MASTER
         self._memory = memory
         self._more = more or {}
         self._stack = ExitStack()
@@ -61,7 +66,8 @@ class LazySpark:
         builder = SparkSession.builder.appName("ntf-analytics")
         if self.master is not None:
             builder = builder.master(self.master)
-        for name, value in {**self._settings(), **self._more}.items():
+        given = given_to_submit() if self._submitted else {}
+        for name, value in {**self._settings(), **given, **self._more}.items():
             builder = builder.config(name, value)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
         spark = builder.getOrCreate()
@@ -78,20 +84,30 @@ class LazySpark:
             "spark.log.level": "ERROR",
             "spark.sql.session.timeZone": "UTC",
             "spark.driver.memory": self._memory,
+            "spark.driver.extraJavaOptions": QUICK_START,
+            "spark.sql.files.maxPartitionBytes": SPLIT_BYTES,
             "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
             "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
             "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
             "spark.hadoop.fs.permissions.umask-mode": "077",
+            # Without files of checksums that nobody reads: Hadoop starts a chmod for every file.
+            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
-        if self.is_local:
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            settings |= {
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.extraJavaOptions": QUICK_START,
-                "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-            }
-        return settings
+        return settings | (self._local_settings() if self.is_local else self._cluster_settings())
+
+    def _local_settings(self) -> dict[str, str]:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        return {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+        }
+
+    def _cluster_settings(self) -> dict[str, str]:
+        return {
+            "spark.executor.extraJavaOptions": QUICK_START,
+            "spark.sql.shuffle.partitions": CLUSTER_PARTITIONS,
+        }
 
     def __enter__(self) -> "LazySpark":
         return self
@@ -101,6 +117,12 @@ class LazySpark:
     ) -> None:
         self._threads.shutdown()
         self._stack.close()
+
+
+def given_to_submit() -> dict[str, str]:
+    """What spark-submit was told, by its options and by spark-defaults.conf."""
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def send_package(spark: SparkSession, root: Path, archive: Path) -> None:

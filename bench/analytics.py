@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from bench.measure import Row, beside, figure
 from bench.part import Part
-from tests.analytics.standalone import standalone
+from tests.analytics.standalone import on_core, standalone
 
 POLL_SECONDS = 0.2
 DUCKDB = "DuckDB"
@@ -24,6 +27,8 @@ NEW_DAY_WANTED = 20.0
 LEAST_OF_DUCKDB = 0.5
 "Twice the CPU at most; of small journals the start of Spark is nearly all."
 LARGE = 10_000_000
+TIMES_FASTER = 1.6
+"With two workers instead of one."
 _DUCKDB = """
 import sys
 from analytics.inputs import Limits, Window
@@ -55,16 +60,30 @@ class Work:
     rows_read: int
 
 
-def work_of(events: Path) -> Work:
+def logged(folder: Path) -> Iterator[dict[str, Any]]:
+    """The events that Spark logged in one run."""
+    for log in folder.iterdir():
+        yield from map(json.loads, log.read_text().splitlines())
+
+
+def work_of(folder: Path) -> Work:
     """From the event log of one run."""
     jobs = rows = 0
-    for log in events.iterdir():
-        for line in log.read_text().splitlines():
-            event = json.loads(line)
-            jobs += event["Event"] == "SparkListenerJobStart"
-            metrics = event.get("Task Metrics") or {}
-            rows += metrics.get("Input Metrics", {}).get("Records Read", 0)
+    for event in logged(folder):
+        jobs += event["Event"] == "SparkListenerJobStart"
+        metrics = event.get("Task Metrics") or {}
+        rows += metrics.get("Input Metrics", {}).get("Records Read", 0)
     return Work(jobs, rows)
+
+
+def seconds_with_tasks(folder: Path) -> float:
+    """How long any executor had something to do."""
+    tasks = [event["Task Info"] for event in logged(folder) if event["Event"] == "SparkListenerTaskEnd"]
+    busy, until = 0, 0
+    for task in sorted(tasks, key=lambda task: task["Launch Time"]):
+        busy += max(0, task["Finish Time"] - max(until, task["Launch Time"]))
+        until = max(until, task["Finish Time"])
+    return busy / 1000
 
 
 def with_event_log(folder: Path) -> list[str]:
@@ -74,23 +93,24 @@ def with_event_log(folder: Path) -> list[str]:
     return [word for name, value in told.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
 
 
-def run(command: list[str]) -> Cost:
-    """Run a command and watch its whole process tree."""
+def run(command: list[str], *, with_cluster: bool = False) -> Cost:
+    """Run a command and watch its whole process tree, or all that this process started."""
     started = time.perf_counter()
+    before = tree_usage(psutil.Process())[1] if with_cluster else 0.0
     peak, cpu = 0.0, 0.0
     with tempfile.TemporaryFile() as output:
         process = psutil.Popen(command, stdout=output, stderr=output)
         while process.poll() is None:
-            size, used = tree_usage(process)
+            size, used = tree_usage(psutil.Process() if with_cluster else process)
             peak, cpu = max(peak, size), max(cpu, used)
             time.sleep(POLL_SECONDS)
         output.seek(0)
         if process.returncode:
             raise RuntimeError(output.read().decode(errors="replace"))
-    return Cost(time.perf_counter() - started, cpu, peak / 1e6)
+    return Cost(time.perf_counter() - started, cpu - before, peak / 1e6)
 
 
-def tree_usage(process: psutil.Popen) -> tuple[float, float]:
+def tree_usage(process: psutil.Process) -> tuple[float, float]:
     """Resident bytes and CPU seconds of a process and all its children."""
     size = used = 0.0
     try:
@@ -122,19 +142,36 @@ def costs(events: int, folder: Path, *, new_day: bool) -> dict[str, Cost]:
     return found
 
 
+def on_cluster(workers: int, journal: Path, place: Path) -> tuple[Cost, float]:
+    """The cost, and the seconds in which executors had tasks; each worker and its executor on a core."""
+    place.mkdir()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with standalone(place, workers=workers, memory="2g", cores=cores) as cluster, on_core(cores[-1]):
+        report = [sys.executable, "-m", "analytics", "report", "all", "--master", cluster.url]
+        report += [
+            "--journal",
+            str(journal),
+            "--rollups",
+            str(place / "rollups"),
+            "--out",
+            str(place / "out"),
+        ]
+        report += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=1800m"]
+        cost = run([*report, *with_event_log(place / "events")], with_cluster=True)
+    return cost, seconds_with_tasks(place / "events")
+
+
 def on_clusters(folder: Path, amount: int) -> list[Row]:
-    """The same journal on standalone clusters of one and of two workers with a core each."""
-    seconds = []
-    for workers in (1, 2):
-        place = folder / f"cluster-{workers}"
-        place.mkdir()
-        with standalone(place, workers=workers, memory="2g") as cluster:
-            report = [sys.executable, "-m", "analytics", "report", "all", "--master", cluster.url]
-            report += ["--journal", str(folder / "journal"), "--rollups", str(place / "rollups")]
-            report += ["--out", str(place / "out"), "--conf", "spark.driver.host=127.0.0.1"]
-            seconds.append(run([*report, "--conf", "spark.executor.memory=1800m"]).seconds)
-    what = f"{amount:,} events on a standalone cluster of two workers"
-    return [figure(f"{what}: time", "s", seconds[1], peer=beside("one worker", seconds[0], at_least=1.6))]
+    """The same journal on standalone clusters of one and of two workers."""
+    (one, one_busy), (two, two_busy) = (
+        on_cluster(workers, folder / "journal", folder / f"cluster-{workers}") for workers in (1, 2)
+    )
+    what, peer = f"{amount:,} events on two workers", "one worker"
+    return [
+        figure(f"{what}: time", "s", two.seconds, peer=beside(peer, one.seconds, at_least=TIMES_FASTER)),
+        figure(f"{what}: of it, executors had tasks", "s", two_busy, peer=beside(peer, one_busy)),
+        figure(f"{what}: CPU", "s CPU", two.cpu, peer=beside(peer, one.cpu)),
+    ]
 
 
 def measure(
@@ -183,8 +220,9 @@ ANALYTICS = Part(
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`; clusters of one and two workers with"
-    " `analytics.workers=1`.",
+    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.workers=1` also on"
+    " standalone clusters of one and two workers, each pinned to a core of its own; the driver shares the"
+    " second one.",
     bound="Spark's start takes seconds, whatever there is to do; then reading events that no rollup"
     " holds yet.",
 )

@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +22,40 @@ class Standalone:
     url: str
     workers: list[Path]
 
-    def executors(self) -> list[int]:
-        """How many each worker has started."""
-        return [log.read_text(errors="replace").count("Asked to launch executor") for log in self.workers]
+    def executors(self, option: str = "") -> list[int]:
+        """How many each worker has started, or with an option of Java's."""
+        return [
+            sum("Launch command" in line and option in line for line in log.read_text().splitlines())
+            for log in self.workers
+        ]
 
 
 @contextmanager
-def standalone(folder: Path, *, workers: int, memory: str = "1g") -> Iterator[Standalone]:
-    """A master and so many workers with a core each."""
+def on_core(core: int) -> Iterator[None]:
+    """What is started meanwhile stays on one core of this machine."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def standalone(
+    folder: Path, *, workers: int, memory: str = "1g", cores: Sequence[int] = ()
+) -> Iterator[Standalone]:
+    """A master and so many workers with a core each: what Spark counts as one, or just those of `cores`."""
     with ExitStack() as stack:
         log = folder / "master.log"
         stack.enter_context(_process(log, "master.Master", "--port", "0"))
         url = _wait_for(log, r"Starting Spark master at (spark://127\.0\.0\.1:\d+)")
         logs = [folder / f"worker{number}.log" for number in range(workers)]
-        for worker in logs:
-            stack.enter_context(_process(worker, "worker.Worker", "--cores", "1", "--memory", memory, url))
+        for number, worker in enumerate(logs):
+            with on_core(cores[number]) if cores else nullcontext():
+                stack.enter_context(
+                    _process(worker, "worker.Worker", "--cores", "1", "--memory", memory, url)
+                )
         _wait_for(log, r"Registering worker", times=workers)
         yield Standalone(url, logs)
 

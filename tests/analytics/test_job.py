@@ -22,7 +22,7 @@ from analytics.__main__ import main
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports
 from analytics.segments import JournalNotFoundError
-from analytics.spark import LazySpark
+from analytics.spark import QUICK_START, LazySpark
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
 from tests.analytics.conftest import NOW_US, event
@@ -211,7 +211,7 @@ def run_on_cluster(*command: object, cwd: Path) -> subprocess.CompletedProcess[s
 def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
     cluster: Standalone, journal: Path, local: Path, tmp_path: Path
 ) -> None:
-    out, before = tmp_path / "out", cluster.executors()
+    out, before = tmp_path / "out", cluster.executors(QUICK_START.split()[0])
     options = ["--master", cluster.url, "--memory", "512m"]
     options += [word for conf in QUICK for word in ("--conf", conf)]
     where = ("--journal", journal, "--out", out, "--rollups", tmp_path / "rollups")
@@ -220,14 +220,17 @@ def test_the_command_on_a_standalone_cluster_gives_the_same_numbers(
     assert "skipped" in run.stderr
     for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
         assert rows_of(out, table) == rows_of(local, table)
-    assert all(now > then for now, then in zip(cluster.executors(), before, strict=True))
+    assert all(
+        now > then for now, then in zip(cluster.executors(QUICK_START.split()[0]), before, strict=True)
+    )
 
 
 def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
     cluster: Standalone, journal: Path, local: Path, tmp_path: Path
 ) -> None:
     """As the documentation says it: the archive is all that the cluster gets."""
-    before = cluster.executors()
+    own = "-XX:+UseSerialGC"
+    before = cluster.executors(own)
     archive, main_file = tmp_path / "ntf-server.zip", tmp_path / "ntf-analytics.py"
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store", "protocol"):
@@ -242,7 +245,11 @@ def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
         for name, folder in mounted.items()
     ]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    options = [word for conf in (*QUICK, *mounts) for word in ("--conf", conf)]
+    options = [
+        word
+        for conf in (*QUICK, *mounts, f"spark.executor.extraJavaOptions={own}")
+        for word in ("--conf", conf)
+    ]
     where = ("--journal", "viewfs://ntf/journal", "--rollups", "viewfs://ntf/rollups")
     run = run_on_cluster(
         *(
@@ -262,7 +269,7 @@ def test_spark_submit_with_an_archive_and_a_file_system_that_only_hadoop_knows(
     assert run.stdout.strip().splitlines()[-1] == "viewfs://ntf/results/report.html"
     for table in ("incidents_gaps", "incidents_disconnects", "incidents_restarts"):
         assert rows_of(tmp_path / "results", table) == rows_of(local, table)
-    assert all(now > then for now, then in zip(cluster.executors(), before, strict=True))
+    assert all(now > then for now, then in zip(cluster.executors(own), before, strict=True))
 
 
 def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from analytics.findings import Thresholds, figures, find
 from analytics.job import REPORTS
-from analytics.page import ReportPage, render
+from analytics.page import ReportPage, asset, render
 from tests.analytics.test_incidents_found import plant
 from tests.ntf_server.test_status_page import BROWSER, needs_browser
 
 DEADLINE = 300.0
+PAPER_PIXELS = 794  # A4 at 96 to the inch
+LEAST_CONTRAST = 4.5
+LINES = ("c1", "c2", "c3", "c4", "c5")
 
 
 def written(folder: Path) -> Path:
@@ -56,6 +62,11 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         assert look["violations"] == [], look["name"]
         assert look["wider"] <= 0, look["name"]
     assert seen["plots"] >= 8
+    assert seen["days"][:2] == ["the whole time", "Monday, 5 January 2026"]
+    assert len(seen["days"]) == 23
+    assert seen["zoom"] == {"changed": [True, False], "back": True}  # what is known by day stays
+    assert len(seen["printedPlots"]) == seen["plots"]
+    assert all(0 < width < PAPER_PIXELS for width in seen["printedPlots"])
     before, after = seen["sorted"]["before"], seen["sorted"]["after"]
     assert before != after == sorted(before)
     for text in (seen["withoutScript"], seen["printed"]):
@@ -64,3 +75,24 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert "health outages" in seen["withoutScript"]
     assert "service_coverage" in seen["printed"]  # nothing is folded on paper
     assert (tmp_path / "report.pdf").stat().st_size > 10_000
+
+
+def lightness(colour: str) -> float:
+    """Relative luminance, as WCAG defines it."""
+    full = colour if len(colour) == 6 else "".join(2 * digit for digit in colour)
+    parts = [int(full[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_words_and_lines_stand_out(theme: int) -> None:
+    """axe sees words, but nothing that is drawn: the labels of plots, and their lines."""
+    themes = re.findall(r":root\{([^}]*)\}", asset("page.css"))
+    colours = dict(re.findall(r"--(\w+):#([0-9a-f]+)", themes[theme]))
+    for name in ("text", "soft", "accent", "good", "warn", "bad", *LINES):
+        for ground in ("bg", "panel"):
+            darker, lighter = sorted(lightness(colours[which]) for which in (name, ground))
+            assert (lighter + 0.05) / (darker + 0.05) >= LEAST_CONTRAST, (name, ground)

@@ -1,4 +1,4 @@
-// report.mjs FILE FOLDER: opens a report with and without JavaScript, sorts a table, prints it to paper; takes
+// report.mjs FILE FOLDER: opens a report with and without JavaScript, chooses a day, sorts a table, prints it; takes
 // screenshots and prints what axe found, what was fetched, what is seen and whether anything sticks out, as JSON.
 import { launch, look } from "./looks.mjs";
 
@@ -13,10 +13,19 @@ try {
   page.on("console", (said) => said.type() === "error" && result.errors.push(said.text()));
   await page.goto(`file://${file}`);
   result.plots = await page.locator(".chart canvas").count();
+  const drawn = (chart) => page.locator(`[data-chart="${chart}"] canvas`).evaluate((canvas) => canvas.toDataURL());
+  const both = async () => [await drawn("latency"), await drawn("churn")];
+  const whole = await both();
+  result.days = await page.locator("nav option").allInnerTexts();
+  await page.getByLabel("Plots by hour show").selectOption({ index: 3 });
+  const day = await both();
+  await page.getByLabel("Plots by hour show").selectOption({ index: 0 });
+  result.zoom = { changed: whole.map((picture, i) => picture !== day[i]), back: (await both()).every((picture, i) => picture === whole[i]) };
   result.looks = await look(page, folder, "report-");
   await page.pdf({ path: `${folder}/report.pdf`, format: "A4" });
   await page.emulateMedia({ media: "print" });
   result.printed = await text(page);
+  result.printedPlots = await page.evaluate(() => [...document.querySelectorAll(".chart canvas")].map((plot) => plot.clientWidth));
   await page.emulateMedia({ media: "screen" });
   await page.evaluate(() => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
   const column = () => page.evaluate(() => [...document.querySelector("#health ~ details table.data").tBodies[0].rows].map((row) => row.cells[0].innerText));
