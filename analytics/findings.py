@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from analytics.times import SECOND_US
-from analytics.warehouse import Row, Rows, Warehouse
+from analytics.warehouse import Row, Rows
 
 Tables = Mapping[str, Rows]
 
@@ -99,7 +99,7 @@ def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
     for row in rows:
         if row["score"] < limits.score and row["subscriptions"]:
             share = f"{number(row['active'])} of {number(row['subscriptions'])} subscriptions active"
-            text = f"{row['server']} is not well: score {row['score']:.0f}, {share} ({row['reasons']})."
+            text = f"{row['server']} is not well: score {int(row['score'])}, {share} ({row['reasons']})."
             yield Finding(1e11 + (100 - row["score"]) * row["subscriptions"], text, "health")
 
 
@@ -209,41 +209,3 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
     return f"{seconds:.0f} s"
-
-
-FIGURES = """
-SELECT
-  (SELECT coalesce(sum(entries), 0) FROM hours WHERE event = 'ntf_received' AND hour_us >= $a
-    AND hour_us < $b)
-    AS notifications,
-  (SELECT coalesce(sum(number), 0) FROM hours WHERE event = 'push_sent' AND hour_us >= $a
-    AND hour_us < $b) AS pushes,
-  (SELECT coalesce(sum(number), 0) FROM hours WHERE event = 'push_failed' AND hour_us >= $a AND hour_us < $b)
-    AS failed_pushes,
-  (SELECT count(*) FROM subs WHERE first_us < $b AND coalesce(gone_us, $b) >= $b) AS subscriptions,
-  (SELECT count(*) FROM token_lives WHERE first_us < $b AND coalesce(gone_us, $b) >= $b) AS tokens,
-  (SELECT count(*) FROM life WHERE event = 'token_registered' AND us >= $a AND us < $b) AS registered_tokens,
-  (SELECT count(*) FROM life WHERE event = 'token_deleted' AND us >= $a AND us < $b) AS deleted_tokens,
-  (SELECT count(*) FROM life WHERE event = 'token_invalid' AND us >= $a AND us < $b) AS invalid_tokens,
-  (SELECT count(*) FROM life WHERE event = 'smp_disconnected' AND us >= $a AND us < $b) AS disconnections,
-  (SELECT coalesce(sum(greatest(0, expected - "count")), 0) FROM life WHERE event = 'smp_drift'
-     AND us >= $a AND us < $b) AS lost_subscriptions
-"""
-
-
-def figures(warehouse: Warehouse) -> dict[str, dict[str, int | None]]:
-    """Key figures of the window, those of the time of the same length before it, and the change."""
-    window = warehouse.window
-    length = window.end - window.start
-    (now,) = warehouse.rows(FIGURES, a=window.first_hour, b=window.end)
-    (before,) = warehouse.rows(FIGURES, a=window.first_hour - length, b=window.start)
-    (known,) = warehouse.rows("SELECT min(us) AS first FROM life")
-    comparable = known["first"] is not None and known["first"] <= window.start - length
-    return {
-        name: {
-            "value": int(value),
-            "previous": int(before[name]) if comparable else None,
-            "change": int(value - before[name]) if comparable else None,
-        }
-        for name, value in now.items()
-    }

@@ -5,20 +5,21 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
-from analytics.findings import Thresholds, figures, find
+from analytics.findings import Thresholds, find
 from analytics.inputs import Limits
 from analytics.making import Progress, update_rollups
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked
+from analytics.segments import Checked, JournalNotFoundError
 from analytics.spark import LazySpark
 from analytics.tables import iso_time, write_csv, write_parquet
-from analytics.warehouse import Rows, Warehouse, open_warehouse
+from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
 
 REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
     "health": health.tables,
@@ -28,6 +29,8 @@ REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
     "incidents": incidents.tables,
     "capacity": capacity.tables,
 }
+COMPARED = ("health", "delivery")
+"Reports that figures are taken from."
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
 FEWEST = 5
@@ -54,6 +57,14 @@ class ReportJob:
 
 
 @dataclass(frozen=True)
+class Before:
+    """What figures and routers' scores were."""
+
+    figures: dict[str, float]
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
 class ReportResult:
     """What was read and written."""
 
@@ -72,6 +83,7 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     progress("reading rollups")
     with rollups.local_copy() as local:
         warehouse = ask(spark, job, local)
+        before = look_back(spark, job, local, warehouse)
     sections = {}
     for name in job.names:
         progress(name)
@@ -85,7 +97,7 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         bad=[(segment.path, segment.error or "") for segment in checked.bad],
         notes=warehouse.notes,
         findings=find(tables, job.thresholds),
-        figures=figures(warehouse),
+        figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
     out = folder(spark, job.out)
@@ -93,7 +105,7 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         write_tables(out, suppressed(tables))
         return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, job.out)
     write_tables(out, tables)
-    out.write_text(SUMMARY_NAME, json.dumps(summary(page, tables), indent=1))
+    out.write_text(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
     out.write_text(PAGE_NAME, render(page))
     return ReportResult(
         page,
@@ -103,8 +115,24 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     )
 
 
-def summary(page: ReportPage, tables: Mapping[str, Rows]) -> dict[str, Any]:
+def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Warehouse) -> Before | None:
+    """The time of the same length before; None if not enough is known of it."""
+    window = window_before(warehouse)
+    if window is None:
+        return None
+    try:
+        earlier = ask(spark, replace(job, start=window.start, end=window.end), rollups)
+    except JournalNotFoundError:  # no snapshot is so old
+        return None
+    names = [name for name in COMPARED if name in job.names]
+    tables = {table: rows for name in names for table, rows in REPORTS[name](earlier).items()}
+    scores = {row["server"]: row["score"] for row in tables.get("health", ())}
+    return Before(figures(earlier, tables), scores)
+
+
+def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None) -> dict[str, Any]:
     """The report for machines."""
+    scores = before.scores if before is not None else {}
     return {
         "from": iso_time(page.window.start),
         "to": iso_time(page.window.end),
@@ -118,6 +146,7 @@ def summary(page: ReportPage, tables: Mapping[str, Rows]) -> dict[str, Any]:
                 name: row[name]
                 for name in ("server", "score", "subscriptions", "active", "lost", "availability")
             }
+            | {"previous_score": scores.get(row["server"])}
             for row in tables.get("health", ())
         ],
     }
@@ -142,16 +171,21 @@ def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
 def suppressed(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Tables for others: numbers from 1 to 4 could be about somebody, lists of pseudonyms are."""
     kept = {name: rows for name, rows in tables.items() if name not in ABOUT_SOMEBODY}
+    return {name: Rows(rows.columns, [without_small(row) for row in rows]) for name, rows in kept.items()}
+
+
+def without_small(row: Row) -> Row:
+    """A small number is none, and so is what may tell it: a share of a whole that others know."""
+    small = {name for name, value in row.items() if is_small(value)}
     return {
-        name: Rows(rows.columns, [{column: hidden(row[column]) for column in row} for row in rows])
-        for name, rows in kept.items()
+        name: None if name in small or (small and isinstance(value, float)) else value
+        for name, value in row.items()
     }
 
 
-def hidden(value: Any) -> Any:
-    """A small number is none."""
-    is_small = isinstance(value, int) and not isinstance(value, bool) and 0 < value < FEWEST
-    return None if is_small else value
+def is_small(value: Any) -> bool:
+    """Whether it counts too few people."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < FEWEST
 
 
 def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:

@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from analytics.figures import Figures
 from analytics.findings import Finding, moment, number
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
@@ -23,6 +24,7 @@ ROUTERS_SHOWN = 20
 BARS_SHOWN = 12
 MOST_CELLS = 60
 MOST_PROBLEMS = 12
+ENOUGH_ACTIVE = 0.9
 ASSETS = files("analytics") / "assets"
 SCROLL = '<div class="scroll" role="region" tabindex="0" aria-label="{}">'
 "What is wider than a phone can be moved by keyboard, too."
@@ -55,7 +57,7 @@ class ReportPage:
     bad: Sequence[tuple[str, str]]
     notes: Sequence[str]
     findings: Sequence[Finding]
-    figures: Mapping[str, Mapping[str, int | None]]
+    figures: Figures
     sections: Mapping[str, Mapping[str, Rows]]
 
 
@@ -105,17 +107,8 @@ def problems(page: ReportPage) -> str:
 def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
     """The figures that say most, with their change."""
     shown = []
-    if routers := tables.get("health"):
-        active, held = sum(r["active"] for r in routers), sum(r["subscriptions"] for r in routers)
-        shown.append(
-            tile(
-                f"{active / held:.1%}" if held else "–",
-                f"of {number(held)} {plural('subscription', held)} active",
-                is_bad=held > 0 and active < 0.9 * held,
-            )
-        )
-        well = sum(r["score"] >= 90 for r in routers)
-        shown.append(tile(f"{well} of {len(routers)}", "routers are well", is_bad=well < len(routers)))
+    if tables.get("health"):
+        shown += router_tiles(page.figures)
     names = {
         "notifications": "notifications received",
         "pushes": "pushes accepted",
@@ -127,10 +120,22 @@ def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
         figure = page.figures.get(name)
         if figure is not None:
             shown.append(tile(number(figure["value"] or 0), label, change(figure)))
-    if hours := tables.get("delivery_providers"):
-        slowest = max((r["latency_ms_p95"] or 0 for r in hours), default=0)
-        shown.append(tile(f"{slowest:,.0f} ms", "95 of 100 pushes are quicker"))
+    if tables.get("delivery_providers"):
+        slowest = page.figures["latency_ms_p95"]
+        shown.append(tile(f"{slowest['value']:,.0f} ms", "95 of 100 pushes are quicker", change(slowest)))
     return f'<div class="tiles">{"".join(shown)}</div>'
+
+
+def router_tiles(figures: Figures) -> list[str]:
+    """Whether all get their notifications."""
+    active, well = figures["active_subscriptions"], figures["well_routers"]
+    held, routers = figures["subscriptions"]["value"] or 0, figures["routers"]["value"] or 0
+    share, is_well = (active["value"] or 0) / held if held else 1.0, well["value"] == routers
+    of_all = f"of {number(held)} {plural('subscription', round(held))} active"
+    return [
+        tile(f"{share:.1%}" if held else "–", of_all, change(active), is_bad=share < ENOUGH_ACTIVE),
+        tile(f"{well['value']:.0f} of {routers:.0f}", "routers are well", change(well), is_bad=not is_well),
+    ]
 
 
 def tile(value: str, label: str, more: str = "", *, is_bad: bool = False) -> str:
@@ -140,11 +145,11 @@ def tile(value: str, label: str, more: str = "", *, is_bad: bool = False) -> str
     return f'<div class="{kind}"><b>{escape(value)}</b><span>{escape(label)}</span>{extra}</div>'
 
 
-def change(figure: Mapping[str, int | None]) -> str:
+def change(figure: Mapping[str, float | None]) -> str:
     """Against the time of the same length before."""
     if figure["change"] is None:
         return ""
-    return f"{figure['change']:+,} against the time before"
+    return f"{figure['change']:+,.0f} against the time before"
 
 
 def contents(page: ReportPage) -> str:

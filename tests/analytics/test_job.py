@@ -10,7 +10,9 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -20,12 +22,14 @@ import pytest
 
 from analytics.__main__ import main
 from analytics.generator import Plan, write_journal
-from analytics.job import REPORTS, ReportJob, run_reports
+from analytics.job import REPORTS, ReportJob, run_reports, suppressed
 from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
+from analytics.times import DAY_US
+from analytics.warehouse import Rows
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
-from tests.analytics.conftest import NOW_US, event
+from tests.analytics.conftest import NOW_US, START_US, event
 from tests.analytics.standalone import Standalone, standalone
 
 PLAN = Plan(seed=2, events=15_000, days=10, servers=4, gaps=0, mass_disconnects=1, restarts=1)
@@ -128,6 +132,29 @@ def test_summary_is_for_machines(local: Path) -> None:
     assert len(summary["routers"]) == 4
 
 
+def test_every_figure_has_its_change_against_the_time_before(
+    spark: LazySpark, journal: Path, tmp_path: Path
+) -> None:
+    def told(first: int, last: int) -> dict[str, Any]:
+        out = tmp_path / f"{first}-{last}"
+        job = ReportJob(names=list(REPORTS), journal=str(journal), out=str(out), now=NOW_US)
+        start, end = START_US + first * DAY_US, START_US + last * DAY_US
+        run_reports(spark, replace(job, start=start, end=end), lambda text: None)
+        summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+        return summary
+
+    before, now = told(1, 4), told(4, 7)
+    for name, figure in now["figures"].items():
+        assert figure["previous"] == before["figures"][name]["value"], name
+        assert figure["change"] == pytest.approx(figure["value"] - figure["previous"], abs=0.1)
+    changed = {name for name, figure in now["figures"].items() if figure["change"]}
+    assert changed >= {"notifications", "pushes", "subscriptions", "active_subscriptions", "latency_ms_p95"}
+    scores = {router["server"]: router["score"] for router in before["routers"]}
+    assert {router["server"]: router["previous_score"] for router in now["routers"]} == scores
+    assert "against the time before" in (tmp_path / "4-7" / "report.html").read_text()
+    assert all(figure["previous"] is None for figure in before["figures"].values())
+
+
 def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
     spark: LazySpark, journal: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +166,14 @@ def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
         for row in pq.read_table(path).to_pylist():
             small = [v for v in row.values() if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 5]
             assert not small, path.name
+
+
+def test_a_share_does_not_tell_a_small_number() -> None:
+    row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True}
+    hidden = {**row, "tokens": None, "share": None}
+    many = {**row, "tokens": 30}
+    columns = list(row)
+    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, many]}
 
 
 def test_check_tells_by_its_exit_code(journal: Path, local: Path, tmp_path: Path) -> None:

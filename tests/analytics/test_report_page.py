@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analytics.findings import Thresholds, figures, find
+from analytics.figures import compared, figures
+from analytics.findings import Thresholds, find
 from analytics.job import REPORTS
 from analytics.page import ReportPage, asset, render
 from tests.analytics.test_incidents_found import plant
@@ -34,7 +35,7 @@ def written(folder: Path) -> Path:
         bad=[("date=2026-01-05/broken.parquet", "ArrowInvalid: too short")],
         notes=warehouse.notes,
         findings=find(tables, Thresholds()),
-        figures=figures(warehouse),
+        figures=compared(figures(warehouse, tables), None),
         sections=sections,
     )
     file = folder / "report.html"
