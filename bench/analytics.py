@@ -224,5 +224,6 @@ ANALYTICS = Part(
     " standalone clusters of one and two workers, each pinned to a core of its own; the driver shares the"
     " second one.",
     bound="Spark's start takes seconds, whatever there is to do; then reading events that no rollup"
-    " holds yet.",
+    " holds yet. At one and ten million events, before and after:"
+    " [history](performance-history.md#analytics).",
 )
