@@ -90,8 +90,6 @@ class LazySpark:
             "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
             "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
             "spark.hadoop.fs.permissions.umask-mode": "077",
-            # Without files of checksums that nobody reads: Hadoop starts a chmod for every file.
-            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
         return settings | (self._local_settings() if self.is_local else self._cluster_settings())
 
