@@ -53,6 +53,8 @@ class Spec(Generic[M]):
     pull: Callable[[Reader, int], M] | None = None
     push: Callable[[Writer, M, int], None] | None = None
     credentials: CredentialRule = CredentialRule.ENTITY
+    text: Callable[[M, int], bytes] | None = None
+    "Instead of `push`, where the parameters are one text: half the cost of a Writer."
 
 
 class Codec(Generic[M]):
@@ -86,6 +88,8 @@ class Codec(Generic[M]):
 
     def encode(self, message: M, version: int) -> bytes:
         tag, spec = self._by_kind[type(message)]
+        if spec.text is not None:
+            return tag + b" " + spec.text(message, version)
         if spec.push is None:
             return tag
         w = Writer(tag + b" ")

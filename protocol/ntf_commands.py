@@ -160,8 +160,8 @@ def push_id_tkn(w: Writer, response: IdTkn, version: int) -> None:
     push_key(w, response.dh_key)
 
 
-def push_tkn(w: Writer, response: Tkn, version: int) -> None:
-    w.push_bytes(token_status_text(response.status, version >= NTF_INVALID_REASON))
+def _tkn_text(response: Tkn, version: int) -> bytes:
+    return token_status_text(response.status, version >= NTF_INVALID_REASON)
 
 
 NTF_COMMANDS: Codec[NtfCommand] = Codec(
@@ -192,14 +192,10 @@ NTF_RESPONSES: Codec[NtfResponse] = Codec(
             lambda w, m, v: w.push_short(m.subscription_id),
         ),
         b"OK": Spec(Ok),
-        b"ERR": Spec(
-            Err, lambda r, v: Err(decode_error(r.pull_tail())), lambda w, m, v: w.push_bytes(m.error.text)
-        ),
-        b"TKN": Spec(Tkn, lambda r, v: Tkn(pull_token_status(r)), push_tkn),
+        b"ERR": Spec(Err, lambda r, v: Err(decode_error(r.pull_tail())), text=lambda m, v: m.error.text),
+        b"TKN": Spec(Tkn, lambda r, v: Tkn(pull_token_status(r)), text=_tkn_text),
         b"SUB": Spec(
-            Sub,
-            lambda r, v: Sub(pull_sub_status(r)),
-            lambda w, m, v: w.push_bytes(m.status.text.encode("utf-8")),
+            Sub, lambda r, v: Sub(pull_sub_status(r)), text=lambda m, v: m.status.text.encode("utf-8")
         ),
         b"PONG": Spec(Pong),
     }
