@@ -55,6 +55,10 @@ class JournalSettings:
 class EventSink(Protocol):
     """Where the daemon's parts report what happened; never blocks, never raises."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is kept: if not, what happens often need not be told."""
+
     def record(
         self,
         event: JournalEvent,
@@ -89,6 +93,11 @@ class NullJournal:
 
     strict = False
 
+    @property
+    def is_on(self) -> bool:
+        """In tests everything is told, and looked at."""
+        return self.strict
+
     def record(self, event: JournalEvent, **columns: object) -> None:
         """Forget it; in tests (`strict`), once it was looked at."""
         if self.strict:
@@ -106,6 +115,7 @@ class Journal:
     """
 
     strict = False
+    is_on = True
 
     def __init__(self, settings: JournalSettings, clock: Clock, writer_id: bytes | None = None) -> None:
         self._settings = settings

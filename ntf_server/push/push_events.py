@@ -62,6 +62,7 @@ class PushEvents:
 
     def __init__(self, journal: EventSink, wall_time: Callable[[], float]) -> None:
         self._record = journal.record
+        self._is_journal_on = journal.is_on
         self._wall_time = wall_time
         self._push_seconds = {p: PUSH_SECONDS.labelled(p.tag).observe for p in Provider}
         self._down_since: dict[Provider, float] = {}
@@ -98,6 +99,8 @@ class PushEvents:
             DELIVERED.inc()
         provider = token.device_token.provider
         self._push_seconds[provider](now - push.started)
+        if not self._is_journal_on:
+            return
         if push.taken.since is not None:
             latency = now - push.taken.since
         else:  # it came before this process started
