@@ -22,7 +22,7 @@ from agent.duplex.tables import (
     set_connection,
     set_receive_queue,
 )
-from protocol.agent.connection_requests import ContactRequest, InvitationRequest
+from protocol.agent.connection_requests import ContactRequest, InvitationRequest, parse_request
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.envelopes import ClientMessage, ConfirmationEnvelope, InvitationEnvelope
 from protocol.agent.errors import RatchetError
@@ -324,13 +324,23 @@ def request_received(tx: Tx, conn: Connection, envelope: InvitationEnvelope) -> 
         raise PeerFault(A_PROHIBITED, "invitation")
     sql = "SELECT link FROM invitations WHERE connection_id = ?"
     known = {link for (link,) in tx.db.execute(sql, (conn.connection_id,))}
-    if envelope.link in known:
+    if envelope.link in known or _is_joined(tx.db, envelope.link):
         return  # whoever asked did not hear that the question had arrived
     if len(known) >= MAX_INVITATIONS:
         raise PeerFault(A_PROHIBITED, "too many requests wait for an answer")
     values = {"link": envelope.link, "info": envelope.info}
     invitation_id = insert(tx.db, "invitations", connection_id=conn.connection_id, **values)
     tx.events.append(ContactRequested(conn.connection_id, invitation_id, envelope.info))
+
+
+def _is_joined(db: sqlite3.Connection, link: str) -> bool:
+    """Whether it was accepted: then a connection sends to its queue, and no other can be made of it."""
+    try:
+        queue = parse_request(link).queues[0]
+    except DecodeError:
+        return False
+    sql = "SELECT 1 FROM send_queues WHERE server = ? AND sender_id = ?"
+    return db.execute(sql, (str(queue.server), queue.sender_id)).fetchone() is not None
 
 
 def take_invitation(tx: Tx, invitation_id: int) -> str:

@@ -14,13 +14,16 @@ from agent.duplex.events import (
     Connected,
     ContactRequested,
     Deleted,
+    Event,
     Failed,
     MessageFailed,
     MessageReceived,
 )
+from agent.duplex.handshake import request_received
 from agent.duplex.outgoing import MessageTooLarge, Prohibited
-from agent.duplex.store import Change, DuplexStore, Tx
-from agent.duplex.tables import NoConnection
+from agent.duplex.store import Change, DuplexStore, Tx, reading
+from agent.duplex.tables import NoConnection, connection
+from protocol.agent.envelopes import InvitationEnvelope
 from smp_router.router import Router
 from tests.agent.duplex.world import BEFORE_SKEY, Person, config, connect, person
 
@@ -90,6 +93,28 @@ async def test_an_address(tmp_path: Path) -> None:
                 await alice.agent.accept(wrong, b"Alice")
         with pytest.raises(Prohibited):
             await carol.agent.send(with_carol, b"is anybody there?")
+
+
+async def test_a_request_that_arrives_again_after_it_was_accepted(tmp_path: Path) -> None:
+    """Whoever asked did not hear that it had arrived. A second connection could never be made of it."""
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        address, link = await alice.agent.create_address()
+        await bob.agent.join(link, b"Bob")
+        request = await alice.event(ContactRequested)
+        with reading(tmp_path / "alice.db") as db:
+            ((his,),) = db.execute("SELECT link FROM invitations").fetchall()
+        await alice.agent.accept(request.invitation_id, b"Alice")
+        await bob.event(Confirmed)
+
+        def again(tx: Tx) -> list[Event]:
+            request_received(tx, connection(tx.db, address), InvitationEnvelope(7, his, b"Bob"))
+            return tx.events
+
+        assert await alice.agent._transact(again) == []
 
 
 async def test_what_cannot_be_joined(tmp_path: Path) -> None:
