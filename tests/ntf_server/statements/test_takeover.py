@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 
@@ -12,12 +14,13 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import wall_clock
 from ntf_demo.statement_gateway import gateway_parts, signed_statement
 from store.leases import STATEMENTS
-from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register, until
+from tests.ntf_server.statements.process import ALICE, DEADLINE, DEVICES, TOPIC, daemon, of, register, until
 from tests.postgres import PostgresCluster
 
 LEASE = 4.0
 TAKEN_OVER = 30.0
 _WATCHER = "SELECT name FROM ntf.leases JOIN ntf.daemons ON daemon_id = owner WHERE duty = $1"
+_UNKNOWN = "SELECT count(*) FROM ntf.pending_statements"
 
 
 async def test_the_watcher_is_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
@@ -31,14 +34,13 @@ async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
         store = replace(world.config.STORE, lease_seconds=lease_seconds)
         world.config = replace(world.config, STORE=store)
         async with daemon(world, "one") as one, daemon(world, "two") as two:
-            db = await asyncpg.connect(url)
-            watcher = {"one": one, "two": two}[await db.fetchval(_WATCHER, STATEMENTS.duty)]
-            await db.close()
+            watcher = {"one": one, "two": two}[await _ask(url, _WATCHER, STATEMENTS.duty)]
             other = two if watcher is one else one
             await register(world, other.port)
             await until(lambda: world.node.subscriptions == 1)
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"before"))
             await until(lambda: len(of(world, b"before")) == 3)
+            await _outcomes_are_stored(url)
             for api in ("apns", "fcm"):
                 world.push.add_fault(Fault(api=api, action="silence", processed=True))
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"in flight"))
@@ -61,3 +63,18 @@ async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
     assert Counter(push.token for push in again) == Counter([*DEVICES.values(), DEVICES["apns"]])
     assert len({push.push_id for push in again if push.token == DEVICES["apns"]}) == 1
     return seconds
+
+
+async def _outcomes_are_stored(url: str) -> None:
+    """A kill before that would have them pushed again."""
+    async with asyncio.timeout(DEADLINE):
+        while await _ask(url, _UNKNOWN):
+            await asyncio.sleep(0.01)
+
+
+async def _ask(url: str, sql: str, *arguments: object) -> Any:
+    db = await asyncpg.connect(url)
+    try:
+        return await db.fetchval(sql, *arguments)
+    finally:
+        await db.close()
