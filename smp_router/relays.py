@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 
 from protocol.addresses import SmpServer
+from protocol.connection import Received
 from protocol.encoding import NO_ENTITY, CorrId, short
 from protocol.errors import (
     PROXY_NO_SESSION,
@@ -22,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.proxy import Forwarded, ForwardedAnswer, open_forwarded_answer, seal_forwarded
 from protocol.session_params import RouterProof
-from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres
+from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres, SmpMessage
 from protocol.versions import SMP_PROXY, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import (
@@ -32,6 +33,7 @@ from smp_client.errors import (
     HandshakeFailed,
     RequestTimeout,
 )
+from smp_client.nonsense import Nonsense
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
@@ -180,9 +182,14 @@ class Relays:
         return relay
 
     async def _new_relay(self, server: SmpServer) -> _Relay:
+        async def unasked(events: list[Received[SmpMessage]]) -> None:
+            """A proxy subscribes to nothing; who sends it events all the same must not go on for ever."""
+            session.blame(Nonsense.UNKNOWN, len(events))
+
         session = await connect_smp(
             server,
             self._dialer,
+            on_events=unasked,
             config=SessionConfig(connect=self._config.relay_timeout, answer=self._config.relay_timeout),
             versions=RELAY_VERSIONS,
             proxy=True,

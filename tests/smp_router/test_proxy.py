@@ -35,6 +35,7 @@ from protocol.proxy import ClientLayer, relay_session_key
 from protocol.session_params import SessionParams, smp_params
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_messages import (
+    End,
     Err,
     Lget,
     Lkey,
@@ -56,6 +57,7 @@ from protocol.smp_messages import (
 )
 from protocol.transmission import body, encode_transmission, parse_transmission
 from protocol.versions import SMP_BLOCK_SIZE, VersionRange
+from smp_client import nonsense
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
@@ -292,6 +294,18 @@ async def test_sessions_with_routers_are_few_and_end() -> None:
         forward = Pfwd(19, new_dh().public, b"")
         assert await client.ask(forward, EntityId(one.session_id)) == Err(PROXY_NO_SESSION)
         await eventually(lambda: first.connections + second.connections == 0)
+
+
+async def test_a_router_that_sends_events_to_a_proxy_is_left(router: Router) -> None:
+    """It subscribed to nothing."""
+    async with Router.start(LOCAL) as proxy, connected(proxy.address) as client:
+        assert isinstance(await client.ask(Prxy(router.address)), Pkey)
+        (session,) = router._sessions
+        await eventually(lambda: session.client is not None)
+        assert session.client is not None
+        session.client.push([Outgoing(NO_CORR, EntityId(bytes(24)), End())] * (nonsense.MOST + 200))
+        await eventually(lambda: router.connections == 0)
+        assert isinstance(await client.ask(Prxy(router.address)), Pkey)
 
 
 async def test_many_ask_for_the_same_router_at_once() -> None:
