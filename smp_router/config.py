@@ -73,6 +73,10 @@ class RouterConfig:
     "Stored in all queues together, up to 16 kB each; SEND is answered QUOTA beyond it."
     max_links: int = 100_000
     "Queues with link data, up to 16 kB each; NEW and LSET are answered QUOTA beyond it."
+    max_nmsgs: int = 1_000_000
+    "Stored in all, about 200 bytes each; beyond it a queue keeps no more than it has, or the last one."
+    max_recipient_keys: int = 1_000_000
+    "Of all queues, beyond the first of each, about 200 bytes each; RKEY is answered QUOTA beyond it."
     max_services: int = 10_000
     "Certificates in roles that are remembered; those without queues make room for new ones."
 

@@ -98,6 +98,7 @@ class _RouterCollector(Collector):
             ("connections_open", router.connections, "Connections that are open"),
             ("queues", len(router.state.queues), "Queues"),
             ("messages_stored", router.state.stored_messages, "Messages waiting in all queues"),
+            ("notifications_stored", router.state.stored_nmsgs, "NMSGs that nobody has taken yet"),
             ("services", len(router.state.services), "Services"),
             ("relays", router.relays, "Sessions with other routers"),
             ("relays_waiting", router.relays_waiting, "Forwarded commands without an answer yet"),
