@@ -78,7 +78,7 @@ class Session:
             versions=offered_versions(self._config.versions, stream.alpn),
         )
         self._connection: Connection[SmpCommand, RouterMessage] = Connection(
-            handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True
+            handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True, answers_bad_batches=True
         )
         self.client: Client | None = None
         self._service: Service | None = None

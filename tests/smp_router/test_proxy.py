@@ -429,9 +429,10 @@ async def test_authorised_commands_that_are_not_forwarded(router: Router) -> Non
 
 async def test_what_does_not_parse(router: Router) -> None:
     async with forwarder(router) as through:
-        packed, _ = await through.forward(_batch(b"\xff"))
-        raw = parse_transmission(through.params, packed[3:])
-        assert (raw.corr_id, raw.entity_id, raw.command) == (NO_CORR, NO_ENTITY, b"ERR " + BLOCK.text)
+        for content in (_batch(b"\xff"), b"", b"\2\0\1a"):
+            packed, _ = await through.forward(content)
+            raw = parse_transmission(through.params, packed[3:])
+            assert (raw.corr_id, raw.entity_id, raw.command) == (NO_CORR, NO_ENTITY, b"ERR " + BLOCK.text)
         two = encode_transmission(through.params, b"", None, body(CorrId(bytes(24)), NO_ENTITY, b"PING"))
         _, answer = await through.forward(_batch(two, two))
         assert answer == Err(proxy_protocol_error(BLOCK))
