@@ -364,14 +364,13 @@ class Forwarder:
 
     @property
     def params(self) -> SessionParams:
-        key = relay_session_key(self.pkey.chain, self.pkey.signed_key)
-        return smp_params(self.version, self.pkey.session_id, peer_session_key=key)
+        return smp_params(self.version, self.pkey.session_id)
 
     async def forward(self, content: bytes) -> tuple[bytes, SmpMessage]:
         """The bytes of the destination's answer, if it opens, and the proxy's."""
         corr_id, own = CorrId(secrets.token_bytes(24)), new_dh()
-        assert self.params.peer_session_key is not None
-        layer = ClientLayer.agree(own, self.params.peer_session_key, corr_id)
+        relay_key = relay_session_key(self.pkey.chain, self.pkey.signed_key)
+        layer = ClientLayer.agree(own, relay_key, corr_id)
         command = Pfwd(self.version, own.public, layer.seal_command(content))
         self.client.write(Outgoing(corr_id, EntityId(self.pkey.session_id), command))
         answer = await self.client.answer(corr_id)
@@ -443,7 +442,9 @@ async def test_what_does_not_parse(router: Router) -> None:
         assert await through.client.ask(garbage) == Err(CMD_NO_ENTITY)
 
 
-@pytest.mark.parametrize(("version", "limit"), [(8, 16064), (11, 16048), (19, 16048), (99, 16048)])
+@pytest.mark.parametrize(
+    ("version", "limit"), [(0, 16088), (6, 16088), (8, 16064), (11, 16048), (19, 16048), (99, 16048)]
+)
 async def test_limits_of_forwarded_messages(router: Router, version: int, limit: int) -> None:
     async with forwarder(router) as through, connected(router.address) as owner:
         queue = await create_queue(owner)
