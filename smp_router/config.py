@@ -13,8 +13,13 @@ from protocol.versions import SMP_VERSIONS, VersionRange
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "smp-router.ini"
+OTHER_FILES = 300
+"Attempts to reach other routers, the database, listening sockets, the control socket, pages."
+FEWEST_CONNECTIONS = 10
 SECTION = "router"
 INFORMATION = "information"
+INTERVAL = "interval"
+"The one time that may be 0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,20 @@ class FileConfig:
     "What the operator says about the router."
 
 
+def within_open_files(config: RouterConfig, limit: int) -> RouterConfig:
+    """The configuration with no more connections than files may be open, after all else.
+
+    Where that is fewer than it says, one address gets half of them at most.
+    """
+    room = limit - OTHER_FILES - config.max_relays
+    if room < FEWEST_CONNECTIONS:
+        raise ConfigError(f"only {limit} files may be open: allow more (ulimit -n) or lower max_relays")
+    if room >= config.max_connections:
+        return config
+    of_address = min(config.max_connections_per_address, room // 2)
+    return replace(config, max_connections=room, max_connections_per_address=of_address)
+
+
 def write_config(config_dir: Path, host: str, port: int) -> None:
     """Write the file that `smp-router init` leaves for `start`; it may hold a password later."""
     descriptor = os.open(config_dir / CONFIG_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -205,6 +224,7 @@ def _seconds(section: configparser.SectionProxy, key: str) -> float:
         seconds = float(section[key])
     except ValueError:
         raise ValueError(key) from None
-    if not 0 <= seconds < float("inf"):
+    allowed = 0 < seconds < float("inf") or (seconds == 0 and key == INTERVAL)
+    if not allowed:
         raise ValueError(key)
     return seconds
