@@ -22,6 +22,7 @@ PREFIX = "smp_router_"
 COUNTERS: Mapping[str, str] = {
     "connections": "Connections that were admitted",
     "connections_refused": "Connections that were closed before TLS",
+    "clients_too_slow": "Clients that were disconnected because they did not take what was sent to them",
     "queues_created": "Queues created by NEW",
     "queues_expired": "Suspended queues removed after their time",
     "messages_received": "SEND commands for existing queues",

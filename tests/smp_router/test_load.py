@@ -113,6 +113,7 @@ async def test_client_that_asks_and_does_not_read_is_disconnected(impatient: Rou
         get = Outgoing(CorrId(bytes(24)), queue.recipient_id, Get(), queue.recipient_key)
         client.write(*[get] * 1500)
         await eventually(lambda: router.connections == 0)
+        assert router.counts["clients_too_slow"] == 1
 
 
 async def test_small_commands_with_large_answers_do_not_pile_up(router: Router) -> None:
