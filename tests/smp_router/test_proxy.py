@@ -311,7 +311,11 @@ async def test_a_router_that_sends_events_to_a_proxy_is_left(router: Router) -> 
 async def test_many_ask_for_the_same_router_at_once() -> None:
     async with routers(2) as (owners, proxy), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(proxy.address)) for _ in range(5)]
-        keys = await asyncio.gather(*(client.ask(Prxy(owners.address)) for client in clients))
+        address = owners.address
+        spelled = [SmpServer((host,), address.port, address.key_hash) for host in ("localhost", "LocalHost.")]
+        servers = [*spelled, *spelled, spelled[0]]
+        asked = (client.ask(Prxy(server)) for client, server in zip(clients, servers, strict=True))
+        keys = await asyncio.gather(*asked)
         assert len({key.session_id for key in keys if isinstance(key, Pkey)}) == 1
         assert owners.connections == 1
 
