@@ -17,7 +17,7 @@ from ntf_server.commands import CommandRules, Commands
 from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
-from ntf_server.descriptors import DescriptorBudget, descriptor_budget, open_file_limit
+from ntf_server.descriptors import DescriptorBudget, descriptor_budget
 from ntf_server.figures import Figures, watch_loop
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
@@ -42,6 +42,7 @@ from store.journal_schema import load_or_create_key
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 from transport.errors import TransportError
+from transport.open_files import open_file_limit
 
 if TYPE_CHECKING:
     from ntf_server.statements.service import StatementGateway

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ntf_server.app import App
 from ntf_server.config import Config, ConfigError
-from ntf_server.descriptors import raise_limit
 from ntf_server.logs import log_loop_error, set_level, tell_left_out
 from ntf_server.memory import Tidying, relax_garbage_collection
 from ntf_server.metrics import gauge
@@ -21,6 +20,7 @@ from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.service_manager import ServiceManager
 from transport.cancellation import TaskGroup
 from transport.errors import TransportError
+from transport.open_files import raise_limit
 
 logger = logging.getLogger(__name__)
 

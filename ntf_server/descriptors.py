@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
 from dataclasses import dataclass
 
 from ntf_server.config import ConfigError
@@ -20,8 +18,6 @@ GATEWAY_SHARE = 8
 "of which those of the statement gateway get one in so many of all."
 MAX_GATEWAY = 2000
 MAX_ROUTERS = 20_000
-UNLIMITED = 1 << 20
-"What is shared out if the system sets no limit."
 MINIMUM = 256
 "A server with fewer serves nobody well."
 
@@ -67,16 +63,3 @@ def descriptor_budget(limit: int, max_clients: int = 0, *, with_gateway: bool = 
     return DescriptorBudget(
         limit=limit, own=OWN, pushes=pushes, routers=routers, clients=clients, gateway=gateway
     )
-
-
-def raise_limit() -> None:
-    """Allow as many open files as the system lets us: the soft limit is often 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def open_file_limit() -> int:
-    """How many files this process may open now."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return UNLIMITED if soft == resource.RLIM_INFINITY else soft

@@ -109,10 +109,12 @@ class Connection(Generic[In, Out]):
     """Feed it what the stream received; send what `data_to_send` returns.
 
     `codec_in` reads the peer's words, `codec_out` writes ours. A server (`checks_credentials`) also refuses
-    commands that come without what they need, so that handlers see only well-formed requests.
+    commands that come without what they need, so that handlers see only well-formed requests. With
+    `answers_bad_batches` it answers a block whose count does not match its contents, and does not end.
     """
 
     __slots__ = (
+        "_answers_bad_batches",
         "_block_size",
         "_buffer",
         "_checks_credentials",
@@ -127,12 +129,19 @@ class Connection(Generic[In, Out]):
     )
 
     def __init__(
-        self, handshake: Handshake, codec_in: Codec[In], codec_out: Codec[Out], *, checks_credentials: bool
+        self,
+        handshake: Handshake,
+        codec_in: Codec[In],
+        codec_out: Codec[Out],
+        *,
+        checks_credentials: bool,
+        answers_bad_batches: bool = False,
     ) -> None:
         self._handshake: Handshake | None = handshake
         self._codec_in = codec_in
         self._codec_out = codec_out
         self._checks_credentials = checks_credentials
+        self._answers_bad_batches = answers_bad_batches
         self._block_size = handshake.block_size
         self._buffer = b""
         self._outbox: list[bytes] = []
@@ -191,7 +200,12 @@ class Connection(Generic[In, Out]):
         return HandshakeDone(self.params)
 
     def _items(self, content: bytes, params: SessionParams) -> list[Received[In] | Rejected]:
-        transmissions = split_batch(content) if params.batch else [content]
+        try:
+            transmissions = split_batch(content) if params.batch else [content]
+        except DecodeError:
+            if not self._answers_bad_batches:
+                raise
+            return [Rejected(NO_CORR, NO_ENTITY, BLOCK)]
         codec, checks = self._codec_in, self._checks_credentials
         return [read_item(params, data, codec, checks_credentials=checks) for data in transmissions]
 

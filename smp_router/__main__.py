@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from smp_router.config import ConfigError, FileConfig, load_config, write_config
+from smp_router.config import ConfigError, FileConfig, load_config, within_open_files, write_config
 from smp_router.control import ControlError, ask, control_socket
 from smp_router.information import RouterPages
 from smp_router.router import Router, utc_now
@@ -30,6 +30,7 @@ from transport.certificates import (
     write_server_files,
 )
 from transport.errors import TransportError
+from transport.open_files import open_file_limit, raise_limit
 
 
 def init(arguments: argparse.Namespace) -> int:
@@ -50,6 +51,7 @@ def init(arguments: argparse.Namespace) -> int:
 def start(arguments: argparse.Namespace) -> int:
     """Run the router until SIGTERM or SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    raise_limit()
     credentials = load_server_files(arguments.config_dir)
     asyncio.run(_run(arguments, load_config(arguments.config_dir), credentials))
     return 0
@@ -59,7 +61,7 @@ async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Cre
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    config = file.router
+    config = within_open_files(file.router, open_file_limit())
     if arguments.interval is not None:
         config = replace(config, interval=arguments.interval)
     async with AsyncExitStack() as stack:

@@ -22,6 +22,8 @@ from smp_router.subscriptions import Subscriptions
 
 ALL_SENT = NO_ENTITY
 "Stands among a client's offers for the end of its service's stored messages."
+RECEPTIONS_UNCHECKED = 1000
+"A client that has no more than these is not looked through for queues that are gone."
 EXPIRED_AT_ONCE = 500
 "Queues looked at before others have their turn."
 
@@ -141,7 +143,7 @@ class Broker:
         for outgoing in reversed(unsent):
             queue = self.state.queues.by_notifier(outgoing.entity_id)
             if isinstance(outgoing.message, Prepared) and queue is not None and queue.notifier is not None:
-                self.state.return_nmsg(queue.notifier, outgoing.message, self.config.max_pending)
+                self.state.return_nmsg(queue.notifier, outgoing.message, self._nmsg_limit(queue.notifier))
                 self.offer_pending(queue.notifier)
 
     # Queues
@@ -190,8 +192,14 @@ class Broker:
         return message
 
     def notify(self, notifier: Notifier, nmsg: Prepared) -> None:
-        self.state.add_nmsg(notifier, nmsg, self.config.max_pending)
+        self.state.add_nmsg(notifier, nmsg, self._nmsg_limit(notifier))
         self.offer_pending(notifier)
+
+    def _nmsg_limit(self, notifier: Notifier) -> int:
+        """One is stored even where there are too many in all: somebody may be waiting for it."""
+        if self.state.stored_nmsgs < self.config.max_nmsgs:
+            return self.config.max_pending
+        return len(notifier.pending) or 1
 
     def offer_pending(self, notifier: Notifier) -> None:
         """Have what is pending delivered: now, or in the next round."""
@@ -214,7 +222,10 @@ class Broker:
 
     def next_message(self, client: Client, queue: Queue, by_get: bool = False) -> Msg | None:
         """The first stored message, marked as delivered to this client."""
-        reception = client.receptions.setdefault(queue.recipient_id, Reception(by_get))
+        reception = client.receptions.get(queue.recipient_id)
+        if reception is None:
+            self._forget_deleted(client)
+            reception = client.receptions[queue.recipient_id] = Reception(by_get)
         reception.again = False
         if not queue.messages:
             reception.delivered = None
@@ -223,6 +234,14 @@ class Broker:
         reception.delivered = message.message_id
         self.counts["messages_delivered"] += 1
         return Msg(message.message_id, seal_message(queue.secret, message.message_id, message.content))
+
+    def _forget_deleted(self, client: Client) -> None:
+        """Whoever only reads a queue is not told that others delete it, and must not keep it for ever."""
+        if len(client.receptions) < client.receptions_checked:
+            return
+        for queue_id in [i for i in client.receptions if self.state.queues.by_recipient(i) is None]:
+            del client.receptions[queue_id]
+        client.receptions_checked = max(RECEPTIONS_UNCHECKED, 2 * len(client.receptions))
 
     def take_offer(self, client: Client, entity_id: EntityId) -> list[Outgoing[RouterMessage]]:
         """What is stored under an id that was offered, if it still is for this client."""

@@ -12,7 +12,7 @@ from protocol.connection import Outgoing
 from protocol.encoding import NO_CORR, EntityId
 from protocol.session_params import SessionParams
 from protocol.smp_codec import SMP_MESSAGES
-from protocol.smp_messages import Msg, SmpMessage
+from protocol.smp_messages import Lnk, Msg, Pkey, Pres, Rres, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.client_limits import Allowance
 from smp_router.queues import Prepared
@@ -21,6 +21,7 @@ from smp_router.records import Records
 RouterMessage = SmpMessage | Prepared
 SMALL_MESSAGE = 205
 "About eighty events or answers fill a block."
+_FILL_A_BLOCK = frozenset({Msg, Pkey, Pres, Rres})
 ROOM = 16 * SMP_BLOCK_SIZE
 "Bytes in the outbox below which more is put into it."
 
@@ -59,6 +60,8 @@ class Client:
         self.depends_on = 0
         "The change that must be safe before anything more is sent."
         self.receptions: dict[EntityId, Reception] = {}
+        self.receptions_checked = 0
+        "How many there must be before they are looked through for queues that are gone."
         self.offers: dict[EntityId, None] = {}
         "An ordered set."
         self.outbox: deque[Outgoing[RouterMessage]] = deque()
@@ -104,8 +107,13 @@ class Client:
         self.offers[entity_id] = None
         self.wake.set()
 
+    @property
+    def has_room(self) -> bool:
+        """The outbox is short, or the client is gone."""
+        return self._room.is_set()
+
     async def room(self) -> None:
-        """Wait until the outbox is short again, or the client is gone."""
+        """Wait until it is so again."""
         await self._room.wait()
 
     def take(self) -> list[Outgoing[RouterMessage]]:
@@ -137,4 +145,9 @@ class Client:
 
 
 def _size(outgoing: Outgoing[RouterMessage]) -> int:
-    return SMP_BLOCK_SIZE if type(outgoing.message) is Msg else SMALL_MESSAGE
+    message = outgoing.message
+    if type(message) in _FILL_A_BLOCK:
+        return SMP_BLOCK_SIZE
+    if isinstance(message, Lnk):
+        return SMALL_MESSAGE + len(message.data.fixed) + len(message.data.user)
+    return SMALL_MESSAGE

@@ -202,8 +202,12 @@ def _key(broker: Broker, client: Client, request: Received[Key], queue: Queue) -
 
 def _rkey(broker: Broker, client: Client, request: Received[Rkey], queue: Queue) -> SmpMessage:
     """Only what several people manage, an address, has several recipients."""
+    keys = request.message.keys
     _refuse_unless(queue.mode is QueueMode.CONTACT, AUTH)
-    broker.state.set_recipient_keys(queue, request.message.keys)
+    added = len(keys) - len(queue.recipient_keys)
+    within = broker.state.more_recipient_keys + added <= broker.config.max_recipient_keys
+    _refuse_unless(added <= 0 or within, QUOTA)
+    broker.state.set_recipient_keys(queue, keys)
     return Ok()
 
 

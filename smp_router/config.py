@@ -13,8 +13,13 @@ from protocol.versions import SMP_VERSIONS, VersionRange
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "smp-router.ini"
+OTHER_FILES = 300
+"Attempts to reach other routers, the database, listening sockets, the control socket, pages."
+FEWEST_CONNECTIONS = 10
 SECTION = "router"
 INFORMATION = "information"
+INTERVAL = "interval"
+"The one time that may be 0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,10 @@ class RouterConfig:
     "Stored in all queues together, up to 16 kB each; SEND is answered QUOTA beyond it."
     max_links: int = 100_000
     "Queues with link data, up to 16 kB each; NEW and LSET are answered QUOTA beyond it."
+    max_nmsgs: int = 1_000_000
+    "Stored in all, about 200 bytes each; beyond it a queue keeps no more than it has, or the last one."
+    max_recipient_keys: int = 1_000_000
+    "Of all queues, beyond the first of each, about 200 bytes each; RKEY is answered QUOTA beyond it."
     max_services: int = 10_000
     "Certificates in roles that are remembered; those without queues make room for new ones."
 
@@ -113,6 +122,20 @@ class FileConfig:
     "Where the information page and the metrics are served, if anywhere."
     information: Mapping[str, str] = field(default_factory=dict)
     "What the operator says about the router."
+
+
+def within_open_files(config: RouterConfig, limit: int) -> RouterConfig:
+    """The configuration with no more connections than files may be open, after all else.
+
+    Where that is fewer than it says, one address gets half of them at most.
+    """
+    room = limit - OTHER_FILES - config.max_relays
+    if room < FEWEST_CONNECTIONS:
+        raise ConfigError(f"only {limit} files may be open: allow more (ulimit -n) or lower max_relays")
+    if room >= config.max_connections:
+        return config
+    of_address = min(config.max_connections_per_address, room // 2)
+    return replace(config, max_connections=room, max_connections_per_address=of_address)
 
 
 def write_config(config_dir: Path, host: str, port: int) -> None:
@@ -201,6 +224,7 @@ def _seconds(section: configparser.SectionProxy, key: str) -> float:
         seconds = float(section[key])
     except ValueError:
         raise ValueError(key) from None
-    if not 0 <= seconds < float("inf"):
+    allowed = 0 < seconds < float("inf") or (seconds == 0 and key == INTERVAL)
+    if not allowed:
         raise ValueError(key)
     return seconds

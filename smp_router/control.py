@@ -27,6 +27,8 @@ MAX_LINE = 1024 * 1024
 MAX_CREATED = 1_000_000
 MAX_LISTED = 1000
 "Queues whose keys are shown in the answer to create_queues."
+MAX_BLOCKING_INFO = 1000
+"Characters; clients get it in an answer, which must fit in a block."
 IDLE_TIMEOUT = 3600.0
 OWNER_ONLY = 0o600
 
@@ -120,6 +122,8 @@ class Control:
             info = blocking_info(str(arguments.get("reason")), notice)
         except DecodeError:
             raise ControlError("reason: spam or content") from None
+        if len(info.text) > MAX_BLOCKING_INFO:
+            raise ControlError(f"notice: at most {MAX_BLOCKING_INFO} characters of JSON")
         return sum(self._router.block(entity_id, info) for entity_id in _ids(arguments))
 
     def _present_certificate(self, arguments: Arguments) -> None:

@@ -22,6 +22,7 @@ PREFIX = "smp_router_"
 COUNTERS: Mapping[str, str] = {
     "connections": "Connections that were admitted",
     "connections_refused": "Connections that were closed before TLS",
+    "clients_too_slow": "Clients that were disconnected because they did not take what was sent to them",
     "queues_created": "Queues created by NEW",
     "queues_expired": "Suspended queues removed after their time",
     "messages_received": "SEND commands for existing queues",
@@ -98,6 +99,7 @@ class _RouterCollector(Collector):
             ("connections_open", router.connections, "Connections that are open"),
             ("queues", len(router.state.queues), "Queues"),
             ("messages_stored", router.state.stored_messages, "Messages waiting in all queues"),
+            ("notifications_stored", router.state.stored_nmsgs, "NMSGs that nobody has taken yet"),
             ("services", len(router.state.services), "Services"),
             ("relays", router.relays, "Sessions with other routers"),
             ("relays_waiting", router.relays_waiting, "Forwarded commands without an answer yet"),

@@ -119,7 +119,8 @@ class Load:
     def _store(self, notifier: Notifier, outgoing: Outgoing[RouterMessage]) -> None:
         nmsg = outgoing.message
         assert isinstance(nmsg, bytes)
-        self._broker.notify(notifier, nmsg)
+        if self._broker.state.queues.by_notifier(notifier.notifier_id) is not None:
+            self._broker.notify(notifier, nmsg)
 
 
 def _new_key() -> Ed25519PrivateKey:

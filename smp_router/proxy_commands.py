@@ -89,7 +89,11 @@ def relay_forward(broker: Broker, client: Client, request: Received[Rfwd], respo
 
 
 def _only(content: bytes) -> bytes:
-    transmissions = split_batch(content)
+    """What is no batch is answered to the client, as a transmission is that does not parse."""
+    try:
+        transmissions = split_batch(content)
+    except DecodeError:
+        return b""
     if len(transmissions) != 1:
         raise ProtocolError(BLOCK)
     return transmissions[0]

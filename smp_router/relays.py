@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 
 from protocol.addresses import SmpServer
+from protocol.connection import Received
 from protocol.encoding import NO_ENTITY, CorrId, short
 from protocol.errors import (
     PROXY_NO_SESSION,
@@ -22,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.proxy import Forwarded, ForwardedAnswer, open_forwarded_answer, seal_forwarded
 from protocol.session_params import RouterProof
-from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres
+from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres, SmpMessage
 from protocol.versions import SMP_PROXY, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import (
@@ -32,6 +33,7 @@ from smp_client.errors import (
     HandshakeFailed,
     RequestTimeout,
 )
+from smp_client.nonsense import Nonsense
 from smp_client.requests import SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
@@ -44,12 +46,6 @@ RELAY_VERSIONS = VersionRange(SMP_PROXY, SMP_VERSIONS.max)
 
 MAX_CONNECTING = 200
 "Attempts under way at a time, of all clients: addresses that never answer must not use up everything."
-
-RelayKey = tuple[bytes, tuple[str, ...], int]
-
-
-def _key(server: SmpServer) -> RelayKey:
-    return server.key_hash, tuple(host.lower() for host in server.hosts), server.port_number
 
 
 @dataclass(slots=True)
@@ -80,8 +76,8 @@ class Relays:
         self._config = config
         self._guard = AddressGuard(allow_private=config.private_relays)
         self._dialer = Dialer(guard=self._guard)
-        self._connecting = SharedAttempts[RelayKey, _Relay]("relay")
-        self._relays: dict[RelayKey, _Relay] = {}
+        self._connecting = SharedAttempts[SmpServer, _Relay]("relay")
+        self._relays: dict[SmpServer, _Relay] = {}
         self._by_session: dict[bytes, _Relay] = {}
         self._clock = asyncio.get_running_loop().time
 
@@ -93,12 +89,12 @@ class Relays:
         return sum(relay.waiting for relay in self._relays.values())
 
     async def connect(self, server: SmpServer) -> Pkey:
-        key = _key(server)
-        relay = self._usable(key)
+        server = server.canonical  # one session, however its name is written
+        relay = self._usable(server)
         if relay is None:
-            if key not in self._connecting and len(self._connecting) >= MAX_CONNECTING:
+            if server not in self._connecting and len(self._connecting) >= MAX_CONNECTING:
                 raise ProtocolError(TIMEOUT)
-            relay = await self._connecting.share(key, lambda: self._connect(key, server))
+            relay = await self._connecting.share(server, lambda: self._connect(server))
         return relay.key
 
     async def forward(self, session_id: bytes, corr_id: CorrId, command: Pfwd) -> Pres:
@@ -137,52 +133,57 @@ class Relays:
     async def close_idle(self) -> None:
         """End sessions that nobody used for a while."""
         before = self._clock() - self._config.relay_idle
-        for key, relay in list(self._relays.items()):
+        for server, relay in list(self._relays.items()):
             if relay.session.is_closed or (not relay.waiting and relay.used_at < before):
-                del self._relays[key]
+                del self._relays[server]
                 await self._close(relay)
 
     async def _close(self, relay: _Relay) -> None:
         self._by_session.pop(relay.session_id, None)
         await relay.session.close()
 
-    def _usable(self, key: RelayKey) -> _Relay | None:
-        relay = self._relays.get(key)
+    def _usable(self, server: SmpServer) -> _Relay | None:
+        relay = self._relays.get(server)
         if relay is None or relay.session.is_closed:
             return None
         relay.used_at = self._clock()
         return relay
 
-    def _in_the_way(self, key: RelayKey) -> _Relay | None:
+    def _in_the_way(self, server: SmpServer) -> _Relay | None:
         """The session that a new one replaces; at the limit, the one that was not used longest."""
-        if key in self._relays or len(self._relays) < self._config.max_relays:
-            return self._relays.pop(key, None)
-        idle = [(relay.used_at, other) for other, relay in self._relays.items() if not relay.waiting]
+        if server in self._relays or len(self._relays) < self._config.max_relays:
+            return self._relays.pop(server, None)
+        idle = [other for other, relay in self._relays.items() if not relay.waiting]
         if not idle:
             raise ProtocolError(TIMEOUT)
-        return self._relays.pop(min(idle)[1])
+        return self._relays.pop(min(idle, key=lambda other: self._relays[other].used_at))
 
-    async def _connect(self, key: RelayKey, server: SmpServer) -> _Relay:
+    async def _connect(self, server: SmpServer) -> _Relay:
         """Attempts that fail cost nobody a session."""
         try:
             relay = await self._new_relay(server)
         except ClientError as error:
             raise ProtocolError(_broker_error(error)) from None
         try:
-            old = self._in_the_way(key)
+            old = self._in_the_way(server)
         except ProtocolError:
             await relay.session.close()
             raise
-        self._relays[key] = relay
+        self._relays[server] = relay
         self._by_session[relay.session_id] = relay
         if old is not None:
             await self._close(old)
         return relay
 
     async def _new_relay(self, server: SmpServer) -> _Relay:
+        async def unasked(events: list[Received[SmpMessage]]) -> None:
+            """A proxy subscribes to nothing; who sends it events all the same must not go on for ever."""
+            session.blame(Nonsense.UNKNOWN, len(events))
+
         session = await connect_smp(
             server,
             self._dialer,
+            on_events=unasked,
             config=SessionConfig(connect=self._config.relay_timeout, answer=self._config.relay_timeout),
             versions=RELAY_VERSIONS,
             proxy=True,

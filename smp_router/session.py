@@ -78,7 +78,7 @@ class Session:
             versions=offered_versions(self._config.versions, stream.alpn),
         )
         self._connection: Connection[SmpCommand, RouterMessage] = Connection(
-            handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True
+            handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True, answers_bad_batches=True
         )
         self.client: Client | None = None
         self._service: Service | None = None
@@ -139,9 +139,12 @@ class Session:
             data = await self._stream.receive()
             if not data:
                 return None
+            made = self._broker.state.records.made
             events = self._connection.receive_data(data)
             if not events:
                 continue
+            if self._broker.state.records.made != made:  # a service is told its id only when it is kept
+                await self._broker.state.records.durable(self._broker.state.records.made)
             self._stream.write(self._connection.data_to_send())
             first, *rest = events
             if not isinstance(first, HandshakeDone):
@@ -159,9 +162,7 @@ class Session:
                     return
                 await self._allowance.wait_for(len(event.items))
                 await self._process(client, event)
-                # Answers that are not taken stop the intake, and each block gives others their turn.
-                await client.room()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # each block gives others their turn
             try:
                 async with asyncio.timeout(self._config.idle_timeout):
                     data = await self._stream.receive()
@@ -174,27 +175,26 @@ class Session:
     async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
         if self._weather.black_hole:
             return
-        answers: list[Outgoing[RouterMessage]] = []
         made = self._broker.state.records.made
         for item in block.items:
             response = self._respond(client, item)
             if isinstance(response, Coroutine):
                 self._answer_later(client, item, response)
             else:
-                answers.append(Outgoing(item.corr_id, item.entity_id, response))
+                self._push_answer(client, Outgoing(item.corr_id, item.entity_id, response), made)
             if client.extra_keys >= KEYS_AT_ONCE:
                 client.extra_keys = 0
-                self._push_answers(client, answers, made)
-                answers = []
                 await asyncio.sleep(0)
-        self._push_answers(client, answers, made)
+            # Answers that are not taken stop the work on a block, too: small commands may have large ones.
+            if not client.has_room:
+                await client.room()
 
-    def _push_answers(self, client: Client, answers: list[Outgoing[RouterMessage]], made: int) -> None:
-        """They wait for the changes that were made since there were `made`."""
+    def _push_answer(self, client: Client, answer: Outgoing[RouterMessage], made: int) -> None:
+        """It waits for the changes that were made since there were `made`."""
         if self._broker.state.records.made != made:
             client.depend()
         if not self._weather.losing_answers:
-            client.push(answers)
+            client.push((answer,))
 
     def _respond(self, client: Client, item: Received[SmpCommand] | Rejected) -> Response:
         if isinstance(item, Rejected):
@@ -222,7 +222,7 @@ class Session:
                 raise_if_cancelled()
                 answer = _internal(failure)
             made = self._broker.state.records.made  # another router did it: nothing here to wait for
-            self._push_answers(client, [Outgoing(item.corr_id, item.entity_id, answer)], made)
+            self._push_answer(client, Outgoing(item.corr_id, item.entity_id, answer), made)
 
         assert self._tasks is not None
         task = self._tasks.create_task(wait(), name="router forwarding")
@@ -239,7 +239,7 @@ class Session:
                     await self._weather.hold()
                     await self._send_some(client)
         except TimeoutError:
-            logger.warning("a client was disconnected: it does not take what is sent to it")
+            self._broker.counts["clients_too_slow"] += 1  # no line: a log of connections must not be kept
         except (ConnectionClosed, TooLarge):  # the latter with ids that leave no room for an answer
             logger.debug("a client is gone")
         self.drop()

@@ -28,6 +28,9 @@ class RouterState:
     queues: Queues = field(default_factory=Queues)
     services: Services = field(default_factory=Services)
     stored_messages: int = 0
+    stored_nmsgs: int = 0
+    more_recipient_keys: int = 0
+    "Beyond the first of each queue."
     _last_number: int = 0
 
     # Queues
@@ -39,6 +42,8 @@ class RouterState:
     def restore_queue(self, queue: Queue) -> None:
         """Take in a queue that the records already have, its messages included."""
         self.queues.add(queue)
+        self.more_recipient_keys += len(queue.recipient_keys) - 1
+        self.stored_nmsgs += 0 if queue.notifier is None else len(queue.notifier.pending)
         self.stored_messages += len(queue.messages)
         self._last_number = max([self._last_number, *(message.number for message in queue.messages)])
 
@@ -46,6 +51,7 @@ class RouterState:
         self.set_notifier(queue, None)
         self.dissociate(queue.recipient_id)
         self._remove_messages(queue, len(queue.messages))
+        self.more_recipient_keys -= len(queue.recipient_keys) - 1
         self.queues.delete(queue)
         self.records.delete(Kind.QUEUE, queue.recipient_id)
 
@@ -57,6 +63,7 @@ class RouterState:
         return queue.sender_key == key
 
     def set_recipient_keys(self, queue: Queue, keys: tuple[AuthPublicKey, ...]) -> None:
+        self.more_recipient_keys += len(keys) - len(queue.recipient_keys)
         queue.recipient_keys = keys
         self._save(queue)
 
@@ -69,6 +76,7 @@ class RouterState:
         previous = self.queues.set_notifier(queue, notifier)
         self._save(queue)
         if previous is not None:
+            self.stored_nmsgs -= len(previous.pending)
             self.records.delete(Kind.NMSGS, previous.notifier_id)
             self.dissociate(previous.notifier_id)
         return previous
@@ -120,20 +128,25 @@ class RouterState:
         self.stored_messages -= count
 
     def add_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
-        while len(notifier.pending) >= limit:
-            notifier.pending.popleft()
+        """Store it, in place of the oldest one if there are `limit`."""
+        self.stored_nmsgs -= len(notifier.pending)
         notifier.pending.append(nmsg)
+        while len(notifier.pending) > limit:
+            notifier.pending.popleft()
+        self.stored_nmsgs += len(notifier.pending)
         self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
 
     def return_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
         """It was taken, and could not be delivered; it is older than those that wait."""
         if len(notifier.pending) < limit:
             notifier.pending.appendleft(nmsg)
+            self.stored_nmsgs += 1
             self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
 
     def take_nmsgs(self, notifier: Notifier) -> list[Prepared]:
         taken = list(notifier.pending)
         notifier.pending.clear()
+        self.stored_nmsgs -= len(taken)
         self.records.delete(Kind.NMSGS, notifier.notifier_id)
         return taken
 

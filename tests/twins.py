@@ -89,7 +89,9 @@ def smp_client(handshake: Handshake) -> Connection[SmpMessage, SmpCommand]:
 
 
 def smp_router(handshake: Handshake) -> Connection[SmpCommand, SmpMessage]:
-    return Connection(handshake, SMP_COMMANDS, SMP_MESSAGES, checks_credentials=True)
+    return Connection(
+        handshake, SMP_COMMANDS, SMP_MESSAGES, checks_credentials=True, answers_bad_batches=True
+    )
 
 
 def ntf_twins(

@@ -104,13 +104,22 @@ def test_nothing_is_read_after_a_failure() -> None:
     assert both.server._buffer == b""
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0", b"\1", b"\1\0", b"\1\0\5abc", b"\2\0\1a", b"\1\0\1ab"], ids=bytes.hex
-)
+BAD_BATCHES = [b"", b"\0", b"\1", b"\1\0", b"\1\0\5abc", b"\2\0\1a", b"\1\0\1ab"]
+
+
+@pytest.mark.parametrize("content", BAD_BATCHES, ids=bytes.hex)
 def test_a_count_that_does_not_match_ends_the_connection(content: bytes) -> None:
     both = twins.ntf_twins().shake()
     both.to_server(pad(content, 512))
     assert both.failures == (None, TE_BLOCK)
+
+
+@pytest.mark.parametrize("content", BAD_BATCHES, ids=bytes.hex)
+def test_a_router_answers_it(content: bytes) -> None:
+    both = twins.smp_twins().shake()
+    both.to_server(pad(content, SMP_SIZE))
+    assert both.failures == (None, None)
+    assert both.server_events[-1] == Block([Rejected(NO_CORR, NO_ENTITY, BLOCK)])
 
 
 def ntf_transmission(auth: bytes, corr: CorrId, entity: bytes, command: bytes) -> bytes:

@@ -95,15 +95,20 @@ async def test_broken_blocks_end_the_connection(router: Router, encrypt: bool) -
     async with connected(router.address) as other:
         for block in (
             b"\xff" * SMP_BLOCK_SIZE,
-            pad(b"", SMP_BLOCK_SIZE),
-            pad(b"\x00", SMP_BLOCK_SIZE),
-            pad(b"\x02\x00\x01a", SMP_BLOCK_SIZE),
-            pad(b"\x01\x00\x01ab", SMP_BLOCK_SIZE),
+            b"\x40\x00" + bytes(SMP_BLOCK_SIZE - 2),
         ):
             async with connected(router.address, encrypt=encrypt) as client:
                 client.stream.write(block)
                 assert await client.closed()
         assert await other.ask(Send(True, b""), queue.sender_id) == Ok()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b"\x02\x00\x01a", b"\x01\x00\x01ab"], ids=bytes.hex)
+async def test_a_batch_that_does_not_parse_is_answered(router: Router, content: bytes) -> None:
+    async with connected(router.address, encrypt=False) as client:
+        client.stream.write(pad(content, SMP_BLOCK_SIZE))
+        assert await client.event() == (NO_ENTITY, Err(BLOCK))
+        assert await client.ask(Ping()) == Pong()
 
 
 async def test_commands_before_a_broken_block_are_carried_out(router: Router) -> None:

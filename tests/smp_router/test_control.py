@@ -134,6 +134,10 @@ async def test_faults(router: Router, socket: Path, tmp_path: Path) -> None:
         ('{"do": "send_end", "ids": ["!"]}', "does not parse"),
         ('{"do": "answer_errors", "command": "NOPE", "error": "AUTH"}', "NOPE is not a command"),
         ('{"do": "answer_errors", "command": "PING", "error": "WHAT"}', "does not parse"),
+        (
+            '{"do": "block", "ids": [], "reason": "spam", "notice": {"text": "%s"}}' % ("x" * 1000),
+            "at most 1000",
+        ),
         ('{"do": "emit", "count": 1}', "create_queues first"),
         ('{"do": "emit", "count": 1, "rate": 0}', "rate: above 0"),
         ('{"do": "create_queues", "count": 1000001}', "at most"),

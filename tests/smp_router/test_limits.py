@@ -14,15 +14,40 @@ import pytest
 from protocol.addresses import SmpServer
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId
-from protocol.errors import AUTH, QUOTA, HandshakeError, proxy_broker_error
+from protocol.errors import AUTH, CMD_PROHIBITED, QUOTA, HandshakeError, proxy_broker_error
 from protocol.smp_handshake import ServiceRole
-from protocol.smp_messages import Err, Ids, Lset, New, Ok, Ping, Pong, Prxy, QueueMode, Rkey, Send, Sub
-from smp_router import relays
+from protocol.smp_messages import (
+    Del,
+    Err,
+    Get,
+    Ids,
+    Lset,
+    New,
+    Ok,
+    Ping,
+    Pong,
+    Prxy,
+    QueueMode,
+    Rkey,
+    Send,
+    SmpMessage,
+    Sub,
+)
+from smp_router import broker, relays
 from smp_router.config import RouterConfig
 from smp_router.information import COUNTERS, RouterPages
 from smp_router.router import Router
 from tests.smp_router.test_links import DATA, ask_new, new_link_id, with_link
-from tests.smp_router.wire import WireClient, connected, create_queue, eventually, new_dh, new_key, tls
+from tests.smp_router.wire import (
+    TestQueue,
+    WireClient,
+    connected,
+    create_queue,
+    eventually,
+    new_dh,
+    new_key,
+    tls,
+)
 from transport.certificates import make_service
 from transport.errors import TransportError
 
@@ -112,6 +137,46 @@ async def test_links_are_limited() -> None:
         assert await client.ask(Lset(new_link_id(), DATA), other.recipient_id, other.key) == Err(QUOTA)
         assert (await ask_new(client, QueueMode.MESSAGING))[1] == Err(QUOTA)
         assert await client.ask(Lset(link_id, DATA), queue.recipient_id, queue.key) == Ok()
+
+
+async def test_recipient_keys_are_limited() -> None:
+    async with (
+        Router.start(RouterConfig(max_recipient_keys=3)) as router,
+        connected(router.address) as client,
+    ):
+        one, other = [await create_queue(client, mode=QueueMode.CONTACT) for _ in range(2)]
+
+        async def set_keys(queue: TestQueue, count: int) -> SmpMessage:
+            keys = (queue.key.public, *(new_key().public for _ in range(count - 1)))
+            return await client.ask(Rkey(keys), queue.recipient_id, queue.key)
+
+        assert await set_keys(one, 5) == Err(QUOTA)
+        assert await set_keys(one, 4) == Ok()
+        assert await set_keys(other, 2) == Err(QUOTA)
+        assert await set_keys(other, 1) == Ok()
+        assert await set_keys(one, 2) == Ok()
+        assert await set_keys(other, 3) == Ok()
+        assert await client.ask(Del(), other.recipient_id, other.key) == Ok()
+        assert await set_keys(one, 4) == Ok()
+        assert router.state.more_recipient_keys == 3
+
+
+async def test_queues_that_were_read_and_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection reads queue after queue, another one deletes them."""
+    monkeypatch.setattr(broker, "RECEPTIONS_UNCHECKED", 5)
+    async with Router.start() as router, connected(router.address) as reader:
+        assert await reader.ask(Ping()) == Pong()
+        (session,) = router._sessions
+        assert session.client is not None
+        async with connected(router.address) as deleter:
+            kept = await create_queue(deleter)
+            await reader.ask(Get(), kept.recipient_id, kept.key)
+            for _ in range(20):
+                queue = await create_queue(deleter)
+                assert await reader.ask(Get(), queue.recipient_id, queue.key) == Ok()
+                assert await deleter.ask(Del(), queue.recipient_id, queue.key) == Ok()
+        assert len(session.client.receptions) <= 5
+        assert await reader.ask(Sub(), kept.recipient_id, kept.key) == Err(CMD_PROHIBITED)
 
 
 async def test_addresses_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:

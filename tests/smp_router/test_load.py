@@ -9,17 +9,25 @@ import pytest
 from protocol.connection import Outgoing
 from protocol.encoding import CorrId
 from protocol.push_messages import open_nmsg_meta
-from protocol.smp_messages import Get, Nmsg, Nsub, Send, Sok
-from smp_router.client import ROOM
+from protocol.smp_messages import Get, Lget, LinkData, Lset, Nmsg, Nsub, Ok, QueueMode, Send, Sok
+from protocol.versions import SMP_BLOCK_SIZE
+from smp_router.client import ROOM, Client
 from smp_router.config import RouterConfig
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from tests.smp_router.wire import DEADLINE, WireClient, connected, eventually
+from tests.smp_router.test_links import new_link_id
+from tests.smp_router.wire import DEADLINE, WireClient, connected, create_queue, eventually
 
 
 async def subscribe(client: WireClient, queues: list[LoadQueue]) -> None:
     for queue in queues:
         assert await client.ask(Nsub(), queue.notifier_id, queue.notifier_key) == Sok()
+
+
+def the_client(router: Router) -> Client:
+    (session,) = router._sessions
+    assert session.client is not None
+    return session.client
 
 
 async def test_emit_goes_round_the_queues(router: Router) -> None:
@@ -73,9 +81,7 @@ async def test_emit_waits_for_a_slow_subscriber(router: Router) -> None:
         connected(router.address) as client,
     ):
         await subscribe(client, queues)
-        (session,) = router._sessions
-        served = session.client
-        assert served is not None
+        served = the_client(router)
         emitting = tasks.create_task(router.load.emit(queues, count=100_000))
         await eventually(lambda: served.unsent >= ROOM)
         assert not emitting.done()
@@ -107,6 +113,20 @@ async def test_client_that_asks_and_does_not_read_is_disconnected(impatient: Rou
         get = Outgoing(CorrId(bytes(24)), queue.recipient_id, Get(), queue.recipient_key)
         client.write(*[get] * 1500)
         await eventually(lambda: router.connections == 0)
+        assert router.counts["clients_too_slow"] == 1
+
+
+async def test_small_commands_with_large_answers_do_not_pile_up(router: Router) -> None:
+    """A block has room for hundreds of LGETs, and one answer fills a block."""
+    data = LinkData(bytes(2000), bytes(12_000))
+    async with connected(router.address) as client:
+        queue, link_id = await create_queue(client, mode=QueueMode.CONTACT), new_link_id()
+        assert await client.ask(Lset(link_id, data), queue.recipient_id, queue.key) == Ok()
+        served = the_client(router)
+        client.write(*[Outgoing(CorrId(bytes(24)), link_id, Lget())] * 3000)
+        await eventually(lambda: not served.has_room)
+        assert served.unsent < ROOM + SMP_BLOCK_SIZE
+        assert len(served.outbox) * len(data.user) <= served.unsent
 
 
 async def test_stored_messages_do_not_pile_up_for_a_slow_reader() -> None:

@@ -13,7 +13,7 @@ from protocol.connection import Block, Outgoing
 from protocol.encoding import CorrId
 from protocol.messages_crypto import open_message
 from protocol.push_messages import open_nmsg_meta
-from protocol.smp_messages import End, Msg, Nmsg, Nsub, Ok, Send, SmpMessage, Sok
+from protocol.smp_messages import End, Msg, Ndel, Nmsg, Nsub, Ok, Send, SmpMessage, Sok
 from smp_router.config import RouterConfig
 from smp_router.load import EMIT_CHUNK, LoadQueue
 from smp_router.router import Router
@@ -87,6 +87,22 @@ async def test_oldest_pending_nmsgs_are_dropped() -> None:
         await client.ask(Nsub(), queue.notifier_id, queue.notifier_key)
         await client.events(2)
         assert await client.silent()
+
+
+async def test_nmsgs_of_all_queues_are_limited() -> None:
+    """Beyond it a queue keeps as many as it has, or its last one, which somebody may be waiting for."""
+    async with Router.start(RouterConfig(max_nmsgs=3)) as router, connected(router.address) as client:
+        many, few = await queue_with_notifier(client), await queue_with_notifier(client)
+        for queue in (many, many, many, many, few, few):
+            assert await client.ask(Send(True, b""), queue.sender_id) == Ok()
+        assert router.state.stored_nmsgs == 4
+        await client.ask(Nsub(), many.notifier_id, many.notifier_key)
+        await client.events(3)
+        assert router.state.stored_nmsgs == 1
+        assert await client.ask(Send(True, b""), few.sender_id) == Ok()
+        assert router.state.stored_nmsgs == 2
+        assert await client.ask(Ndel(), few.recipient_id, few.key) == Ok()
+        assert router.state.stored_nmsgs == 0
 
 
 async def test_second_notifier_displaces_the_first(router: Router) -> None:

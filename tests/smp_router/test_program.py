@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from protocol.smp_messages import (
 )
 from protocol.versions import VersionRange
 from smp_router.__main__ import main, make_parser
-from smp_router.config import ConfigError, load_config, write_config
+from smp_router.config import ConfigError, RouterConfig, load_config, within_open_files, write_config
 from smp_router.control import ask, control_socket
 from smp_router.router import Router
 from tests.smp_router.wire import DEADLINE, add_notifier, connected, create_queue
@@ -130,6 +131,21 @@ def test_config_file(tmp_path: Path) -> None:
     assert "50%" not in repr(full)
 
 
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs" / "router.md").read_text(encoding="utf-8")
+    assert [field.name for field in fields(RouterConfig) if f"`{field.name}`" not in text] == ["versions"]
+
+
+def test_connections_and_open_files() -> None:
+    config = RouterConfig()
+    assert within_open_files(config, 100_000) == config
+    few = within_open_files(config, 1024)
+    assert (few.max_connections, few.max_connections_per_address) == (224, 112)
+    with pytest.raises(ConfigError, match="only 800 files"):
+        within_open_files(config, 800)
+    assert within_open_files(RouterConfig(max_relays=10, max_connections=2), 800).max_connections == 2
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -143,6 +159,7 @@ def test_config_file(tmp_path: Path) -> None:
         ("[router]\nhost = x\nport = 1\nquota = 0", "quota"),
         ("[router]\nhost = x\nport = 1\ninterval = nan", "interval"),
         ("[router]\nhost = x\nport = 1\ninterval = soon", "interval"),
+        ("[router]\nhost = x\nport = 1\nexpiry_interval = 0", "expiry_interval"),
         ("[router]\nhost = x\nport = 1\nmax_version = 20", "max_version"),
         ("[router]\nhost = x\nport = 1\nmin_version = 9\nmax_version = 8", "max_version"),
     ],

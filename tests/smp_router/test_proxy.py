@@ -35,6 +35,7 @@ from protocol.proxy import ClientLayer, relay_session_key
 from protocol.session_params import SessionParams, smp_params
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_messages import (
+    End,
     Err,
     Lget,
     Lkey,
@@ -56,6 +57,7 @@ from protocol.smp_messages import (
 )
 from protocol.transmission import body, encode_transmission, parse_transmission
 from protocol.versions import SMP_BLOCK_SIZE, VersionRange
+from smp_client import nonsense
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
@@ -294,10 +296,26 @@ async def test_sessions_with_routers_are_few_and_end() -> None:
         await eventually(lambda: first.connections + second.connections == 0)
 
 
+async def test_a_router_that_sends_events_to_a_proxy_is_left(router: Router) -> None:
+    """It subscribed to nothing."""
+    async with Router.start(LOCAL) as proxy, connected(proxy.address) as client:
+        assert isinstance(await client.ask(Prxy(router.address)), Pkey)
+        (session,) = router._sessions
+        await eventually(lambda: session.client is not None)
+        assert session.client is not None
+        session.client.push([Outgoing(NO_CORR, EntityId(bytes(24)), End())] * (nonsense.MOST + 200))
+        await eventually(lambda: router.connections == 0)
+        assert isinstance(await client.ask(Prxy(router.address)), Pkey)
+
+
 async def test_many_ask_for_the_same_router_at_once() -> None:
     async with routers(2) as (owners, proxy), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(proxy.address)) for _ in range(5)]
-        keys = await asyncio.gather(*(client.ask(Prxy(owners.address)) for client in clients))
+        address = owners.address
+        spelled = [SmpServer((host,), address.port, address.key_hash) for host in ("localhost", "LocalHost.")]
+        servers = [*spelled, *spelled, spelled[0]]
+        asked = (client.ask(Prxy(server)) for client, server in zip(clients, servers, strict=True))
+        keys = await asyncio.gather(*asked)
         assert len({key.session_id for key in keys if isinstance(key, Pkey)}) == 1
         assert owners.connections == 1
 
@@ -350,14 +368,13 @@ class Forwarder:
 
     @property
     def params(self) -> SessionParams:
-        key = relay_session_key(self.pkey.chain, self.pkey.signed_key)
-        return smp_params(self.version, self.pkey.session_id, peer_session_key=key)
+        return smp_params(self.version, self.pkey.session_id)
 
     async def forward(self, content: bytes) -> tuple[bytes, SmpMessage]:
         """The bytes of the destination's answer, if it opens, and the proxy's."""
         corr_id, own = CorrId(secrets.token_bytes(24)), new_dh()
-        assert self.params.peer_session_key is not None
-        layer = ClientLayer.agree(own, self.params.peer_session_key, corr_id)
+        relay_key = relay_session_key(self.pkey.chain, self.pkey.signed_key)
+        layer = ClientLayer.agree(own, relay_key, corr_id)
         command = Pfwd(self.version, own.public, layer.seal_command(content))
         self.client.write(Outgoing(corr_id, EntityId(self.pkey.session_id), command))
         answer = await self.client.answer(corr_id)
@@ -415,9 +432,10 @@ async def test_authorised_commands_that_are_not_forwarded(router: Router) -> Non
 
 async def test_what_does_not_parse(router: Router) -> None:
     async with forwarder(router) as through:
-        packed, _ = await through.forward(_batch(b"\xff"))
-        raw = parse_transmission(through.params, packed[3:])
-        assert (raw.corr_id, raw.entity_id, raw.command) == (NO_CORR, NO_ENTITY, b"ERR " + BLOCK.text)
+        for content in (_batch(b"\xff"), b"", b"\2\0\1a"):
+            packed, _ = await through.forward(content)
+            raw = parse_transmission(through.params, packed[3:])
+            assert (raw.corr_id, raw.entity_id, raw.command) == (NO_CORR, NO_ENTITY, b"ERR " + BLOCK.text)
         two = encode_transmission(through.params, b"", None, body(CorrId(bytes(24)), NO_ENTITY, b"PING"))
         _, answer = await through.forward(_batch(two, two))
         assert answer == Err(proxy_protocol_error(BLOCK))
@@ -428,7 +446,9 @@ async def test_what_does_not_parse(router: Router) -> None:
         assert await through.client.ask(garbage) == Err(CMD_NO_ENTITY)
 
 
-@pytest.mark.parametrize(("version", "limit"), [(8, 16064), (11, 16048), (19, 16048), (99, 16048)])
+@pytest.mark.parametrize(
+    ("version", "limit"), [(0, 16088), (6, 16088), (8, 16064), (11, 16048), (19, 16048), (99, 16048)]
+)
 async def test_limits_of_forwarded_messages(router: Router, version: int, limit: int) -> None:
     async with forwarder(router) as through, connected(router.address) as owner:
         queue = await create_queue(owner)

@@ -17,7 +17,7 @@ import pytest
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.blocking import blocking_info
 from protocol.connection import Outgoing
-from protocol.encoding import CorrId
+from protocol.encoding import CorrId, EntityId
 from protocol.errors import AUTH, ErrorType
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import (
@@ -161,11 +161,22 @@ async def test_answers_wait_for_the_disk(database: Path) -> None:
             assert await other.ask(Ping()) == Pong()
             refused = await other.ask(Send(False, b"refused"), queue.sender_id)
             assert refused == Err(ErrorType(b"STORE not available"))
+            joining = asyncio.ensure_future(log_in(router.address))
+            await eventually(lambda: len(router.services) == 1)
+            assert await other.ask(Ping()) == Pong()
+            assert not joining.done()  # its id is not kept yet
         os.rename(away, database)
         await eventually(lambda: not router.state.records.failing)
         assert isinstance(await client.ask(Que(), queue.recipient_id, queue.key), Info)
+        service_id = await joining
     async with stored_router(database) as router, connected(router.address) as client:
         assert text(queue, await first_message(client, queue)) == b"kept"
+        assert router.services.get(service_id) is not None
+
+
+async def log_in(server: SmpServer) -> EntityId:
+    async with connected(server, service=make_service(datetime.now(UTC))) as service:
+        return service.service_id
 
 
 async def test_only_one_router_uses_a_database(database: Path) -> None:
