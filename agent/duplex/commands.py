@@ -31,6 +31,7 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.duplex.workers import Wait
+from agent.errors import AgentError
 from protocol.agent.connection_requests import (
     ConnectionRequest,
     ContactRequest,
@@ -59,6 +60,9 @@ MAX_DELETIONS = 10
 "Attempts to delete a queue; then it is left to the router."
 
 
+MAX_LINK = 2**16 - 1
+
+
 DRAINING_TIME = 2 * 86400
 "Seconds for which a queue that was replaced may keep messages that nobody reads."
 
@@ -73,10 +77,13 @@ def waiting_messages(info: Info) -> int:
 
 
 def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
-    w = Writer()
+    """What is no text at all is no link either: joining it fails as that of any other wrong link does."""
+    w, encoded = Writer(), link.encode(errors="replace")
+    if len(encoded) > MAX_LINK:
+        raise Prohibited("the link is too long")
     w.push_int64(invitation_id)
     w.push_bool(pq)
-    w.push_large(link.encode())
+    w.push_large(encoded)
     w.push_bytes(info)
     return w.value()
 
@@ -112,10 +119,10 @@ class Commands:
             error = A_VERSION
         except (DecodeError, LinkError):
             error = A_LINK
-        except (RouterRefused, Prohibited) as refused:
-            error = str(refused)
         except NoConnection:
             pass
+        except AgentError as refused:
+            error = str(refused)
         await self._transact(lambda tx: _finish(tx, command, error))
 
     # Handshakes
@@ -172,6 +179,8 @@ class Commands:
                 lambda tx: handshake.contact_queue_made(tx, connection_id, queue, pq=with_pq)
             )
         own = await self._transact(lambda tx: handshake.own_invitation(tx.db, connection_id))
+        if own is None:
+            return
         envelope = InvitationEnvelope(agent_version, request_text(own), info)
         key, nonce = self._secrets.x25519(), self._secrets.nonce()
         content, secret = ClientMessage(encode_agent_envelope(envelope)), key.exchange(address.dh_key)

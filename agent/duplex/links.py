@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from agent.duplex.outgoing import Prohibited
@@ -26,7 +27,7 @@ from protocol.agent.short_links import LinkKind, ShortLink
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.errors import DecodeError
+from protocol.errors import DecodeError, TooLarge
 from protocol.link_crypto import (
     contact_link_keys,
     invitation_data_key,
@@ -38,6 +39,8 @@ from protocol.link_crypto import (
 )
 from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from protocol.smp_messages import LinkData, Lnk, NewLink, QueueMode
+
+MAX_ENTITY_ID = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,13 @@ def prepare_link(
     request: ConnectionRequest = ContactRequest(AGENT_VERSIONS, (queue,))
     if keys is not None:
         request = InvitationRequest(AGENT_VERSIONS, (queue,), keys.uri(E2E_VERSIONS))
+    if entity_id is not None and len(entity_id) > MAX_ENTITY_ID:
+        raise Prohibited("the id for the link is too long")
     piece = encode_fixed(FixedLinkData(AGENT_VERSIONS, root_key.public, request, entity_id))
     link_key = link_key_of(piece)
     data_key = data_key_of(link_key, is_address=keys is None)
-    fixed = seal_fixed_data(data_key, secrets.nonce(), sign_piece(root_key, piece))
+    with _fitting():
+        fixed = seal_fixed_data(data_key, secrets.nonce(), sign_piece(root_key, piece))
     return PreparedLink(server, mode, corr_id, e2e_key, root_key, keys, fixed, link_key)
 
 
@@ -106,7 +112,17 @@ def sealed_user_data(
     user: UserLinkData = InvitationUserData(AGENT_VERSIONS, blob)
     if is_address:
         user = ContactUserData(AGENT_VERSIONS, True, (), (), blob)
-    return seal_user_data(data_key, secrets.nonce(), sign_piece(root_key, encode_user(user)))
+    with _fitting():
+        return seal_user_data(data_key, secrets.nonce(), sign_piece(root_key, encode_user(user)))
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Links are our user's own: what is too long is for him to know, before anything is sent."""
+    try:
+        yield
+    except (TooLarge, OverflowError):
+        raise Prohibited("the data of the link is too long") from None
 
 
 # Our own links

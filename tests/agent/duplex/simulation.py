@@ -17,7 +17,16 @@ from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.acknowledging import acknowledge
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt, attempt
-from agent.duplex.events import Confirmed, Event, MessageFailed, MessageReceived, ReceiptsReceived
+from agent.duplex.events import (
+    Confirmed,
+    Connected,
+    ContactRequested,
+    Event,
+    Failed,
+    MessageFailed,
+    MessageReceived,
+    ReceiptsReceived,
+)
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
@@ -142,11 +151,16 @@ class Party:
         self.read: list[bytes] = []
         self.integrity: list[Integrity] = []
         self.failures: list[MessageFailed] = []
+        self.errors: list[str] = []
+        self.connected = False
+        self.requests: list[int] = []
         self.steps = 0
         "How often it could have been killed."
         self.dies_at: int | None = None
         self.answer_lost = False
         "Of the next command, which the router carries out."
+        self.loses: type[SmpCommand] | None = None
+        "Commands whose answers get lost."
         self._routers = routers
         self._known: set[int] = set()
         self._unacked: list[int] = []
@@ -187,7 +201,7 @@ class Party:
         self._step()
         answer = self._routers.answer(request.entity_id, request.message)
         self._step()
-        if self.answer_lost:
+        if self.answer_lost or type(request.message) is self.loses:
             self.answer_lost = False
             raise TemporaryFailure("the answer was lost")
         return answer
@@ -205,6 +219,12 @@ class Party:
                     self._unacked.append(event.message_id)
             case MessageFailed():
                 self.failures.append(event)
+            case Failed():
+                self.errors.append(event.error)
+            case Connected():
+                self.connected = True
+            case ContactRequested():
+                self.requests.append(event.invitation_id)
             case ReceiptsReceived():
                 self._unacked.append(event.message_id)
             case Confirmed():
@@ -234,13 +254,20 @@ class Party:
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
         return request_text(handshake.invitation_of(queue, keys))
 
-    def join(self, link: str) -> None:
-        def start(tx: Tx) -> int:
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
-            add_command(tx, connection_id, "join", join_arguments(link, b"me", pq=False))
-            return connection_id
+    def create_address(self) -> str:
+        queue = finish(self._maker.make(SERVERS[0], QueueMode.CONTACT))
+        self.connection_id = self.run(lambda tx: handshake.created(tx, queue, None, pq=False))
+        return request_text(handshake.address_of(queue))
 
-        self.connection_id = self.run(start)
+    def join(self, link: str) -> None:
+        self.connection_id = self.run(lambda tx: _start_join(tx, link))
+
+    def accept(self) -> None:
+        """The oldest request; from now on it is this connection that is talked about."""
+        request = self.requests.pop(0)
+        self.connection_id = self.run(
+            lambda tx: _start_join(tx, handshake.take_invitation(tx, request), request)
+        )
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
@@ -344,6 +371,12 @@ class Party:
         backup.backup(self.db)
         self._unacked.clear()
         self._known.clear()
+
+
+def _start_join(tx: Tx, link: str, invitation_id: int = 0) -> int:
+    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
+    add_command(tx, connection_id, "join", join_arguments(link, b"me", False, invitation_id))
+    return connection_id
 
 
 def connected_parties() -> tuple[Party, Party]:
