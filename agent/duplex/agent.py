@@ -416,7 +416,7 @@ class DuplexAgent:
         self, *, server: SmpServer | None = None, pq: bool = True, pq_in_link: bool = False
     ) -> tuple[int, str]:
         """A connection for one other person, and the link for them."""
-        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.MESSAGING)
+        queue = await self._maker.make(server or self._maker.choose(), QueueMode.MESSAGING)
         keys = self._secrets.e2e_keys(pq and pq_in_link)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
         return connection_id, request_text(handshake.invitation_of(queue, keys))
@@ -428,7 +428,7 @@ class DuplexAgent:
         self, root_key: Ed25519PrivateKey, entity_id: bytes | None = None, *, server: SmpServer | None = None
     ) -> PreparedLink:
         """The link of an address that does not exist yet; `create_prepared` makes it with one call."""
-        return prepare_link(self._secrets, server or self._maker.choose([]), None, root_key, entity_id)
+        return prepare_link(self._secrets, server or self._maker.choose(), None, root_key, entity_id)
 
     async def create_prepared(self, prepared: PreparedLink, user_data: bytes = b"") -> tuple[int, str]:
         queue, link_id = await self._maker.make_for(prepared, user_data)
@@ -447,7 +447,7 @@ class DuplexAgent:
     ) -> tuple[int, str]:
         """An invitation with a short link; keys for the ratchet are in the data behind it."""
         keys, root_key = self._secrets.e2e_keys(pq), self._secrets.ed25519()
-        at = server or self._maker.choose([])
+        at = server or self._maker.choose()
         return await self.create_prepared(prepare_link(self._secrets, at, keys, root_key, None), user_data)
 
     async def set_link_data(self, connection_id: int, user_data: bytes) -> None:
@@ -501,7 +501,7 @@ class DuplexAgent:
 
     async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
         """An address that many may write to; each request is an event."""
-        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.CONTACT)
+        queue = await self._maker.make(server or self._maker.choose(), QueueMode.CONTACT)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, None, pq=False))
         return connection_id, request_text(handshake.address_of(queue))
 
@@ -528,9 +528,9 @@ class DuplexAgent:
         """As long as the peer cannot have used the new queue."""
         await self._transact(lambda tx: rotation.abort_switch(tx, connection_id))
 
-    async def sync(self, connection_id: int, *, force: bool = False) -> None:
-        """Make a new ratchet with the peer."""
-        await self._transact(lambda tx: synchronisation.start_sync(tx, connection_id, force=force))
+    async def sync(self, connection_id: int, *, force: bool = False, pq: bool | None = None) -> None:
+        """Make a new ratchet with the peer; with `pq` also decide anew whether it is to be post-quantum."""
+        await self._transact(lambda tx: synchronisation.start_sync(tx, connection_id, force=force, pq=pq))
 
     async def delete(self, connection_id: int, *, wait: bool = False) -> None:
         """Delete the connection and its queues; with `wait`, after its messages have gone out."""

@@ -238,12 +238,12 @@ class Commands:
     async def _switch(self, command: Command) -> None:
         connection_id = command.connection_id
         queues = await self._transact(lambda tx: receive_queues(tx.db, connection_id))
+        theirs = await self._transact(lambda tx: send_queues(tx.db, connection_id))
         old = rotation.switching(queues)
         if old is None or old.switch is not RcvSwitch.STARTED:
             return
-        new = await self._maker.make(
-            self._maker.choose([queue.server for queue in queues]), QueueMode.MESSAGING, replaces=old.queue_id
-        )
+        server = self._maker.choose([queue.server for queue in (*queues, *theirs)], [old.server])
+        new = await self._maker.make(server, QueueMode.MESSAGING, replaces=old.queue_id)
         await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
 
     async def _secure_new(self, command: Command) -> None:

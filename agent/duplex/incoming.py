@@ -133,7 +133,7 @@ def _with_secret(
     if isinstance(envelope, MessageEnvelope) and conn.kind in (ConnectionKind.RCV, ConnectionKind.DUPLEX):
         return _ratchet_message(tx, conn, queue, msg, content, envelope)
     if isinstance(envelope, RatchetKeyEnvelope):
-        synchronisation.keys_received(tx, conn, envelope)
+        synchronisation.keys_received(tx, _upgraded(tx, conn, envelope.agent_version), envelope)
         return True
     raise PeerFault(A_PROHIBITED, "envelope")
 

@@ -70,6 +70,24 @@ async def test_nothing_can_be_sent_before_a_slow_handshake_has_ended(tmp_path: P
         await talk(alice, hers, bob, his)
 
 
+@pytest.mark.parametrize(("version", "allowed"), [(6, False), (7, True)])
+def test_an_old_peer_reads_nothing_before_its_user_has_let_us_in(version: int, allowed: bool) -> None:
+    routers = Routers()
+    alice, bob = Party("alice", routers), Party("bob", routers)
+    bob.join(alice.create().replace("v=2-7", f"v=2-{version}"))
+    bob.command()
+    bob.deliver()
+    if allowed:
+        bob.send(b"early")
+    else:
+        with pytest.raises(Prohibited):
+            bob.send(b"early")
+    settle(alice, bob)
+    bob.send(b"later")
+    settle(alice, bob)
+    assert alice.read == [b"early", b"later"][not allowed :]
+
+
 async def test_an_address(tmp_path: Path) -> None:
     async with (
         Router.start() as router,
