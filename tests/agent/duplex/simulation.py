@@ -48,7 +48,7 @@ from agent.duplex.tables import (
 from agent.duplex.workers import Wait
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import request_text
-from protocol.agent.integrity import Integrity, IntegrityOk
+from protocol.agent.integrity import Integrity, IntegrityOk, Skipped
 from protocol.agent.messages import UserMessage
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
@@ -150,6 +150,8 @@ class Party:
         self.connection_id = 0
         self.read: list[bytes] = []
         self.integrity: list[Integrity] = []
+        self.sent_ids: dict[bytes, int] = {}
+        "As the integrity chain counts."
         self.failures: list[MessageFailed] = []
         self.errors: list[str] = []
         self.connected = False
@@ -271,6 +273,12 @@ class Party:
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
+        self.sent_ids[body] = connection(self.db, self.connection_id).last_sent.message_id
+
+    def told_lost(self) -> set[int]:
+        """Numbers of messages that others, which came, have said to be missing."""
+        gaps = [told for told in self.integrity if isinstance(told, Skipped)]
+        return {number for gap in gaps for number in range(gap.first, gap.last + 1)}
 
     def switch(self) -> bool:
         """False while another switch goes on."""
@@ -336,6 +344,14 @@ class Party:
             self._step()
             found.messages.remove(message)
         return True
+
+    def disturb(self, how: str, choice: int) -> None:
+        """What bad routers do to the messages that wait for this side."""
+        for _, queue in self._waiting():
+            place = choice % len(queue.messages)
+            message = queue.messages[place] if how == "duplicate" else queue.messages.pop(place)
+            if how != "lose":
+                queue.messages.append(message)
 
     def ack(self) -> bool:
         if not self._unacked:

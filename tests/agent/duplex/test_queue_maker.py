@@ -7,11 +7,12 @@ import pytest
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.replies import TemporaryFailure
 from agent.duplex.secrets import Secrets
+from agent.duplex.tables import receive_queues
 from protocol.addresses import SmpServer
 from protocol.encoding import CorrId
 from protocol.smp_messages import QueueMode, SmpCommand, SmpMessage
 from smp_client.requests import Request
-from tests.agent.duplex.simulation import SERVERS, connected_parties, finish, receive_queues, settle
+from tests.agent.duplex.simulation import SERVERS, connected_parties, finish, settle
 
 ONE, TWO, THREE = SERVERS
 
