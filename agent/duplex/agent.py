@@ -230,7 +230,7 @@ class DuplexAgent:
         for server in tx.subscriptions:
             self._keep(parse_smp_server(server)).subscribe_more()
         for lane in tx.commands:
-            self._command_workers.wake(lane)
+            self._command_workers.wake(lane, hurry=lane in tx.hurried)
         for queue_id in tx.deliveries:
             self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
         self.notifications.wake(tx.notifications)

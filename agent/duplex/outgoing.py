@@ -391,9 +391,21 @@ def _switched(tx: Tx, queue: SendQueue) -> None:
     set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=1, replaces=None)
     for old in send_queues(tx.db, queue.connection_id):
         if old.queue_id == queue.replaces and old.switch is SndSwitch.SENDING_QTEST:
-            drop_send_queue(tx, old.queue_id)
-            _forget_orphans(tx, queue.connection_id)
+            give_up_queue(tx, old)
             tx.events.append(SwitchProgress(queue.connection_id, False, "completed"))
+
+
+def give_up_queue(tx: Tx, queue: SendQueue) -> None:
+    end_deliveries(tx, queue)
+    drop_send_queue(tx, queue.queue_id)
+    _forget_orphans(tx, queue.connection_id)
+
+
+def end_deliveries(tx: Tx, queue: SendQueue) -> None:
+    """Nothing more goes there: its worker need not wait for the next attempt to notice."""
+    tx.db.execute("DELETE FROM deliveries WHERE queue_id = ?", (queue.queue_id,))
+    tx.deliveries.add(queue.queue_id)
+    tx.hurried.add(queue.queue_id)
 
 
 def send_there_too(tx: Tx, old: SendQueue, new: SendQueue) -> None:

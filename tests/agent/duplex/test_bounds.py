@@ -110,9 +110,9 @@ def test_a_queue_that_is_drained_wakes_those_in_the_other_direction() -> None:
     queue = receive_queues(bob.db, bob.connection_id)[0]
     msg = Msg(bytes(24), seal_message(queue.router_secret, bytes(24), QuotaExceeded(0)))
 
-    def drained(tx: Tx) -> set[int]:
+    def drained(tx: Tx) -> set[object]:
         incoming.receive(tx, queue.server, queue.recipient_id, msg)
-        return tx.hurried
+        return {*tx.hurried}
 
     assert bob.run(drained) == {send_queues(bob.db, bob.connection_id)[0].queue_id}
 

@@ -13,6 +13,7 @@ from tests.agent.duplex.simulation import (
     Killed,
     Party,
     Routers,
+    carry,
     connected_parties,
     in_order_or_told,
     settle,
@@ -41,13 +42,6 @@ def steps(names: tuple[str, ...], max_size: int) -> st.SearchStrategy[list[Step]
     """Long ones: left alone, Hypothesis makes lists of five on average, in which nothing much can happen."""
     step = st.tuples(st.booleans(), st.sampled_from(names), st.integers(0, 1))
     return st.lists(step, min_size=max_size // 2, max_size=max_size)
-
-
-def carry(who: Party, peer: Party, choice: int) -> None:
-    """A rotation takes many steps in the right order: most of them at once."""
-    who.command()
-    who.deliver(choice)
-    peer.receive(choice)
 
 
 def step(who: Party, peer: Party, name: str, choice: int, number: int) -> bytes | None:
@@ -206,7 +200,7 @@ def test_an_old_queue_is_read_to_its_end() -> None:
     hers=st.booleans(),
 )
 def test_a_backup_is_restored(before: list[Step], between: list[Step], after: list[Step], hers: bool) -> None:
-    """Messages were under way. They can talk again after at most two synchronisations; nothing is shown twice.
+    """Messages are under way. They talk again after at most two synchronisations; nothing is shown twice.
 
     A backup from before a queue was replaced is of no use: nobody sends to the queues that it knows.
     """
