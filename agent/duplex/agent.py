@@ -38,12 +38,13 @@ from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
     data_key_of,
+    forget_link,
     keep_link,
     own_link,
     prepare_link,
     sealed_user_data,
 )
-from agent.duplex.outgoing import next_delivery, queue_message
+from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
 from agent.duplex.replies import checked
@@ -71,10 +72,12 @@ from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
+from protocol.agent.errors import LinkError
 from protocol.agent.messages import UserMessage
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Err, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
+from protocol.errors import DecodeError
+from protocol.smp_messages import Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
@@ -452,12 +455,24 @@ class DuplexAgent:
 
     async def set_link_data(self, connection_id: int, user_data: bytes) -> None:
         """Change what our short link shows."""
-        link = await self._store.read(lambda db: own_link(db, connection_id))
-        queue = (await self._store.read(lambda db: receive_queues(db, connection_id)))[0]
+        link, queue = await self._store.read(lambda db: own_link(db, connection_id))
         key = data_key_of(link.link_key, is_address=link.is_address)
         user = sealed_user_data(self._secrets, link.root_key, key, user_data, is_address=link.is_address)
         command = Lset(link.link_id, LinkData(link.fixed, user))
         await self._ask(queue.server, Request(queue.recipient_id, command, queue.recipient_key))
+
+    async def delete_link(self, connection_id: int) -> None:
+        """The short link leads nowhere from now on; the connection stays, as do those made with the link."""
+        _, queue = await self._store.read(lambda db: own_link(db, connection_id))
+        await self._ask(queue.server, Request(queue.recipient_id, Ldel(), queue.recipient_key))
+        await self._transact(lambda tx: forget_link(tx, connection_id))
+
+    async def link_data(self, link: str) -> bytes:
+        """What the owner of a short link shows. Reading an invitation reserves it: only we can join it."""
+        try:
+            return await self._commands.link_data(link)
+        except (DecodeError, LinkError):
+            raise Prohibited("this is no short link, or not what its owner made of it") from None
 
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""

@@ -43,7 +43,7 @@ from protocol.agent.envelopes import ClientMessage, InvitationEnvelope, encode_a
 from protocol.agent.errors import LinkError
 from protocol.agent.messages import Hello
 from protocol.agent.retry import SECOND
-from protocol.agent.short_links import parse_short_link
+from protocol.agent.short_links import ShortLink, parse_short_link
 from protocol.agent.versions import AGENT_PQ, AGENT_VERSIONS
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
@@ -149,9 +149,22 @@ class Commands:
     async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
         """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
         try:
-            link = links.with_whole_server(parse_short_link(text), self._maker.servers)
+            link = self._short_link(text)
         except DecodeError:
             return parse_request(text), None
+        request, _, key = await self._behind(link)
+        return request, key
+
+    async def link_data(self, text: str) -> bytes:
+        """What the owner of a short link shows; DecodeError or LinkError if it is none."""
+        _, user_data, _ = await self._behind(self._short_link(text))
+        return user_data
+
+    def _short_link(self, text: str) -> ShortLink:
+        return links.with_whole_server(parse_short_link(text), self._maker.servers)
+
+    async def _behind(self, link: ShortLink) -> tuple[ConnectionRequest, bytes, X25519PrivateKey | None]:
+        """An invitation's queue is secured for us by reading its data."""
         key = None
         if link.link_id is None:
             link_id = contact_link_keys(link.link_key).link_id
@@ -161,7 +174,7 @@ class Commands:
             answer = await self._ask(link.server, Request(link.link_id, Lkey(key.public), key))
         if not isinstance(answer, Lnk):
             raise RouterRefused(INTERNAL)
-        return links.request_behind(link, answer), key
+        return *links.behind(link, answer), key
 
     async def _join_address(
         self, connection_id: int, request: ContactRequest, info: bytes, *, pq: bool

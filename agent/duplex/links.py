@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from agent.duplex.outgoing import Prohibited
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx, insert
+from agent.duplex.tables import receive_queues
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
 from protocol.agent.e2e_params import E2eKeys
@@ -150,17 +152,23 @@ def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: Entit
     )
 
 
-def own_link(db: sqlite3.Connection, connection_id: int) -> OwnLink:
+def own_link(db: sqlite3.Connection, connection_id: int) -> tuple[OwnLink, ReceiveQueue]:
+    """With the queue that it leads to."""
     row = db.execute("SELECT * FROM links WHERE connection_id = ?", (connection_id,)).fetchone()
     if row is None:
         raise Prohibited("this connection has no short link")
-    return OwnLink(
+    link = OwnLink(
         row["link_id"],
         row["link_key"],
         Ed25519PrivateKey(row["root_key"]),
         row["fixed"],
         bool(row["is_address"]),
     )
+    return link, receive_queues(db, connection_id)[0]
+
+
+def forget_link(tx: Tx, connection_id: int) -> None:
+    tx.db.execute("DELETE FROM links WHERE connection_id = ?", (connection_id,))
 
 
 # Links of others
@@ -186,12 +194,15 @@ def securing_key(tx: Tx, link: ShortLink) -> X25519PrivateKey:
     return X25519PrivateKey(row["auth_key"])
 
 
-def request_behind(link: ShortLink, answer: Lnk) -> ConnectionRequest:
-    """LinkError if the router's data is not what the link was made of, DecodeError if it is none."""
+def behind(link: ShortLink, answer: Lnk) -> tuple[ConnectionRequest, bytes]:
+    """The request, and what the owner shows.
+
+    LinkError if the router's data is not what the link was made of, DecodeError if it is none.
+    """
     is_address = link.link_id is None
     data_key = data_key_of(link.link_key, is_address=is_address)
     opened = open_link(link.link_key, data_key, answer.data.fixed, answer.data.user)
     request = request_of(opened.fixed, link.server, answer.sender_id)
     if isinstance(request, ContactRequest) is not is_address:
         raise DecodeError
-    return request
+    return request, opened.user.blob
