@@ -11,10 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 from agent.cli import connections, notifications, rekey, status
-from agent.cli.running import Action
+from agent.cli.running import Action, raw
 from agent.errors import AgentError
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.errors import DecodeError
+from smp_client.proxy import ProxyPolicy
 from store.interface import StoreError
 from transport.cancellation import first_cause
 
@@ -56,10 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         folder=Path(os.environ.get("NTF_AGENT_PATH", "~/.local/state/ntf-agent")).expanduser(),
         timeout=15.0,
         router=None,
-        name="",
+        name=b"",
         json=False,
         key_file=None,
         services=False,
+        proxy=ProxyPolicy.NEVER,
     )
     anywhere = argparse.ArgumentParser(add_help=False)
     _options(anywhere)
@@ -87,7 +89,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
             "metavar": "SMP_ADDRESS",
             "help": "where to make queues (again for more); remembered",
         },
-        "--name": {"help": "what the other side is told about you"},
+        "--name": {"type": raw, "help": "what the other side is told about you"},
         "--json": {"action": "store_true", "help": "one JSON object per line"},
         "--key-file": {
             "type": Path,
@@ -97,6 +99,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--services": {
             "action": "store_true",
             "help": "subscribe all queues of a router at once: for thousands of connections",
+        },
+        "--proxy": {
+            "type": ProxyPolicy,
+            "choices": list(ProxyPolicy),
+            "metavar": "{always,unknown,never}",
+            "help": "send through a router of ours, which hides where we are:"
+            " to all routers, to those that are not ours, to none (never)",
         },
         "--timeout": {"type": float, "help": "seconds to wait for a server (15)"},
     }

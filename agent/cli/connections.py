@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent.cli.running import agent, answer, output, settle
+from agent.cli.running import agent, answer, output, raw, settle
 from agent.duplex.agent import DuplexAgent
 
 QUIET_TIME = 2.0
@@ -27,17 +27,18 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         add(name, action, text).add_argument("request", metavar="REQUEST", type=int)
     send = add("send", _send, "send a message")
     send.add_argument("connection", metavar="CONNECTION", type=int)
-    send.add_argument("text", metavar="TEXT")
+    send.add_argument("text", metavar="TEXT", type=raw)
     send.add_argument("--quiet", action="store_true", help="without a notification")
     receive = add("receive", _receive, "show what has come, and let in who joined")
     receive.add_argument("--follow", action="store_true", help="stay until Ctrl-C")
     receive.add_argument("--receipts", action="store_true", help="tell senders that their messages were read")
-    for name, action, text in (
-        ("switch", _switch, "move the connection to another router"),
-        ("sync", _sync, "make a new ratchet, if messages cannot be read"),
-        ("delete", _delete, "delete the connection, when its messages are sent"),
-    ):
-        add(name, action, text).add_argument("connection", metavar="CONNECTION", type=int)
+    switch = add("switch", _switch, "move the connection to another router")
+    switch.add_argument("--abort", action="store_true", help="do not, if the other side has not begun")
+    sync = add("sync", _sync, "make a new ratchet, if messages cannot be read")
+    sync.add_argument("--force", action="store_true", help="in any case, as after a backup was restored")
+    delete = add("delete", _delete, "delete the connection, when its messages are sent")
+    for command in (switch, sync, delete):
+        command.add_argument("connection", metavar="CONNECTION", type=int)
 
 
 async def _create(args: argparse.Namespace) -> None:
@@ -51,22 +52,22 @@ async def _create(args: argparse.Namespace) -> None:
 async def _new_link(opened: DuplexAgent, args: argparse.Namespace) -> tuple[int, str]:
     if args.address and args.short:
         prepared = opened.prepare_address(opened.new_root_key())
-        return await opened.create_prepared(prepared, args.name.encode())
+        return await opened.create_prepared(prepared, args.name)
     if args.address:
         return await opened.create_address()
     if args.short:
-        return await opened.create_short_invitation(args.name.encode())
+        return await opened.create_short_invitation(args.name)
     return await opened.create_invitation()
 
 
 async def _join(args: argparse.Namespace) -> None:
     async with agent(args, begins=True, needs_router=True) as opened:
-        await _started(opened, args, await opened.join(args.link, args.name.encode()))
+        await _started(opened, args, await opened.join(args.link, args.name))
 
 
 async def _accept(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
-        await _started(opened, args, await opened.accept(args.request, args.name.encode()))
+        await _started(opened, args, await opened.accept(args.request, args.name))
 
 
 async def _started(opened: DuplexAgent, args: argparse.Namespace, connection_id: int) -> None:
@@ -81,7 +82,7 @@ async def _reject(args: argparse.Namespace) -> None:
 
 async def _send(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
-        message_id = await opened.send(args.connection, args.text.encode(), notification=not args.quiet)
+        message_id = await opened.send(args.connection, args.text, notification=not args.quiet)
         output(args).say({"message": message_id}, f"Message {message_id}.")
         await settle(opened)
 
@@ -98,13 +99,13 @@ async def _receive(args: argparse.Namespace) -> None:
 
 async def _switch(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
-        await opened.switch(args.connection)
+        await (opened.abort_switch if args.abort else opened.switch)(args.connection)
         await settle(opened)
 
 
 async def _sync(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
-        await opened.sync(args.connection)
+        await opened.sync(args.connection, force=args.force)
         await settle(opened)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.cli.running import agent, answer, output, settle
+from agent.cli.running import agent, answer, output, raw, settle
 from agent.duplex.agent import DuplexAgent
 from agent.duplex.events import Fetched
 from agent.duplex.replies import RouterFailure
@@ -37,7 +37,9 @@ PROVIDERS = {
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     register = add("register", _register, "register this device, or change its mode, device token or server")
     register.add_argument("server", type=_ntf_server, metavar="NTF_ADDRESS")
-    register.add_argument("device", metavar="DEVICE_TOKEN", help="what the push provider knows the device by")
+    register.add_argument(
+        "device", metavar="DEVICE_TOKEN", type=raw, help="what the push provider knows the device by"
+    )
     register.add_argument("--provider", choices=PROVIDERS, default="apns", help="(%(default)s)")
     register.add_argument("--mode", type=Mode, choices=list(Mode), default=Mode.INSTANT, help="(%(default)s)")
     register.add_argument(
@@ -70,8 +72,7 @@ def _ntf_server(text: str) -> NtfServer:
 
 
 def _device(args: argparse.Namespace) -> DeviceToken:
-    provider = PROVIDERS[args.provider]
-    token = args.device.encode("utf-8")
+    provider, token = PROVIDERS[args.provider], args.device
     if not 0 < len(token) < 256:
         raise Misused("a device token has 1 to 255 bytes")
     return FcmToken(token) if provider is Provider.FCM else ApnsToken(provider, token)
@@ -108,7 +109,7 @@ async def _await_verification(opened: DuplexAgent, file: PushFile, device: Devic
 
 async def _verify(args: argparse.Namespace) -> None:
     try:
-        nonce, code = unb64(args.nonce.encode()), unb64(args.code.encode())
+        nonce, code = unb64(raw(args.nonce)), unb64(raw(args.code))
     except DecodeError:
         raise Misused("nonce and verification are base64url texts, as in the push") from None
     async with agent(args, asleep=True) as opened:
@@ -147,7 +148,7 @@ async def _switch(args: argparse.Namespace) -> None:
 
 
 async def _push(args: argparse.Namespace) -> None:
-    payload = await asyncio.to_thread(sys.stdin.read)
+    payload = await asyncio.to_thread(sys.stdin.buffer.read)
     async with agent(args, asleep=True) as opened:
         if await opened.notifications.on_push(payload):
             async with asyncio.timeout(FETCH_TIMEOUT):

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.cli.output import Output
@@ -25,6 +25,7 @@ from agent.duplex.events import (
 from agent.errors import AgentError, Misused
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.errors import DecodeError
+from smp_client.proxy import ProxyConfig
 from smp_client.requests import SessionConfig
 
 STATE_FILE = "connections.db"
@@ -33,6 +34,11 @@ ROUTERS_FILE = "routers"
 SETTLE_TIMEOUT = 30.0
 
 Action = Callable[[argparse.Namespace], Awaitable[None]]
+
+
+def raw(text: str) -> bytes:
+    """What was typed, byte for byte: terminals need not speak UTF-8."""
+    return os.fsencode(text)
 
 
 def output(args: argparse.Namespace) -> Output:
@@ -82,6 +88,7 @@ async def agent(
         servers=routers,
         session=session,
         services=args.services,
+        proxy=ProxyConfig(policy=args.proxy, proxies=tuple(routers), known=tuple(routers)),
         subscribe=not asleep,
         kem_pairs=0,
     )
@@ -105,9 +112,11 @@ def _routers(folder: Path, given: list[SmpServer] | None) -> list[SmpServer]:
 
 async def settle(agent: DuplexAgent) -> None:
     """Give the background some time; what is not done then is done by the next command."""
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(SETTLE_TIMEOUT):
             await agent.settled()
+    except TimeoutError:
+        print("ntf-agent: not everything is done; the next command goes on with it", file=sys.stderr)
     for event in agent.unread():
         if isinstance(event, Failed | MessageFailed | MessageDelayed):
             raise AgentError(event.error)
@@ -118,7 +127,7 @@ async def answer(agent: DuplexAgent, event: Event, args: argparse.Namespace) -> 
     output(args).show(event)
     receipt = b"" if getattr(args, "receipts", False) else None
     if isinstance(event, Confirmed):
-        await agent.allow(event.connection_id, args.name.encode())
+        await agent.allow(event.connection_id, args.name)
     elif isinstance(event, MessageReceived):
         await agent.ack(event.connection_id, event.message_id, receipt)
     elif isinstance(event, ReceiptsReceived):

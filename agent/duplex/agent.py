@@ -38,12 +38,13 @@ from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
     data_key_of,
+    forget_link,
     keep_link,
     own_link,
     prepare_link,
     sealed_user_data,
 )
-from agent.duplex.outgoing import next_delivery, queue_message
+from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
 from agent.duplex.replies import checked
@@ -71,10 +72,12 @@ from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
+from protocol.agent.errors import LinkError
 from protocol.agent.messages import UserMessage
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Err, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
+from protocol.errors import DecodeError
+from protocol.smp_messages import Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
@@ -230,7 +233,7 @@ class DuplexAgent:
         for server in tx.subscriptions:
             self._keep(parse_smp_server(server)).subscribe_more()
         for lane in tx.commands:
-            self._command_workers.wake(lane)
+            self._command_workers.wake(lane, hurry=lane in tx.hurried)
         for queue_id in tx.deliveries:
             self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
         self.notifications.wake(tx.notifications)
@@ -416,7 +419,7 @@ class DuplexAgent:
         self, *, server: SmpServer | None = None, pq: bool = True, pq_in_link: bool = False
     ) -> tuple[int, str]:
         """A connection for one other person, and the link for them."""
-        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.MESSAGING)
+        queue = await self._maker.make(server or self._maker.choose(), QueueMode.MESSAGING)
         keys = self._secrets.e2e_keys(pq and pq_in_link)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
         return connection_id, request_text(handshake.invitation_of(queue, keys))
@@ -428,7 +431,7 @@ class DuplexAgent:
         self, root_key: Ed25519PrivateKey, entity_id: bytes | None = None, *, server: SmpServer | None = None
     ) -> PreparedLink:
         """The link of an address that does not exist yet; `create_prepared` makes it with one call."""
-        return prepare_link(self._secrets, server or self._maker.choose([]), None, root_key, entity_id)
+        return prepare_link(self._secrets, server or self._maker.choose(), None, root_key, entity_id)
 
     async def create_prepared(self, prepared: PreparedLink, user_data: bytes = b"") -> tuple[int, str]:
         queue, link_id = await self._maker.make_for(prepared, user_data)
@@ -447,17 +450,29 @@ class DuplexAgent:
     ) -> tuple[int, str]:
         """An invitation with a short link; keys for the ratchet are in the data behind it."""
         keys, root_key = self._secrets.e2e_keys(pq), self._secrets.ed25519()
-        at = server or self._maker.choose([])
+        at = server or self._maker.choose()
         return await self.create_prepared(prepare_link(self._secrets, at, keys, root_key, None), user_data)
 
     async def set_link_data(self, connection_id: int, user_data: bytes) -> None:
         """Change what our short link shows."""
-        link = await self._store.read(lambda db: own_link(db, connection_id))
-        queue = (await self._store.read(lambda db: receive_queues(db, connection_id)))[0]
+        link, queue = await self._store.read(lambda db: own_link(db, connection_id))
         key = data_key_of(link.link_key, is_address=link.is_address)
         user = sealed_user_data(self._secrets, link.root_key, key, user_data, is_address=link.is_address)
         command = Lset(link.link_id, LinkData(link.fixed, user))
         await self._ask(queue.server, Request(queue.recipient_id, command, queue.recipient_key))
+
+    async def delete_link(self, connection_id: int) -> None:
+        """The short link leads nowhere from now on; the connection stays, as do those made with the link."""
+        _, queue = await self._store.read(lambda db: own_link(db, connection_id))
+        await self._ask(queue.server, Request(queue.recipient_id, Ldel(), queue.recipient_key))
+        await self._transact(lambda tx: forget_link(tx, connection_id))
+
+    async def link_data(self, link: str) -> bytes:
+        """What the owner of a short link shows. Reading an invitation reserves it: only we can join it."""
+        try:
+            return await self._commands.link_data(link)
+        except (DecodeError, LinkError):
+            raise Prohibited("this is no short link, or not what its owner made of it") from None
 
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""
@@ -501,7 +516,7 @@ class DuplexAgent:
 
     async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
         """An address that many may write to; each request is an event."""
-        queue = await self._maker.make(server or self._maker.choose([]), QueueMode.CONTACT)
+        queue = await self._maker.make(server or self._maker.choose(), QueueMode.CONTACT)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, None, pq=False))
         return connection_id, request_text(handshake.address_of(queue))
 
@@ -528,9 +543,9 @@ class DuplexAgent:
         """As long as the peer cannot have used the new queue."""
         await self._transact(lambda tx: rotation.abort_switch(tx, connection_id))
 
-    async def sync(self, connection_id: int, *, force: bool = False) -> None:
-        """Make a new ratchet with the peer."""
-        await self._transact(lambda tx: synchronisation.start_sync(tx, connection_id, force=force))
+    async def sync(self, connection_id: int, *, force: bool = False, pq: bool | None = None) -> None:
+        """Make a new ratchet with the peer; with `pq` also decide anew whether it is to be post-quantum."""
+        await self._transact(lambda tx: synchronisation.start_sync(tx, connection_id, force=force, pq=pq))
 
     async def delete(self, connection_id: int, *, wait: bool = False) -> None:
         """Delete the connection and its queues; with `wait`, after its messages have gone out."""

@@ -31,6 +31,7 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.duplex.workers import Wait
+from agent.errors import AgentError
 from protocol.agent.connection_requests import (
     ConnectionRequest,
     ContactRequest,
@@ -42,7 +43,7 @@ from protocol.agent.envelopes import ClientMessage, InvitationEnvelope, encode_a
 from protocol.agent.errors import LinkError
 from protocol.agent.messages import Hello
 from protocol.agent.retry import SECOND
-from protocol.agent.short_links import parse_short_link
+from protocol.agent.short_links import ShortLink, parse_short_link
 from protocol.agent.versions import AGENT_PQ, AGENT_VERSIONS
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
@@ -59,6 +60,9 @@ MAX_DELETIONS = 10
 "Attempts to delete a queue; then it is left to the router."
 
 
+MAX_LINK = 2**16 - 1
+
+
 DRAINING_TIME = 2 * 86400
 "Seconds for which a queue that was replaced may keep messages that nobody reads."
 
@@ -73,10 +77,13 @@ def waiting_messages(info: Info) -> int:
 
 
 def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
-    w = Writer()
+    """What is no text at all is no link either: joining it fails as that of any other wrong link does."""
+    w, encoded = Writer(), link.encode(errors="replace")
+    if len(encoded) > MAX_LINK:
+        raise Prohibited("the link is too long")
     w.push_int64(invitation_id)
     w.push_bool(pq)
-    w.push_large(link.encode())
+    w.push_large(encoded)
     w.push_bytes(info)
     return w.value()
 
@@ -112,10 +119,10 @@ class Commands:
             error = A_VERSION
         except (DecodeError, LinkError):
             error = A_LINK
-        except (RouterRefused, Prohibited) as refused:
-            error = str(refused)
         except NoConnection:
             pass
+        except AgentError as refused:
+            error = str(refused)
         await self._transact(lambda tx: _finish(tx, command, error))
 
     # Handshakes
@@ -142,9 +149,22 @@ class Commands:
     async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
         """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
         try:
-            link = links.with_whole_server(parse_short_link(text), self._maker.servers)
+            link = self._short_link(text)
         except DecodeError:
             return parse_request(text), None
+        request, _, key = await self._behind(link)
+        return request, key
+
+    async def link_data(self, text: str) -> bytes:
+        """What the owner of a short link shows; DecodeError or LinkError if it is none."""
+        _, user_data, _ = await self._behind(self._short_link(text))
+        return user_data
+
+    def _short_link(self, text: str) -> ShortLink:
+        return links.with_whole_server(parse_short_link(text), self._maker.servers)
+
+    async def _behind(self, link: ShortLink) -> tuple[ConnectionRequest, bytes, X25519PrivateKey | None]:
+        """An invitation's queue is secured for us by reading its data."""
         key = None
         if link.link_id is None:
             link_id = contact_link_keys(link.link_key).link_id
@@ -154,7 +174,7 @@ class Commands:
             answer = await self._ask(link.server, Request(link.link_id, Lkey(key.public), key))
         if not isinstance(answer, Lnk):
             raise RouterRefused(INTERNAL)
-        return links.request_behind(link, answer), key
+        return *links.behind(link, answer), key
 
     async def _join_address(
         self, connection_id: int, request: ContactRequest, info: bytes, *, pq: bool
@@ -172,6 +192,8 @@ class Commands:
                 lambda tx: handshake.contact_queue_made(tx, connection_id, queue, pq=with_pq)
             )
         own = await self._transact(lambda tx: handshake.own_invitation(tx.db, connection_id))
+        if own is None:
+            return
         envelope = InvitationEnvelope(agent_version, request_text(own), info)
         key, nonce = self._secrets.x25519(), self._secrets.nonce()
         content, secret = ClientMessage(encode_agent_envelope(envelope)), key.exchange(address.dh_key)
@@ -229,12 +251,12 @@ class Commands:
     async def _switch(self, command: Command) -> None:
         connection_id = command.connection_id
         queues = await self._transact(lambda tx: receive_queues(tx.db, connection_id))
+        theirs = await self._transact(lambda tx: send_queues(tx.db, connection_id))
         old = rotation.switching(queues)
         if old is None or old.switch is not RcvSwitch.STARTED:
             return
-        new = await self._maker.make(
-            self._maker.choose([queue.server for queue in queues]), QueueMode.MESSAGING, replaces=old.queue_id
-        )
+        server = self._maker.choose([queue.server for queue in (*queues, *theirs)], [old.server])
+        new = await self._maker.make(server, QueueMode.MESSAGING, replaces=old.queue_id)
         await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
 
     async def _secure_new(self, command: Command) -> None:

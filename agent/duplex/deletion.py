@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 
 from agent.duplex.events import Deleted
-from agent.duplex.store import Tx
-from agent.duplex.tables import add_command, connection, set_connection
+from agent.duplex.outgoing import end_deliveries
+from agent.duplex.store import Lane, Tx
+from agent.duplex.tables import add_command, connection, send_queues, set_connection
 
 DELETE = "delete"
 KEPT = 21 * 86400
@@ -20,10 +21,20 @@ def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
     connection(tx.db, connection_id)
     set_connection(tx, connection_id, deleted=1)
     tx.db.execute("UPDATE receive_queues SET deleting = 1 WHERE connection_id = ?", (connection_id,))
-    tx.db.execute("DELETE FROM commands WHERE connection_id = ?", (connection_id,))
+    _end_commands(tx, connection_id)
     if not wait:
-        tx.db.execute("DELETE FROM deliveries WHERE connection_id = ?", (connection_id,))
+        for queue in send_queues(tx.db, connection_id):
+            end_deliveries(tx, queue)
     add_command(tx, connection_id, DELETE, (tx.now + PENDING_TIME).to_bytes(8, "big") if wait else bytes(8))
+
+
+def _end_commands(tx: Tx, connection_id: int) -> None:
+    """What one waits to try again is not wanted any more, and the deletion does not wait for it."""
+    sql = "SELECT DISTINCT connection_id, queue_id FROM commands WHERE connection_id = ?"
+    lanes = {Lane(*row) for row in tx.db.execute(sql, (connection_id,))}
+    tx.db.execute("DELETE FROM commands WHERE connection_id = ?", (connection_id,))
+    tx.commands |= lanes
+    tx.hurried |= lanes
 
 
 def is_pending(db: sqlite3.Connection, connection_id: int) -> bool:

@@ -14,7 +14,7 @@ from agent.duplex.replies import RouterFailure, RouterRefused
 from agent.duplex.store import DuplexStore
 from agent.duplex.tables import receive_queue
 from agent.duplex.workers import Wait, Workers
-from protocol.agent.retry import FAST, SECOND
+from protocol.agent.retry import FAST, SECOND, Retry, first
 from protocol.smp_messages import Ack, Get, Msg
 from smp_client.requests import Request
 from transport.cancellation import TaskGroup
@@ -40,6 +40,7 @@ class Fetches:
         self._acks: dict[int, bytes] = {}
         "The message of a queue that is dealt with, and its router is not told yet."
         self._unread: set[int] = set()
+        self._retries: dict[int, Retry] = {}
         self._workers: Workers[int] = Workers("reading of queue", tasks, self._step)
         self.idle = self._workers.idle
 
@@ -66,8 +67,11 @@ class Fetches:
             self._publish(Failed(queue.connection_id, str(refused)))
             return self._read(queue_id)
         except RouterFailure:
-            await wait.sleep(FAST.initial / SECOND)  # GET repeats what was not acknowledged
+            retry = self._retries.get(queue_id) or first(FAST)
+            self._retries[queue_id] = retry.next(FAST)
+            await wait.sleep(retry.delay / SECOND)  # GET repeats what was not acknowledged
             return True
+        self._retries.pop(queue_id, None)
         if message is None:
             return self._read(queue_id)
         await self._room()
@@ -89,6 +93,7 @@ class Fetches:
     def _read(self, queue_id: int) -> bool:
         self._unread.discard(queue_id)
         self._acks.pop(queue_id, None)
+        self._retries.pop(queue_id, None)
         if not self._unread:
             self._publish(Fetched())
         return False

@@ -150,10 +150,10 @@ def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: b
     put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
 
 
-def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequest:
+def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequest | None:
+    """None if the owner of the address has joined it: our request arrived, only its answer did not."""
     keys = keys_of(db, connection_id)
-    assert keys is not None
-    return invitation_of(receive_queues(db, connection_id)[0], keys)
+    return None if keys is None else invitation_of(receive_queues(db, connection_id)[0], keys)
 
 
 def reply_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:

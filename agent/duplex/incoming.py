@@ -12,7 +12,6 @@ from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION,
 from agent.duplex.outgoing import (
     MAX_ANSWERS,
     MessageKind,
-    Prohibited,
     connected,
     queue_message,
     waiting_answers,
@@ -30,6 +29,7 @@ from agent.duplex.tables import (
     set_connection,
     set_receive_queue,
 )
+from agent.errors import AgentError
 from protocol.addresses import SmpServer
 from protocol.agent import integrity as chain
 from protocol.agent.envelopes import (
@@ -89,7 +89,7 @@ def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> bool
         tx.events.append(Failed(conn.connection_id, str(fault)))
     except DecodeError:
         tx.events.append(Failed(conn.connection_id, A_MESSAGE))
-    except Prohibited as error:
+    except AgentError as error:
         tx.events.append(Failed(conn.connection_id, f"{A_PROHIBITED} {error}"))
     return True
 
@@ -133,7 +133,7 @@ def _with_secret(
     if isinstance(envelope, MessageEnvelope) and conn.kind in (ConnectionKind.RCV, ConnectionKind.DUPLEX):
         return _ratchet_message(tx, conn, queue, msg, content, envelope)
     if isinstance(envelope, RatchetKeyEnvelope):
-        synchronisation.keys_received(tx, conn, envelope)
+        synchronisation.keys_received(tx, _upgraded(tx, conn, envelope.agent_version), envelope)
         return True
     raise PeerFault(A_PROHIBITED, "envelope")
 
@@ -187,6 +187,8 @@ def _ratchet_message(
             return received.take(tx)
     except PeerFault as fault:  # the ratchet has moved on all the same
         return _report(tx, conn, str(fault))
+    except AgentError as error:  # we cannot answer it: not now, or not in one message
+        return _report(tx, conn, f"{A_PROHIBITED} {error}")
 
 
 def _report(tx: Tx, conn: Connection, error: str) -> bool:

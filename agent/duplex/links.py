@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from agent.duplex.outgoing import Prohibited
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx, insert
+from agent.duplex.tables import receive_queues
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
 from protocol.agent.e2e_params import E2eKeys
@@ -26,7 +29,7 @@ from protocol.agent.short_links import LinkKind, ShortLink
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.errors import DecodeError
+from protocol.errors import DecodeError, TooLarge
 from protocol.link_crypto import (
     contact_link_keys,
     invitation_data_key,
@@ -38,6 +41,8 @@ from protocol.link_crypto import (
 )
 from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from protocol.smp_messages import LinkData, Lnk, NewLink, QueueMode
+
+MAX_ENTITY_ID = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +98,13 @@ def prepare_link(
     request: ConnectionRequest = ContactRequest(AGENT_VERSIONS, (queue,))
     if keys is not None:
         request = InvitationRequest(AGENT_VERSIONS, (queue,), keys.uri(E2E_VERSIONS))
+    if entity_id is not None and len(entity_id) > MAX_ENTITY_ID:
+        raise Prohibited("the id for the link is too long")
     piece = encode_fixed(FixedLinkData(AGENT_VERSIONS, root_key.public, request, entity_id))
     link_key = link_key_of(piece)
     data_key = data_key_of(link_key, is_address=keys is None)
-    fixed = seal_fixed_data(data_key, secrets.nonce(), sign_piece(root_key, piece))
+    with _fitting():
+        fixed = seal_fixed_data(data_key, secrets.nonce(), sign_piece(root_key, piece))
     return PreparedLink(server, mode, corr_id, e2e_key, root_key, keys, fixed, link_key)
 
 
@@ -106,7 +114,17 @@ def sealed_user_data(
     user: UserLinkData = InvitationUserData(AGENT_VERSIONS, blob)
     if is_address:
         user = ContactUserData(AGENT_VERSIONS, True, (), (), blob)
-    return seal_user_data(data_key, secrets.nonce(), sign_piece(root_key, encode_user(user)))
+    with _fitting():
+        return seal_user_data(data_key, secrets.nonce(), sign_piece(root_key, encode_user(user)))
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Links are our user's own: what is too long is for him to know, before anything is sent."""
+    try:
+        yield
+    except (TooLarge, OverflowError):
+        raise Prohibited("the data of the link is too long") from None
 
 
 # Our own links
@@ -134,17 +152,23 @@ def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: Entit
     )
 
 
-def own_link(db: sqlite3.Connection, connection_id: int) -> OwnLink:
+def own_link(db: sqlite3.Connection, connection_id: int) -> tuple[OwnLink, ReceiveQueue]:
+    """With the queue that it leads to."""
     row = db.execute("SELECT * FROM links WHERE connection_id = ?", (connection_id,)).fetchone()
     if row is None:
         raise Prohibited("this connection has no short link")
-    return OwnLink(
+    link = OwnLink(
         row["link_id"],
         row["link_key"],
         Ed25519PrivateKey(row["root_key"]),
         row["fixed"],
         bool(row["is_address"]),
     )
+    return link, receive_queues(db, connection_id)[0]
+
+
+def forget_link(tx: Tx, connection_id: int) -> None:
+    tx.db.execute("DELETE FROM links WHERE connection_id = ?", (connection_id,))
 
 
 # Links of others
@@ -170,12 +194,15 @@ def securing_key(tx: Tx, link: ShortLink) -> X25519PrivateKey:
     return X25519PrivateKey(row["auth_key"])
 
 
-def request_behind(link: ShortLink, answer: Lnk) -> ConnectionRequest:
-    """LinkError if the router's data is not what the link was made of, DecodeError if it is none."""
+def behind(link: ShortLink, answer: Lnk) -> tuple[ConnectionRequest, bytes]:
+    """The request, and what the owner shows.
+
+    LinkError if the router's data is not what the link was made of, DecodeError if it is none.
+    """
     is_address = link.link_id is None
     data_key = data_key_of(link.link_key, is_address=is_address)
     opened = open_link(link.link_key, data_key, answer.data.fixed, answer.data.user)
     request = request_of(opened.fixed, link.server, answer.sender_id)
     if isinstance(request, ContactRequest) is not is_address:
         raise DecodeError
-    return request
+    return request, opened.user.blob

@@ -53,7 +53,7 @@ from protocol.agent.messages import (
     message_hash,
 )
 from protocol.agent.retry import FAST, SLOW, Retry
-from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, pq_possible
+from protocol.agent.versions import AGENT_EARLY_RATCHET, AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
@@ -109,6 +109,8 @@ NOTIFYING = {
 }
 "Kinds that wake the peer's device; for messages of users the application decides."
 SWITCHING = {MessageKind.ADD, MessageKind.KEY, MessageKind.USE, MessageKind.TEST}
+_QUIET_WHEN_FULL = SWITCHING | {MessageKind.RATCHET_KEY}
+"Kinds that wait for room without a word."
 MAX_ANSWERS = 100
 "To a peer, or because of a router, that wait to be sent."
 CONFIRMATIONS = {MessageKind.CONFIRMATION, MessageKind.REPLY}
@@ -144,7 +146,7 @@ def queue_message(
         raise Prohibited("the ratchet has to be synchronised first")
     targets = _targets(tx, conn) if queues is None else queues
     if kind is MessageKind.USER:
-        _check_made(tx, targets[0])
+        _check_made(tx, conn, targets[0])
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
@@ -174,13 +176,19 @@ def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
 
 
-def _check_made(tx: Tx, queue: SendQueue) -> None:
-    """A message may follow a confirmation at once, but not overtake the HELLO of a slow handshake."""
+def _check_made(tx: Tx, conn: Connection, queue: SendQueue) -> None:
+    """A message may follow a confirmation at once, but not overtake the HELLO of a slow handshake.
+
+    An old peer can read nothing before its user has let us in.
+    """
     if queue.status is QueueStatus.ACTIVE:
         return
     receiving = receive_queues(tx.db, queue.connection_id)[0]
     is_fast = queue.sender_secures and receiving.mode is QueueMode.MESSAGING
-    if not is_fast and receiving.status is not QueueStatus.ACTIVE:
+    if (
+        not (is_fast and conn.agent_version >= AGENT_EARLY_RATCHET)
+        and receiving.status is not QueueStatus.ACTIVE
+    ):
         raise Prohibited("the connection is not made yet")
 
 
@@ -383,9 +391,21 @@ def _switched(tx: Tx, queue: SendQueue) -> None:
     set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=1, replaces=None)
     for old in send_queues(tx.db, queue.connection_id):
         if old.queue_id == queue.replaces and old.switch is SndSwitch.SENDING_QTEST:
-            drop_send_queue(tx, old.queue_id)
-            _forget_orphans(tx, queue.connection_id)
+            give_up_queue(tx, old)
             tx.events.append(SwitchProgress(queue.connection_id, False, "completed"))
+
+
+def give_up_queue(tx: Tx, queue: SendQueue) -> None:
+    end_deliveries(tx, queue)
+    drop_send_queue(tx, queue.queue_id)
+    _forget_orphans(tx, queue.connection_id)
+
+
+def end_deliveries(tx: Tx, queue: SendQueue) -> None:
+    """Nothing more goes there: its worker need not wait for the next attempt to notice."""
+    tx.db.execute("DELETE FROM deliveries WHERE queue_id = ?", (queue.queue_id,))
+    tx.deliveries.add(queue.queue_id)
+    tx.hurried.add(queue.queue_id)
 
 
 def send_there_too(tx: Tx, old: SendQueue, new: SendQueue) -> None:
@@ -416,7 +436,7 @@ def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | N
         " WHERE connection_id = ? AND local_id = ?",
         (retry.delay, retry.elapsed, delivery.connection_id, delivery.local_id),
     )
-    if warning is not None and delivery.kind in (MessageKind.USER, MessageKind.HELLO):
+    if warning is not None and not (slow and delivery.kind in _QUIET_WHEN_FULL):
         tx.events.append(MessageDelayed(delivery.connection_id, delivery.local_id, warning))
 
 

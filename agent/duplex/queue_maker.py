@@ -36,16 +36,33 @@ class QueueMaker:
         """Without `subscribe` the queues are to be read with GET."""
         self.servers = servers
         self._secrets = secrets
-        self._ask = ask
+        self._ask_router = ask
         self._subscribe = subscribe
+        self._failed: set[SmpServer] = set()
+        "Where it was tried in vain: the next attempt is made elsewhere, until it was tried everywhere."
 
-    def choose(self, avoid: Sequence[SmpServer]) -> SmpServer:
-        """A router of ours, other than those if there is another."""
+    def choose(self, *avoid: Sequence[SmpServer]) -> SmpServer:
+        """A router of ours other than the first of these, or else than the second, if there is one."""
         if not self.servers:
             raise Prohibited("there is no router to make queues at")
+        choices = filter(None, (self._others(servers) for servers in avoid))
+        others = next(choices, list(self.servers))
+        untried = [server for server in others if server.canonical not in self._failed]
+        if not untried:
+            self._failed.difference_update(server.canonical for server in others)
+        return chance.choice(untried or others)
+
+    def _others(self, avoid: Sequence[SmpServer]) -> list[SmpServer]:
         named = {server.canonical for server in avoid}
-        others = [server for server in self.servers if server.canonical not in named]
-        return chance.choice(others or self.servers)
+        return [server for server in self.servers if server.canonical not in named]
+
+    async def _ask(
+        self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
+    ) -> SmpMessage:
+        self._failed.add(server.canonical)
+        answer = await self._ask_router(server, request, corr_id)
+        self._failed.discard(server.canonical)
+        return answer
 
     async def make(
         self,

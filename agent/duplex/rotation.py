@@ -10,7 +10,7 @@ from dataclasses import replace
 from agent.duplex.events import SwitchProgress
 from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.handshake import new_send_queue, queue_uri
-from agent.duplex.outgoing import Prohibited, check_answers, queue_message, send_there_too
+from agent.duplex.outgoing import Prohibited, check_answers, give_up_queue, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
@@ -26,7 +26,6 @@ from agent.duplex.tables import (
     add_receive_queue,
     connection,
     drop_receive_queue,
-    drop_send_queue,
     find_address,
     receive_queue,
     receive_queues,
@@ -177,7 +176,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
         raise PeerFault(A_VERSION)
     for queue in queues:
         if queue.replaces == old.queue_id:  # of an earlier offer
-            drop_send_queue(tx, queue.queue_id)
+            give_up_queue(tx, queue)
     info = QueueInfo(version, offered.server, offered.sender_id, offered.dh_key, offered.mode)
     try:
         new = new_send_queue(tx, conn.connection_id, info, replaces=old.queue_id)

@@ -54,8 +54,8 @@ class Tx:
     events: list[Event] = field(default_factory=list)
     deliveries: set[int] = field(default_factory=set)
     "Send queues that have something to send."
-    hurried: set[int] = field(default_factory=set)
-    "Send queues whose wait for the next attempt is over."
+    hurried: set[int | Lane] = field(default_factory=set)
+    "Send queues and lanes whose wait for the next attempt is over."
     commands: set[Lane] = field(default_factory=set)
     "Where there is something to do."
     subscriptions: set[str] = field(default_factory=set)

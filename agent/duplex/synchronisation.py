@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.duplex.events import RatchetSync
+from agent.duplex.events import Failed, RatchetSync
 from agent.duplex.faults import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.outgoing import Prohibited, check_answers, queue_message, queue_ratchet_key
 from agent.duplex.ratchets import keys_of, put_keys, replace_ratchet, seen_before
@@ -15,11 +15,13 @@ from protocol.agent.errors import RatchetError
 from protocol.agent.messages import RatchetReady
 from protocol.agent.ratchet import creator_ratchet, joiner_ratchet
 from protocol.agent.ratchet_sync import SyncState, sends_first
-from protocol.agent.versions import AGENT_SYNC, E2E_VERSIONS
+from protocol.agent.versions import AGENT_SYNC, E2E_VERSIONS, pq_possible
 from protocol.agent.x3dh import RatchetKem
 
 RATCHET_KEY = "ratchet key"
 "Kind of hash: of the keys that a peer sent."
+RATCHET_SYNC = "RATCHET_SYNC"
+"Other keys, when both sides had agreed already."
 
 
 def _enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
@@ -27,13 +29,17 @@ def _enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = Non
     tx.events.append(RatchetSync(connection_id, state, error))
 
 
-def start_sync(tx: Tx, connection_id: int, *, force: bool) -> None:
+def start_sync(tx: Tx, connection_id: int, *, force: bool, pq: bool | None = None) -> None:
+    """With `pq` post-quantum keys are offered from now on, or no more; nothing else can take them back."""
     conn = connection(tx.db, connection_id)
     if conn.kind is not ConnectionKind.DUPLEX or conn.agent_version < AGENT_SYNC:
         raise Prohibited("this connection cannot be synchronised")
     if not conn.sync_state.may_start and not force:
         raise Prohibited("there is no need to synchronise")
-    _send_keys(tx, conn, E2E_VERSIONS.max)
+    if pq is not None:
+        support = pq and pq_possible(conn.agent_version, E2E_VERSIONS.max)
+        set_connection(tx, connection_id, pq_support=int(support))
+    _send_keys(tx, connection(tx.db, connection_id), E2E_VERSIONS.max)
     _enter(tx, connection_id, SyncState.STARTED)
 
 
@@ -54,7 +60,8 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
     if theirs.version not in E2E_VERSIONS:
         raise PeerFault(A_VERSION)
     if conn.sync_state is SyncState.AGREED:
-        _enter(tx, conn.connection_id, SyncState.REQUIRED, "RATCHET_SYNC")
+        _enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
+        tx.events.append(Failed(conn.connection_id, f"A_CRYPTO {RATCHET_SYNC}"))
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
     if keys is None:

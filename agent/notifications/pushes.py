@@ -69,7 +69,7 @@ def _object(payload: object) -> Mapping[str, object]:
     if isinstance(payload, str | bytes):
         try:
             payload = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadPush("the payload is not JSON") from None
     if not isinstance(payload, Mapping):
         raise BadPush("the payload is not a JSON object")

@@ -11,8 +11,6 @@ AGENT_SYNC = 3
 "Ratchets can be synchronised anew."
 AGENT_RECEIPTS = 4
 AGENT_PQ = 5
-AGENT_SENDER_SECURES = 6
-"Reply queues are secured by their sender."
 AGENT_EARLY_RATCHET = 7
 "The creator of a link has a ratchet from the confirmation on, so the joiner may write at once."
 E2E_PQ = 3

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
+from agent.cli.output import Output
+from agent.duplex.agent import DuplexConfig
+from agent.duplex.events import Event, MessageFailed, MessageReceived, RatchetSync, ServerUp, ServiceDown
+from agent.errors import AgentError
 from ntf_demo.demo import Playground, playground
+from protocol.addresses import parse_smp_server
+from protocol.agent.integrity import Skipped
+from protocol.agent.ratchet_sync import SyncState
+from protocol.smp_messages import QueueSet
+from smp_client.proxy import ProxyConfig, ProxyPolicy
 from tests.agent.duplex.world import DEADLINE
 from tests.agent.notifications.world import DEVICE, message_push, verification
 
@@ -163,10 +172,103 @@ async def test_following(alice: Terminal, bob: Terminal) -> None:
         assert "in use by another agent" in await alice.run("send", "1", "hello", code=1)
 
 
+async def test_a_new_ratchet_and_another_router(
+    world: Playground, alice: Terminal, bob: Terminal, tmp_path: Path
+) -> None:
+    """What a user needs after a backup was restored, or when a move gets stuck."""
+    link = (await alice.run("create")).splitlines()[-1]
+    await bob.run("join", link)
+    await alice.run("receive")
+    assert "Connection 1: Alice lets us in\nConnection 1 is made\n" in await bob.run("receive")
+    assert "no need" in await alice.run("sync", "1", code=1)
+    await alice.run("sync", "1", "--force")
+    assert "ratchet agreed" in await bob.run("receive")
+    assert "ratchet agreed" in await alice.run("receive")
+    await bob.run("receive")
+    await alice.run("receive")
+    assert (await alice.lines("status"))[1]["ratchet"] == "ok"
+    await alice.run("switch", "1")
+    assert "replaced already" in await alice.run("switch", "1", code=1)
+    await alice.run("switch", "1", "--abort")
+    await alice.run("send", "1", "not lost")
+    assert "Connection 1: not lost\n" in await bob.run("receive", "--receipts")
+    assert "Connection 1: received " in await alice.run("receive")
+
+
+@pytest.mark.parametrize(
+    ("event", "values", "text"),
+    [
+        (
+            ServerUp(parse_smp_server(NO_ROUTER), (1, 2)),
+            {"server": NO_ROUTER, "connection_ids": [1, 2]},
+            None,
+        ),
+        (
+            MessageReceived(1, 7, 5, 0, Skipped(3, 4), b"hi", pq=True),
+            {
+                "connection_id": 1,
+                "message_id": 7,
+                "sender_message_id": 5,
+                "broker_ts": 0,
+                "integrity": {"outcome": "Skipped", "first": 3, "last": 4},
+                "body": "hi",
+                "pq": True,
+            },
+            "Connection 1: hi [messages 3 to 4 are missing before it]",
+        ),
+        (
+            RatchetSync(1, SyncState.REQUIRED),
+            {"connection_id": 1, "state": "required", "error": None},
+            "Connection 1: ratchet required",
+        ),
+        (
+            ServiceDown(parse_smp_server(NO_ROUTER), QueueSet(2, b"\x01\xff")),
+            {"server": NO_ROUTER, "queues": {"count": 2, "hash": "01ff"}},
+            None,
+        ),
+        (
+            MessageFailed(1, 7, "SMP AUTH"),
+            {"connection_id": 1, "message_id": 7, "error": "SMP AUTH"},
+            "Connection 1: message 7 is not sent: SMP AUTH",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_events(
+    event: Event, values: dict[str, Any], text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Output(as_json=True).show(event)
+    assert json.loads(capsys.readouterr().out) == {"event": type(event).__name__} | values
+    Output(as_json=False).show(event)
+    assert capsys.readouterr().out == ("" if text is None else f"{text}\n")
+
+
+@pytest.mark.parametrize("policy", list(ProxyPolicy))
+def test_sending_through_a_proxy_is_for_the_user_to_decide(
+    tmp_path: Path, policy: ProxyPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(AgentError):
+        pass
+
+    def opened(config: DuplexConfig) -> None:
+        server = parse_smp_server(NO_ROUTER)
+        assert config.proxy == ProxyConfig(policy=policy, proxies=(server,), known=(server,))
+        raise Seen("so be it")
+
+    monkeypatch.setattr("agent.cli.running.open_duplex", opened)
+    asked = ["--proxy", policy.value] if policy is not ProxyPolicy.NEVER else []
+    assert main(["--folder", str(tmp_path), "create", "--router", NO_ROUTER, *asked]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["send", "1", "text"], "there is no such connection"),
+        (["send", "1", "\udcff"], "there is no such connection"),
+        (["join", "\udcff", "--router", NO_ROUTER], "A_LINK"),
+        (["join", "simplex:/", "--router", NO_ROUTER, "--name", "\udcff"], "A_LINK"),
+        (["notifications", "verify", "\udcff", "AAAA"], "base64url"),
+        (["notifications", "register", NOWHERE, "\udcff", "--period", "3"], "20 to 65535"),
         (["switch", "1"], "there is no such connection"),
         (["accept", "7"], "there is no such request"),
         (["join", "nonsense", "--router", NO_ROUTER], "A_LINK"),

@@ -17,7 +17,16 @@ from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.acknowledging import acknowledge
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt, attempt
-from agent.duplex.events import Confirmed, Event, MessageFailed, MessageReceived, ReceiptsReceived
+from agent.duplex.events import (
+    Confirmed,
+    Connected,
+    ContactRequested,
+    Event,
+    Failed,
+    MessageFailed,
+    MessageReceived,
+    ReceiptsReceived,
+)
 from agent.duplex.incoming import receive, unacknowledged
 from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
@@ -39,7 +48,7 @@ from agent.duplex.tables import (
 from agent.duplex.workers import Wait
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import request_text
-from protocol.agent.integrity import Integrity, IntegrityOk
+from protocol.agent.integrity import Integrity, IntegrityOk, Skipped
 from protocol.agent.messages import UserMessage
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
@@ -141,12 +150,19 @@ class Party:
         self.connection_id = 0
         self.read: list[bytes] = []
         self.integrity: list[Integrity] = []
+        self.sent_ids: dict[bytes, int] = {}
+        "As the integrity chain counts."
         self.failures: list[MessageFailed] = []
+        self.errors: list[str] = []
+        self.connected = False
+        self.requests: list[int] = []
         self.steps = 0
         "How often it could have been killed."
         self.dies_at: int | None = None
         self.answer_lost = False
         "Of the next command, which the router carries out."
+        self.loses: type[SmpCommand] | None = None
+        "Commands whose answers get lost."
         self._routers = routers
         self._known: set[int] = set()
         self._unacked: list[int] = []
@@ -187,7 +203,7 @@ class Party:
         self._step()
         answer = self._routers.answer(request.entity_id, request.message)
         self._step()
-        if self.answer_lost:
+        if self.answer_lost or type(request.message) is self.loses:
             self.answer_lost = False
             raise TemporaryFailure("the answer was lost")
         return answer
@@ -205,6 +221,12 @@ class Party:
                     self._unacked.append(event.message_id)
             case MessageFailed():
                 self.failures.append(event)
+            case Failed():
+                self.errors.append(event.error)
+            case Connected():
+                self.connected = True
+            case ContactRequested():
+                self.requests.append(event.invitation_id)
             case ReceiptsReceived():
                 self._unacked.append(event.message_id)
             case Confirmed():
@@ -234,16 +256,29 @@ class Party:
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
         return request_text(handshake.invitation_of(queue, keys))
 
-    def join(self, link: str) -> None:
-        def start(tx: Tx) -> int:
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
-            add_command(tx, connection_id, "join", join_arguments(link, b"me", pq=False))
-            return connection_id
+    def create_address(self) -> str:
+        queue = finish(self._maker.make(SERVERS[0], QueueMode.CONTACT))
+        self.connection_id = self.run(lambda tx: handshake.created(tx, queue, None, pq=False))
+        return request_text(handshake.address_of(queue))
 
-        self.connection_id = self.run(start)
+    def join(self, link: str) -> None:
+        self.connection_id = self.run(lambda tx: _start_join(tx, link))
+
+    def accept(self) -> None:
+        """The oldest request; from now on it is this connection that is talked about."""
+        request = self.requests.pop(0)
+        self.connection_id = self.run(
+            lambda tx: _start_join(tx, handshake.take_invitation(tx, request), request)
+        )
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
+        self.sent_ids[body] = connection(self.db, self.connection_id).last_sent.message_id
+
+    def told_lost(self) -> set[int]:
+        """Numbers of messages that others, which came, have said to be missing."""
+        gaps = [told for told in self.integrity if isinstance(told, Skipped)]
+        return {number for gap in gaps for number in range(gap.first, gap.last + 1)}
 
     def switch(self) -> bool:
         """False while another switch goes on."""
@@ -310,6 +345,14 @@ class Party:
             found.messages.remove(message)
         return True
 
+    def disturb(self, how: str, choice: int) -> None:
+        """What bad routers do to the messages that wait for this side."""
+        for _, queue in self._waiting():
+            place = choice % len(queue.messages)
+            message = queue.messages[place] if how == "duplicate" else queue.messages.pop(place)
+            if how != "lose":
+                queue.messages.append(message)
+
     def ack(self) -> bool:
         if not self._unacked:
             return False
@@ -346,6 +389,12 @@ class Party:
         self._known.clear()
 
 
+def _start_join(tx: Tx, link: str, invitation_id: int = 0) -> int:
+    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
+    add_command(tx, connection_id, "join", join_arguments(link, b"me", False, invitation_id))
+    return connection_id
+
+
 def connected_parties() -> tuple[Party, Party]:
     routers = Routers()
     alice, bob = Party("alice", routers), Party("bob", routers)
@@ -369,6 +418,13 @@ def settle(alice: Party, bob: Party) -> None:
         ]
     ):
         pass
+
+
+def carry(who: Party, peer: Party, choice: int) -> None:
+    """A rotation takes many steps in the right order: most of them at once."""
+    who.command()
+    who.deliver(choice)
+    peer.receive(choice)
 
 
 def in_order_or_told(reader: Party, sent: list[bytes]) -> bool:

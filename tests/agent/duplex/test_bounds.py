@@ -20,9 +20,10 @@ from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.subscribing import Delivered
-from agent.duplex.tables import connection, receive_queues, send_queues
+from agent.duplex.tables import connection, receive_queues, send_queues, set_connection
 from protocol.addresses import SmpServer
 from protocol.agent.envelopes import InvitationEnvelope
+from protocol.agent.integrity import IntegrityOk
 from protocol.agent.messages import NewQueue, QueueAdd
 from protocol.connection import Received
 from protocol.encoding import NO_CORR, EntityId
@@ -31,7 +32,7 @@ from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from protocol.smp_messages import Info, Msg, QueueMode
 from smp_client.dialer import Dialer
 from smp_client.session import SmpEvents, SmpSession, connect_smp
-from tests.agent.duplex.simulation import SERVERS, Party, Routers, connected_parties, finish
+from tests.agent.duplex.simulation import SERVERS, Party, Routers, connected_parties, finish, settle
 from tests.agent.duplex.world import config
 from tests.smp_client.peer import PeerSession, scripted_router
 
@@ -74,6 +75,22 @@ def test_offers_of_queues_that_nobody_answers_in_time() -> None:
     assert bob.read == [b"hello"]
 
 
+def test_an_offer_whose_answer_does_not_fit_into_a_message() -> None:
+    """It is read once, and what follows is read too: it must not come again and again."""
+    alice, bob = connected_parties()
+    bob.run(lambda tx: set_connection(tx, bob.connection_id, pq_support=1))  # his messages are shorter
+    old = receive_queues(alice.db, alice.connection_id)[0]
+    far = SmpServer(tuple(f"{'h' * 200}{number}.example" for number in range(66)), "", bytes(32))
+    key = Secrets().x25519().public
+    offered = QueueUri(SMP_CLIENT_VERSIONS, far, EntityId(bytes(24)), key, QueueMode.MESSAGING)
+    offer = QueueAdd((NewQueue(offered, old.address),))
+    alice.run(lambda tx: queue_message(tx, connection(tx.db, alice.connection_id), offer))
+    alice.send(b"hello")
+    settle(alice, bob)
+    assert bob.errors == ["A_PROHIBITED the message is too long"]
+    assert (bob.read, bob.integrity, bob.sends_to()) == ([b"hello"], [IntegrityOk()], 1)
+
+
 @pytest.mark.usefixtures("few_answers")
 def test_a_router_that_says_again_and_again_that_there_is_room() -> None:
     _, bob = connected_parties()
@@ -93,9 +110,9 @@ def test_a_queue_that_is_drained_wakes_those_in_the_other_direction() -> None:
     queue = receive_queues(bob.db, bob.connection_id)[0]
     msg = Msg(bytes(24), seal_message(queue.router_secret, bytes(24), QuotaExceeded(0)))
 
-    def drained(tx: Tx) -> set[int]:
+    def drained(tx: Tx) -> set[object]:
         incoming.receive(tx, queue.server, queue.recipient_id, msg)
-        return tx.hurried
+        return {*tx.hurried}
 
     assert bob.run(drained) == {send_queues(bob.db, bob.connection_id)[0].queue_id}
 

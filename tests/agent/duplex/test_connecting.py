@@ -24,7 +24,9 @@ from agent.duplex.outgoing import MessageTooLarge, Prohibited
 from agent.duplex.store import Change, DuplexStore, Tx, reading
 from agent.duplex.tables import NoConnection, connection
 from protocol.agent.envelopes import InvitationEnvelope
+from protocol.smp_messages import Send
 from smp_router.router import Router
+from tests.agent.duplex.simulation import Party, Routers, settle
 from tests.agent.duplex.world import BEFORE_SKEY, Person, config, connect, person
 
 
@@ -66,6 +68,24 @@ async def test_nothing_can_be_sent_before_a_slow_handshake_has_ended(tmp_path: P
         await alice.event(Connected)
         await bob.event(Connected)
         await talk(alice, hers, bob, his)
+
+
+@pytest.mark.parametrize(("version", "allowed"), [(6, False), (7, True)])
+def test_an_old_peer_reads_nothing_before_its_user_has_let_us_in(version: int, allowed: bool) -> None:
+    routers = Routers()
+    alice, bob = Party("alice", routers), Party("bob", routers)
+    bob.join(alice.create().replace("v=2-7", f"v=2-{version}"))
+    bob.command()
+    bob.deliver()
+    if allowed:
+        bob.send(b"early")
+    else:
+        with pytest.raises(Prohibited):
+            bob.send(b"early")
+    settle(alice, bob)
+    bob.send(b"later")
+    settle(alice, bob)
+    assert alice.read == [b"early", b"later"][not allowed :]
 
 
 async def test_an_address(tmp_path: Path) -> None:
@@ -117,6 +137,59 @@ async def test_a_request_that_arrives_again_after_it_was_accepted(tmp_path: Path
         assert await alice.agent._transact(again) == []
 
 
+def test_a_request_that_is_answered_before_its_sender_hears_that_it_arrived() -> None:
+    """The owner of the address joins; then the request, whose answer was lost, would be sent again."""
+    routers = Routers()
+    alice, bob = Party("alice", routers), Party("bob", routers)
+    bob.join(alice.create_address())
+    bob.loses = Send
+    assert not bob.command()
+    bob.loses = None
+    assert alice.receive()
+    alice.accept()
+    alice.command()
+    alice.deliver()
+    bob.receive()
+    settle(alice, bob)
+    assert (alice.connected, bob.connected) == (True, True)
+    assert (alice.errors, bob.errors) == ([], [])
+
+
+async def test_what_is_too_long(tmp_path: Path) -> None:
+    """Of a user's own: an error, and the agent goes on."""
+    long = b"x" * 20_000
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        hers, link = await alice.agent.create_invitation(pq=False)
+        _, address = await alice.agent.create_address()
+        for wrong, error in (
+            (link, "the message is too long"),
+            (address, "the information about us is too long"),
+        ):
+            await bob.agent.join(wrong, long)
+            assert (await bob.event(Failed)).error == error
+        hers, link = await alice.agent.create_invitation(pq=False)
+        his = await bob.agent.join(link, b"Bob")
+        await alice.event(Confirmed)
+        await alice.agent.allow(hers, long)
+        assert (await alice.event(Failed)).error == "the message is too long"
+        await alice.agent.allow(hers, b"Alice")
+        await alice.event(Connected)
+        await talk(alice, hers, bob, his)
+        own, _ = await alice.agent.create_short_invitation()
+        with pytest.raises(Prohibited):
+            await alice.agent.set_link_data(own, long)
+        with pytest.raises(Prohibited):
+            await alice.agent.create_short_invitation(long)
+        with pytest.raises(Prohibited):
+            alice.agent.prepare_address(alice.agent.new_root_key(), bytes(256))
+        with pytest.raises(Prohibited):
+            await alice.agent.join("x" * 70_000, b"Alice")
+
+
 async def test_what_cannot_be_joined(tmp_path: Path) -> None:
     async with (
         Router.start() as router,
@@ -127,6 +200,7 @@ async def test_what_cannot_be_joined(tmp_path: Path) -> None:
         _, link = await alice.agent.create_invitation()
         for wrong, error in (
             ("https://example.org/", "A_LINK"),
+            ("\udcff", "A_LINK"),
             (link.replace("v=2-7", "v=8-9"), "A_VERSION"),
             (link.replace("e2e=v%3D2-3", "e2e=v%3D4-5"), "A_VERSION"),
         ):

@@ -40,6 +40,9 @@ async def test_a_short_invitation(tmp_path: Path, pq: bool) -> None:
         assert link.startswith("simplex:/i#")
         await alice.agent.set_link_data(hers, b"Alice's other profile")
         only_host = link.partition("?")[0] + "?h=127.0.0.1"
+        assert await bob.agent.link_data(only_host) == b"Alice's other profile"
+        with pytest.raises(RouterRefused):  # it is Bob's now
+            await carol.agent.link_data(link)
         his = await bob.agent.join(only_host, b"Bob", pq=pq)
         await connected(alice, bob)
         await alice.agent.send(hers, b"hello")
@@ -57,14 +60,20 @@ async def test_an_address_whose_link_came_first(tmp_path: Path) -> None:
     ):
         prepared = alice.agent.prepare_address(ROOT, b"group")
         link = str(prepared.link())
-        _, made = await alice.agent.create_prepared(prepared, b"profile")
+        address, made = await alice.agent.create_prepared(prepared, b"profile")
         assert made == link
+        assert await bob.agent.link_data(link) == b"profile"
         await bob.agent.join(link, b"Bob")
         request = await alice.event(ContactRequested)
         await alice.agent.accept(request.invitation_id, b"Alice")
         await connected(bob, alice)
         with pytest.raises(RouterRefused):
             await alice.agent.create_prepared(prepared, b"with other keys for the queue")
+        await alice.agent.delete_link(address)
+        with pytest.raises(RouterRefused):
+            await bob.agent.link_data(link)
+        with pytest.raises(Prohibited):
+            await alice.agent.delete_link(address)
 
 
 async def test_links_that_lead_nowhere(tmp_path: Path) -> None:
@@ -77,6 +86,9 @@ async def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         other_key = replace(parse_short_link(link), link_key=bytes(32))
         await bob.agent.join(str(other_key), b"Bob")
         assert (await bob.event(Failed)).error == "A_LINK"
+        for wrong in (str(other_key), "https://example.org/a#" + "A" * 43, "rubbish"):
+            with pytest.raises(Prohibited):
+                await bob.agent.link_data(wrong)
         await bob.agent.join("https://example.org/a#" + "A" * 43, b"Bob")
         assert (await bob.event(Failed)).error == "A_LINK"
         without, _ = await alice.agent.create_invitation()

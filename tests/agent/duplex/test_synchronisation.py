@@ -9,8 +9,12 @@ import pytest
 
 from agent.duplex.events import Failed, RatchetSync, ReceiptsReceived
 from agent.duplex.outgoing import Prohibited
+from agent.duplex.synchronisation import start_sync
+from agent.duplex.tables import connection, set_connection
 from protocol.agent.ratchet_sync import SyncState
+from protocol.agent.versions import AGENT_SYNC, AGENT_VERSIONS
 from smp_router.router import Router
+from tests.agent.duplex.simulation import connected_parties
 from tests.agent.duplex.world import Person, connect, person
 
 
@@ -82,3 +86,46 @@ async def test_receipts(tmp_path: Path) -> None:
         receipts = await alice.event(ReceiptsReceived)
         assert receipts.receipts == ((sent[1], True),)
         await alice.agent.ack(hers, receipts.message_id)
+
+
+@pytest.mark.parametrize("pq", [True, False])
+async def test_post_quantum_keys_come_and_go_with_a_new_ratchet(tmp_path: Path, pq: bool) -> None:
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice.db", router.address) as alice,
+        person(tmp_path / "bob.db", router.address) as bob,
+    ):
+        hers, his = await connect(alice, bob, pq=not pq)
+        await alice.agent.sync(hers, force=True, pq=pq)
+        await bob.agent.sync(his, force=True, pq=pq)
+        await synchronised(alice, bob)
+        for _ in range(3):
+            await alice.agent.send(hers, b"question")
+            await bob.reads()
+            await bob.agent.send(his, b"answer")
+            answer = await alice.reads()
+        assert answer.pq is pq
+        assert [conn.pq_support for conn in await alice.agent.connections()] == [pq]
+
+
+def test_other_keys_when_both_had_agreed() -> None:
+    """Somebody else, or a backup, has made keys too: a third ratchet is needed."""
+    alice, bob = connected_parties()
+    alice.sync()
+    alice.deliver()
+    bob.receive()
+    assert connection(bob.db, bob.connection_id).sync_state is SyncState.AGREED
+    alice.run(lambda tx: start_sync(tx, alice.connection_id, force=True))
+    alice.deliver()
+    bob.receive()
+    assert connection(bob.db, bob.connection_id).sync_state is SyncState.REQUIRED
+    assert bob.errors == ["A_CRYPTO RATCHET_SYNC"]
+
+
+def test_keys_tell_that_the_peer_knows_a_later_version() -> None:
+    alice, bob = connected_parties()
+    bob.run(lambda tx: set_connection(tx, bob.connection_id, agent_version=AGENT_SYNC))
+    alice.sync()
+    alice.deliver()
+    bob.receive()
+    assert connection(bob.db, bob.connection_id).agent_version == AGENT_VERSIONS.max
