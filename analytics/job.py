@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
 from analytics.findings import Thresholds, find
-from analytics.inputs import Limits
+from analytics.inputs import Limits, Window
 from analytics.making import Progress, update_rollups
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked, JournalNotFoundError
+from analytics.segments import Checked, JournalNotFoundError, Segment
 from analytics.spark import LazySpark
 from analytics.tables import iso_time, write_csv, write_parquet
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
@@ -33,6 +34,7 @@ COMPARED = ("health", "delivery")
 "Reports that figures are taken from."
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
+FOLDER_DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)/")
 FEWEST = 5
 ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
@@ -96,7 +98,7 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         events=checked.rows,
         bad=[(segment.path, segment.error or "") for segment in checked.bad],
         notes=warehouse.notes,
-        findings=find(tables, job.thresholds),
+        findings=find(tables, job.thresholds, of_the_time(checked.bad, warehouse.window)),
         figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
@@ -113,6 +115,16 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         {name: len(rows) for name, rows in tables.items()},
         f"{job.out.rstrip('/')}/{PAGE_NAME}",
     )
+
+
+def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
+    """Bad segments but those whose folder says that they are older or newer: these stay what they are."""
+    days = (iso_time(window.start)[:10], iso_time(window.end - 1)[:10])
+    return [
+        segment.path
+        for segment in bad
+        if not (day := FOLDER_DAY.match(segment.path)) or days[0] <= day[1] <= days[1]
+    ]
 
 
 def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Warehouse) -> Before | None:

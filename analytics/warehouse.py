@@ -185,10 +185,12 @@ class Warehouse:
     db: duckdb.DuckDBPyConnection
     window: Window
     limits: Limits
+    until: int
+    "The end of the time asked for, or now: the journal may have ended before."
     notes: list[str] = field(default_factory=list)
 
     def rows(self, query: str, **more: Any) -> "Rows":
-        """A query's rows. `$start`, `$end`, `$first_hour` and the limits can be used in it."""
+        """A query's rows. `$start`, `$end`, `$until`, `$first_hour` and the limits can be used in it."""
         cursor = self.db.execute(query, used_in(query, {**self.values(), **more}))
         names = [column[0] for column in cursor.description]
         return Rows(names, [dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
@@ -201,7 +203,8 @@ class Warehouse:
         """What queries may refer to."""
         limits = {name: getattr(self.limits, name) for name in Limits.__slots__}
         window = {"start": self.window.start, "end": self.window.end, "first_hour": self.window.first_hour}
-        return {**limits, **window, "hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
+        spans = {"hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
+        return {**limits, **window, **spans, "until": self.until}
 
 
 def used_in(query: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +233,8 @@ def open_warehouse(
     run_all(db, ORDERED, {})
     window = find_window(db, start, end)
     run_all(db, CUT, {"end": window.end})
-    warehouse = Warehouse(db, window, limits, clock_notes(db))
+    until = now_us if end is None else min(end, now_us)
+    warehouse = Warehouse(db, window, limits, until, clock_notes(db))
     run_all(db, EPOCHS + "CREATE TABLE history AS SELECT * FROM life;", {})
     if snapshots is not None:
         add_snapshot(warehouse, snapshots)
