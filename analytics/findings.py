@@ -208,7 +208,9 @@ def losses(rows: Rows | tuple[()]) -> Found:
 def missing(unreadable: Sequence[str]) -> Found:
     """What was not read may have been anything: it comes before all that is over."""
     if many := len(unreadable):
-        what = f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
+        what = (
+            f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
+        )
         whose = "its" if many == 1 else "their"
         yield Finding(1e11, f"{what} could not be read: {whose} events are missing here.", "journal")
 

@@ -19,7 +19,7 @@ from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
 from analytics.segments import Checked, JournalNotFoundError, Segment
 from analytics.spark import LazySpark
-from analytics.tables import iso_time, write_csv, write_parquet
+from analytics.tables import TIME_COLUMNS, iso_time, write_csv, write_parquet
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
 
 REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
@@ -81,11 +81,12 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     os.umask(0o077)  # what reports tell is for their owner
     journal = folder(spark, job.journal)
     rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
-    checked = update_rollups(journal, rollups, spark, progress, full=job.full)
-    progress("reading rollups")
-    with rollups.local_copy() as local:
-        warehouse = ask(spark, job, local)
-        before = look_back(spark, job, local, warehouse)
+    with rollups.reserved():
+        checked = update_rollups(journal, rollups, spark, progress, full=job.full)
+        progress("reading rollups")
+        with rollups.local_copy() as local:
+            warehouse = ask(spark, job, local)
+            before = look_back(spark, job, local, warehouse)
     sections = {}
     for name in job.names:
         progress(name)
@@ -187,12 +188,18 @@ def suppressed(tables: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def without_small(row: Row) -> Row:
-    """A small number is none, and so is what may tell it: a share of a whole that others know."""
-    small = {name for name, value in row.items() if is_small(value)}
-    return {
-        name: None if name in small or (small and isinstance(value, float)) else value
-        for name, value in row.items()
-    }
+    """A small number is none, and so is what may tell it: a share, or the difference of two large ones."""
+    has_small = any(is_small(value) for value in row.values())
+    return {name: coarse(name, value, has_small=has_small) for name, value in row.items()}
+
+
+def coarse(name: str, value: Any, *, has_small: bool) -> Any:
+    """A value that tells nothing about single people."""
+    if isinstance(value, float):
+        return None if has_small else float(f"{value:.2g}")
+    if name in TIME_COLUMNS or isinstance(value, bool) or not isinstance(value, int):
+        return value
+    return None if is_small(value) else value - value % FEWEST
 
 
 def is_small(value: Any) -> bool:

@@ -73,7 +73,7 @@ def render(page: ReportPage) -> str:
     body = [header(page), problems(page), tiles(page, tables), contents(page)]
     body += [section(name, page.sections[name], charts, page.window) for name in page.sections]
     body.append(inputs(page))
-    data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("</", "<\\/")
+    data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("<", "\\u003c")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -67,7 +67,7 @@ def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
     for horizon in HORIZONS:
         row |= {f"in_{horizon}_days": None, f"in_{horizon}_days_low": None, f"in_{horizon}_days_high": None}
     if len(values):
-        row["now"] = float(values[-1])
+        row["now"] = int(values[-1])
     if len(values) < ENOUGH_DAYS:
         return row
     x = np.arange(len(values), dtype=float)

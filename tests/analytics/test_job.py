@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,12 +21,12 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from analytics.__main__ import main
+from analytics.__main__ import asked_time, main, parser
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports, suppressed
 from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
-from analytics.times import DAY_US
+from analytics.times import DAY_US, HOUR_US
 from analytics.warehouse import Rows
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
@@ -87,7 +88,7 @@ class Names(html.parser.HTMLParser):
 
 
 def test_every_table_is_one_plain_file_of_each_kind_for_its_owner(local: Path) -> None:
-    assert len(list(local.glob("*.parquet"))) == 25
+    assert len(list(local.glob("*.parquet"))) == 26
     for path in local.glob("*.parquet"):
         table = pq.read_table(path)
         rows = rows_of(local, path.stem)
@@ -169,11 +170,12 @@ def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
 
 
 def test_a_share_does_not_tell_a_small_number() -> None:
-    row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True}
+    row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True, "start": START_US}
     hidden = {**row, "tokens": None, "share": None}
-    many = {**row, "tokens": 30}
+    many = {**row, "tokens": 97, "share": 0.9701, "start": START_US + 1}
+    told = {**many, "tokens": 95, "share": 0.97}  # 100 less 97 would be a small number
     columns = list(row)
-    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, many]}
+    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, told]}
 
 
 def test_check_tells_by_its_exit_code(journal: Path, local: Path, tmp_path: Path) -> None:
@@ -204,6 +206,12 @@ def test_wrong_settings_are_told_in_one_line(
     error = capsys.readouterr().err
     assert complaint in error
     assert "Traceback" not in error
+
+
+def test_the_last_days_end_with_the_last_full_hour() -> None:
+    command = ["report", "all", "--journal", "j", "--out", "o", "--days", "2"]
+    start, end = asked_time(parser().parse_args(command), datetime(2026, 1, 9, 7, 42, 11, 5, UTC))
+    assert (start, end) == (START_US + 2 * DAY_US + 7 * HOUR_US, START_US + 4 * DAY_US + 7 * HOUR_US)
 
 
 def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
@@ -330,6 +338,10 @@ def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             ["report", "all", "--journal", "j", "--out", "o", "--from", "2026-01-02", "--to", "2026-01-01"],
             "--from must be before --to",
+        ),
+        (
+            ["report", "all", "--journal", "j", "--out", "o", "--days", "1", "--to", "2026-01-01"],
+            "give either that or --from and --to",
         ),
     ],
 )
