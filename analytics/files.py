@@ -60,6 +60,14 @@ def local_path(path: str) -> Path:
     return Path(unquote(urlparse(path).path)) if path.startswith("file:") else Path(path)
 
 
+def is_within(path: str, journal: str) -> bool:
+    """Whether readers of a journal would take what is written to a folder for segments."""
+    if not (is_local(path) and is_local(journal)):
+        return path.startswith(f"{journal.rstrip('/')}/")
+    inner, outer = local_path(path).resolve(), local_path(journal).resolve()
+    return inner.is_relative_to(outer) and not is_hidden(inner.relative_to(outer).parts)
+
+
 class LocalFolder:
     """A folder of this machine."""
 

@@ -33,6 +33,10 @@ class Thresholds:
     "The health score of a router."
 
 
+LASTING = 1e11
+"The least weight of what is not over."
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem in plain words; the higher its weight, the worse."""
@@ -40,6 +44,11 @@ class Finding:
     weight: float
     text: str
     kind: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to be done."""
+        return self.weight < LASTING
 
 
 def find(tables: Tables, thresholds: Thresholds, unreadable: Sequence[str] = ()) -> list[Finding]:
@@ -104,7 +113,7 @@ def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         if row["score"] < limits.score and row["subscriptions"]:
             share = f"{number(row['active'])} of {number(row['subscriptions'])} subscriptions active"
             text = f"{row['server']} is not well: score {int(row['score'])}, {share} ({row['reasons']})."
-            yield Finding(1e11 + (100 - row["score"]) * row["subscriptions"], text, "health")
+            yield Finding(LASTING + (100 - row["score"]) * row["subscriptions"], text, "health")
 
 
 def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
@@ -212,7 +221,7 @@ def missing(unreadable: Sequence[str]) -> Found:
             f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
         )
         whose = "its" if many == 1 else "their"
-        yield Finding(1e11, f"{what} could not be read: {whose} events are missing here.", "journal")
+        yield Finding(LASTING, f"{what} could not be read: {whose} events are missing here.", "journal")
 
 
 def number(value: float) -> str:

@@ -285,7 +285,10 @@ def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | Non
     # Received notifications are known by the hour and may seem older than the start of their daemon.
     began = db.execute("SELECT min(us) FROM life WHERE us < $limit", {"limit": limit}).fetchone()
     first = began[0] if began is not None and began[0] is not None else first
-    return Window(first if start is None else start, last + 1 if end is None else end)
+    window = Window(first if start is None else start, last + 1 if end is None else end)
+    if window.start >= window.end:
+        raise JournalNotFoundError(f"the last event is of {day_text(last)}, before the time asked for")
+    return window
 
 
 def clock_notes(db: duckdb.DuckDBPyConnection) -> list[str]:

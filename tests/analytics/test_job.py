@@ -88,7 +88,7 @@ class Names(html.parser.HTMLParser):
 
 
 def test_every_table_is_one_plain_file_of_each_kind_for_its_owner(local: Path) -> None:
-    assert len(list(local.glob("*.parquet"))) == 26
+    assert len(list(local.glob("*.parquet"))) == 27
     for path in local.glob("*.parquet"):
         table = pq.read_table(path)
         rows = rows_of(local, path.stem)
@@ -152,7 +152,7 @@ def test_every_figure_has_its_change_against_the_time_before(
     assert changed >= {"notifications", "pushes", "subscriptions", "active_subscriptions", "latency_ms_p95"}
     scores = {router["server"]: router["score"] for router in before["routers"]}
     assert {router["server"]: router["previous_score"] for router in now["routers"]} == scores
-    assert "against the time before" in (tmp_path / "4-7" / "report.html").read_text()
+    assert "against the time of the same length before" in (tmp_path / "4-7" / "report.html").read_text()
     assert all(figure["previous"] is None for figure in before["figures"].values())
 
 
@@ -178,14 +178,33 @@ def test_a_share_does_not_tell_a_small_number() -> None:
     assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, told]}
 
 
-def test_check_tells_by_its_exit_code(journal: Path, local: Path, tmp_path: Path) -> None:
-    command = ["report", "health", "--journal", str(journal), "--out", str(tmp_path), "--check"]
+def test_check_tells_by_its_exit_code(
+    journal: Path, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = ["--to", "2026-01-15"]
+    command = [
+        "report",
+        "health",
+        "--journal",
+        str(journal),
+        "--out",
+        str(tmp_path),
+        "--check",
+        "--quiet",
+        *to,
+    ]
     assert main(command) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert all(line.startswith("! ") for line in said.err.splitlines())
     settings = tmp_path / "settings.ini"
     calm = {"outage_seconds": 9e9, "lost_subscriptions": 1_000_000, "score": 0.5}
     lines = "\n".join(f"{name} = {value}" for name, value in calm.items())
     settings.write_text(f"[STORE]\nother = 1\n[ANALYTICS]\n{lines}\n")
+    (journal / "date=2026-01-05" / "broken.parquet").rename(tmp_path / "broken.parquet")
     assert main([*command, "--config", str(settings)]) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "broken.parquet").rename(journal / "date=2026-01-05" / "broken.parquet")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +237,9 @@ def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_pa
     job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1, now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no readable events"):
         run_reports(spark, job, lambda text: None)
+    late = replace(job, end=None, start=NOW_US)
+    with pytest.raises(JournalNotFoundError, match="the last event is of 14 January 2026, before the time"):
+        run_reports(spark, late, lambda text: None)
     empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path), now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
         run_reports(spark, empty, lambda text: None)
@@ -342,6 +364,11 @@ def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             ["report", "all", "--journal", "j", "--out", "o", "--days", "1", "--to", "2026-01-01"],
             "give either that or --from and --to",
+        ),
+        (["report", "all", "--journal", "j", "--out", "j/report"], "--out must not be within the journal"),
+        (
+            ["stream", "--journal", "s3a://x/j/", "--out", "s3a://x/j/o"],
+            "--out must not be within the journal",
         ),
     ],
 )
