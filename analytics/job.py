@@ -152,7 +152,10 @@ def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None)
         "events": page.events,
         "bad_segments": len(page.bad),
         "notes": list(page.notes),
-        "problems": [{"kind": finding.kind, "text": finding.text} for finding in page.findings],
+        "problems": [
+            {"kind": finding.kind, "text": finding.text, "is_over": finding.is_over}
+            for finding in page.findings
+        ],
         "figures": page.figures,
         "routers": [
             {

@@ -128,6 +128,7 @@ def test_summary_is_for_machines(local: Path) -> None:
     assert summary["from"] == "2026-01-05T00:00:00+00:00"
     assert summary["bad_segments"] == 1
     assert {problem["kind"] for problem in summary["problems"]} >= {"mass disconnect", "journal", "outage"}
+    assert {(p["kind"], p["is_over"]) for p in summary["problems"]} >= {("outage", True), ("silence", False)}
     assert summary["figures"]["notifications"]["value"] > 1000
     assert summary["figures"]["notifications"]["previous"] is None
     assert len(summary["routers"]) == 4
