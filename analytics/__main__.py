@@ -254,7 +254,8 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         for_others=args.for_others,
     )
     shown = Console(stderr=True, quiet=True) if args.quiet else console
-    with shown_progress(shown) as tell, LazySpark(args.master, args.memory, dict(args.conf)) as spark:
+    spark_of = LazySpark(args.master, args.memory, dict(args.conf), quiet=args.quiet)
+    with shown_progress(shown) as tell, spark_of as spark:
         result = run_reports(spark, job, tell)
     for name, rows in result.tables.items():
         shown.print(f"{name}: {rows:,} rows", highlight=False)

@@ -221,7 +221,7 @@ def missing(unreadable: Sequence[str]) -> Found:
             f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
         )
         whose = "its" if many == 1 else "their"
-        yield Finding(LASTING, f"{what} could not be read: {whose} events are missing here.", "journal")
+        yield Finding(LASTING, f"{what} could not be read: {whose} events may be missing here.", "journal")
 
 
 def number(value: float) -> str:

@@ -26,7 +26,7 @@ from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports, suppressed
 from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
-from analytics.times import DAY_US, HOUR_US
+from analytics.times import DAY_US, HOUR_US, MINUTE_US
 from analytics.warehouse import Rows
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
@@ -117,7 +117,7 @@ def test_page_is_self_contained_and_readable_without_scripts(local: Path) -> Non
     assert "broken.parquet" in text
     assert page.tags.count("noscript") >= 8
     assert text.count('scope="col"') > 100
-    sentences = re.findall("<li>(.*?)</li>", text)
+    sentences = re.findall("<li[^>]*>(.*?)</li>", text)
     assert any("routers went away at once" in sentence for sentence in sentences)
     for name in REPORTS:
         assert f'<h2 id="{name}">' in text
@@ -228,6 +228,17 @@ def test_wrong_settings_are_told_in_one_line(
     assert "Traceback" not in error
 
 
+def test_what_cron_would_send_are_the_problems_alone(tmp_path: Path) -> None:
+    """A process of its own: Spark's greetings are no news."""
+    write_journal(replace(PLAN, events=3_000), tmp_path / "journal")
+    command = [sys.executable, "-m", "analytics", "report", "health", "--quiet", "--to", "2026-01-15"]
+    where = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]
+    run = run_on_cluster(*command, *where, cwd=ROOT)
+    assert run.stdout == ""
+    assert run.stderr.startswith("! ")
+    assert all(line.startswith("! ") for line in run.stderr.splitlines())
+
+
 def test_the_last_days_end_with_the_last_full_hour() -> None:
     command = ["report", "all", "--journal", "j", "--out", "o", "--days", "2"]
     start, end = asked_time(parser().parse_args(command), datetime(2026, 1, 9, 7, 42, 11, 5, UTC))
@@ -250,7 +261,9 @@ def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None
     started = event(0, JournalEvent.SERVER_STARTED, seq=0, daemon="d", uptime_us=0, count=0)
     with atomic_file(tmp_path / "first.parquet") as file:
         write_parquet([pa.RecordBatch.from_pylist([started], SCHEMA)], file)
-    job = ReportJob(names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=NOW_US)
+    job = ReportJob(
+        names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=START_US + MINUTE_US
+    )
     assert run_reports(spark, job, lambda text: None).page.findings == []
     assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
