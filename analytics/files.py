@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -62,9 +62,11 @@ def local_path(path: str) -> Path:
 
 def is_within(path: str, journal: str) -> bool:
     """Whether readers of a journal would take what is written to a folder for segments."""
-    if not (is_local(path) and is_local(journal)):
-        return path.startswith(f"{journal.rstrip('/')}/")
-    inner, outer = local_path(path).resolve(), local_path(journal).resolve()
+    if is_local(path) is not is_local(journal):
+        return False
+    inner, outer = PurePosixPath(path), PurePosixPath(journal)
+    if is_local(path):
+        inner, outer = local_path(path).resolve(), local_path(journal).resolve()
     return inner.is_relative_to(outer) and not is_hidden(inner.relative_to(outer).parts)
 
 

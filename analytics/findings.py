@@ -33,8 +33,8 @@ class Thresholds:
     "The health score of a router."
 
 
-LASTING = 1e11
-"The least weight of what is not over."
+LASTING = 1e15
+"The least weight of what is not over: more than any number of subscriptions waited any number of seconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def outages(rows: Rows | tuple[()], limits: Thresholds) -> Found:
 def weight(size: float, row: Row) -> float:
     """What has not healed first, then by how many subscriptions or pushes waited how long."""
     waited: float = size * (60 + (row["heal_s"] or 0))
-    return waited + (1e12 if row["is_open"] else 0)
+    return waited + (10 * LASTING if row["is_open"] else 0)
 
 
 def healing(row: Row) -> str:
@@ -178,7 +178,7 @@ def silences(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         text = f"{row['daemon']} {how} {moment(row['last_seen'])}"
         held = f"{number(row['subscriptions'] or 0)} subscriptions"
         who = f": nobody serves {held}." if nobody_runs else f", when there were {held}; others run."
-        since = 2e12 if nobody_runs else 0
+        since = 20 * LASTING if nobody_runs else 0
         yield Finding(since + (row["subscriptions"] or 0) * (60 + row["silent_s"]), text + who, "silence")
 
 
