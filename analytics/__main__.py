@@ -107,9 +107,15 @@ def add_report(report: argparse.ArgumentParser) -> None:
         "--from", dest="start", type=moment, help="start, inclusive; default: the first event"
     )
     report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
+    report.add_argument(
+        "--days",
+        type=positive,
+        help="the last so many days up to the last full hour, instead of --from, --to",
+    )
     report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
     report.add_argument("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
     report.add_argument("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
+    report.add_argument("--quiet", action="store_true", help="say nothing but what is wrong, for cron")
     report.add_argument(
         "--for-others", action="store_true", help="tables only, without pseudonyms and small numbers"
     )
@@ -183,6 +189,7 @@ def run_stream(args: argparse.Namespace, console: Console) -> None:
     with spark_installed():
         from analytics.spark import LazySpark
         from analytics.streaming import StreamJob, keep_current
+    must_be_elsewhere(args)
     job = StreamJob(
         journal=args.journal,
         out=args.out,
@@ -195,11 +202,33 @@ def run_stream(args: argparse.Namespace, console: Console) -> None:
         keep_current(spark, job, tell)
 
 
+def asked_time(args: argparse.Namespace, now: datetime) -> tuple[int | None, int | None]:
+    """Start and end as they were given, None where they were not."""
+    start, end = args.start, args.end
+    if args.days is not None:
+        if start is not None or end is not None:
+            raise UsageError("--days says it all: give either that or --from and --to")
+        end = now.replace(minute=0, second=0, microsecond=0)
+        start = end - timedelta(days=args.days)
+    if start is not None and end is not None and start >= end:
+        raise UsageError("--from must be before --to")
+    return None if start is None else to_us(start), None if end is None else to_us(end)
+
+
+def must_be_elsewhere(args: argparse.Namespace) -> None:
+    """Results in a journal would be read as segments of it."""
+    from analytics.files import is_within
+
+    if is_within(args.out, args.journal):
+        raise UsageError("--out must not be within the journal")
+
+
 def run_report(args: argparse.Namespace, console: Console) -> None:
     """`report`."""
     with spark_installed():
         from analytics.job import ReportJob, run_reports
         from analytics.spark import LazySpark
+    must_be_elsewhere(args)
     from analytics.inputs import Limits
     from analytics.settings import SettingsError, load_settings
 
@@ -208,13 +237,15 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         limits, thresholds = load_settings(args.config, given)
     except SettingsError as error:
         raise UsageError(str(error)) from error
+    now = datetime.now(UTC)
+    start, end = asked_time(args, now)
     job = ReportJob(
         names=list(REPORT_NAMES) if args.name == "all" else [args.name],
         journal=args.journal,
         out=args.out,
-        now=to_us(datetime.now(UTC)),
-        start=None if args.start is None else to_us(args.start),
-        end=None if args.end is None else to_us(args.end),
+        now=to_us(now),
+        start=start,
+        end=end,
         snapshots=args.snapshots,
         rollups=args.rollups,
         full=args.full,
@@ -222,22 +253,21 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         thresholds=thresholds,
         for_others=args.for_others,
     )
-    if job.start is not None and job.end is not None and job.start >= job.end:
-        raise UsageError("--from must be before --to")
-    with shown_progress(console) as tell, LazySpark(args.master, args.memory, dict(args.conf)) as spark:
+    shown = Console(stderr=True, quiet=True) if args.quiet else console
+    spark_of = LazySpark(args.master, args.memory, dict(args.conf), quiet=args.quiet)
+    with shown_progress(shown) as tell, spark_of as spark:
         result = run_reports(spark, job, tell)
     for name, rows in result.tables.items():
-        console.print(f"{name}: {rows:,} rows", highlight=False)
-    console.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
+        shown.print(f"{name}: {rows:,} rows", highlight=False)
+    shown.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
     for note in result.page.notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        shown.print(note, highlight=False, markup=False, soft_wrap=True)
     for finding in result.page.findings:
         console.print(f"! {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for segment in result.checked.bad:
-        console.print(
-            f"skipped {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True
-        )
-    print(result.path)
+        shown.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True)
+    if not args.quiet:
+        print(result.path)
     if args.check and result.page.findings:
         raise ProblemsFound
 

@@ -1,10 +1,12 @@
 """Folders of journals, rollups and results: on this machine, or on any file system that Hadoop knows."""
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -15,6 +17,7 @@ ROLLUPS_FOLDER = "_rollups"
 "Within a journal, whose readers pass over names with an underscore."
 SEGMENT_SUFFIXES = (".parquet", ".jsonl")
 OWNER_ONLY = 0o600
+LOCK_NAME = ".lock"
 
 
 class Folder(Protocol):
@@ -37,6 +40,12 @@ class Folder(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file or a folder, if it is there."""
 
+    def files_below(self, name: str) -> set[str]:
+        """All files of a folder within, if it is there."""
+
+    def reserved(self) -> contextlib.AbstractContextManager[None]:
+        """For one process at a time, where the file system can do that; others wait."""
+
     def local_copy(self) -> contextlib.AbstractContextManager[Path]:
         """The folder's content as a local folder."""
 
@@ -49,6 +58,16 @@ def is_local(path: str) -> bool:
 def local_path(path: str) -> Path:
     """A local path, given plainly or as a file URL."""
     return Path(unquote(urlparse(path).path)) if path.startswith("file:") else Path(path)
+
+
+def is_within(path: str, journal: str) -> bool:
+    """Whether readers of a journal would take what is written to a folder for segments."""
+    if is_local(path) is not is_local(journal):
+        return False
+    inner, outer = PurePosixPath(path), PurePosixPath(journal)
+    if is_local(path):
+        inner, outer = local_path(path).resolve(), local_path(journal).resolve()
+    return inner.is_relative_to(outer) and not is_hidden(inner.relative_to(outer).parts)
 
 
 class LocalFolder:
@@ -97,6 +116,24 @@ class LocalFolder:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+    def files_below(self, name: str) -> set[str]:
+        found = (self._root / name).rglob("*.*")
+        return {path.relative_to(self._root).as_posix() for path in found if path.is_file()}
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._root / LOCK_NAME, os.O_RDONLY | os.O_CREAT, OWNER_ONLY)
+        except OSError:  # whoever may only read disturbs nobody; whoever must write will be told
+            yield
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     @contextlib.contextmanager
     def local_copy(self) -> Iterator[Path]:
@@ -151,6 +188,19 @@ class HadoopFolder:
 
     def remove(self, name: str) -> None:
         self._files.delete(self._at(name), True)
+
+    def files_below(self, name: str) -> set[str]:
+        if not self._files.exists(self._at(name)):
+            return set()
+        prefix = self._files.makeQualified(self._at("")).toUri().getPath().rstrip("/") + "/"
+        found = set()
+        listing = self._files.listFiles(self._at(name), True)
+        while listing.hasNext():
+            found.add(listing.next().getPath().toUri().getPath().removeprefix(prefix))
+        return found
+
+    def reserved(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def local_copy(self) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 Thresholds say when something is worth a sentence.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,8 +27,14 @@ class Thresholds:
     "95 of 100 pushes within so many milliseconds of their notification."
     down_seconds: float = 300.0
     "How long nobody may run between two starts of a daemon."
+    silent_seconds: float = 3_600.0
+    "How long a daemon may give no sign of life; the journal shows what is in closed segments only."
     score: float = 60.0
     "The health score of a router."
+
+
+LASTING = 1e15
+"The least weight of what is not over: more than any number of subscriptions waited any number of seconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,14 @@ class Finding:
     text: str
     kind: str
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to be done."""
+        return self.weight < LASTING
 
-def find(tables: Tables, thresholds: Thresholds) -> list[Finding]:
-    """All problems, the worst first."""
+
+def find(tables: Tables, thresholds: Thresholds, unreadable: Sequence[str] = ()) -> list[Finding]:
+    """All problems, the worst first; `unreadable` are segments of the time that is reported on."""
     found = [
         *outages(tables.get("health_outages", ()), thresholds),
         *scores(tables.get("health", ()), thresholds),
@@ -49,10 +60,12 @@ def find(tables: Tables, thresholds: Thresholds) -> list[Finding]:
         *gaps(tables.get("incidents_gaps", ())),
         *masses(tables.get("incidents_disconnects", ()), tables.get("health_outages", ())),
         *restarts(tables.get("incidents_restarts", ()), thresholds),
+        *silences(tables.get("incidents_daemons", ()), thresholds),
         *provider_outages(tables.get("incidents_providers", ())),
         *refusals(tables.get("incidents_refused", ())),
         *dead_tokens(tables.get("incidents_tokens", ())),
         *losses(tables.get("incidents_losses", ())),
+        *missing(unreadable),
     ]
     return sorted(found, key=lambda finding: (-finding.weight, finding.text))
 
@@ -73,7 +86,7 @@ def outages(rows: Rows | tuple[()], limits: Thresholds) -> Found:
 def weight(size: float, row: Row) -> float:
     """What has not healed first, then by how many subscriptions or pushes waited how long."""
     waited: float = size * (60 + (row["heal_s"] or 0))
-    return waited + (1e12 if row["is_open"] else 0)
+    return waited + (10 * LASTING if row["is_open"] else 0)
 
 
 def healing(row: Row) -> str:
@@ -100,7 +113,7 @@ def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         if row["score"] < limits.score and row["subscriptions"]:
             share = f"{number(row['active'])} of {number(row['subscriptions'])} subscriptions active"
             text = f"{row['server']} is not well: score {int(row['score'])}, {share} ({row['reasons']})."
-            yield Finding(1e11 + (100 - row["score"]) * row["subscriptions"], text, "health")
+            yield Finding(LASTING + (100 - row["score"]) * row["subscriptions"], text, "health")
 
 
 def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
@@ -154,6 +167,21 @@ def restarts(rows: Rows | tuple[()], limits: Thresholds) -> Found:
             yield Finding((row["subscriptions"] or 0) * (60 + down), f"{text}{again}.", "restart")
 
 
+def silences(rows: Rows | tuple[()], limits: Thresholds) -> Found:
+    """Daemons that do not run any more: those that died, and the last one however it ended."""
+    nobody_runs = all(row["silent_s"] >= limits.silent_seconds for row in rows)
+    for place, row in enumerate(rows):  # the last sign of life first
+        is_last = nobody_runs and place == 0
+        if row["silent_s"] < limits.silent_seconds or (row["clean"] and not is_last):
+            continue
+        how = "was stopped on" if row["clean"] else "has given no sign of life since"
+        text = f"{row['daemon']} {how} {moment(row['last_seen'])}"
+        held = f"{number(row['subscriptions'] or 0)} subscriptions"
+        who = f": nobody serves {held}." if nobody_runs else f", when there were {held}; others run."
+        since = 20 * LASTING if nobody_runs else 0
+        yield Finding(since + (row["subscriptions"] or 0) * (60 + row["silent_s"]), text + who, "silence")
+
+
 def provider_outages(rows: Rows | tuple[()]) -> Found:
     """Providers that took no pushes for a while."""
     for row in rows:
@@ -184,6 +212,16 @@ def losses(rows: Rows | tuple[()]) -> Found:
     """The journal itself is incomplete."""
     if lost := sum(row["events"] for row in rows):
         yield Finding(lost, f"The journal lacks {number(lost)} events that could not be written.", "journal")
+
+
+def missing(unreadable: Sequence[str]) -> Found:
+    """What was not read may have been anything: it comes before all that is over."""
+    if many := len(unreadable):
+        what = (
+            f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
+        )
+        whose = "its" if many == 1 else "their"
+        yield Finding(LASTING, f"{what} could not be read: {whose} events may be missing here.", "journal")
 
 
 def number(value: float) -> str:

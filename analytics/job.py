@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
 from analytics.findings import Thresholds, find
-from analytics.inputs import Limits
+from analytics.inputs import Limits, Window
 from analytics.making import Progress, update_rollups
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked, JournalNotFoundError
+from analytics.segments import Checked, JournalNotFoundError, Segment
 from analytics.spark import LazySpark
-from analytics.tables import iso_time, write_csv, write_parquet
+from analytics.tables import TIME_COLUMNS, iso_time, write_csv, write_parquet
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
 
 REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
@@ -33,6 +34,7 @@ COMPARED = ("health", "delivery")
 "Reports that figures are taken from."
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
+FOLDER_DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)/")
 FEWEST = 5
 ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
@@ -79,11 +81,12 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     os.umask(0o077)  # what reports tell is for their owner
     journal = folder(spark, job.journal)
     rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
-    checked = update_rollups(journal, rollups, spark, progress, full=job.full)
-    progress("reading rollups")
-    with rollups.local_copy() as local:
-        warehouse = ask(spark, job, local)
-        before = look_back(spark, job, local, warehouse)
+    with rollups.reserved():
+        checked = update_rollups(journal, rollups, spark, progress, full=job.full)
+        progress("reading rollups")
+        with rollups.local_copy() as local:
+            warehouse = ask(spark, job, local)
+            before = look_back(spark, job, local, warehouse)
     sections = {}
     for name in job.names:
         progress(name)
@@ -96,7 +99,7 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         events=checked.rows,
         bad=[(segment.path, segment.error or "") for segment in checked.bad],
         notes=warehouse.notes,
-        findings=find(tables, job.thresholds),
+        findings=find(tables, job.thresholds, of_the_time(checked.bad, warehouse.window)),
         figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
@@ -113,6 +116,16 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         {name: len(rows) for name, rows in tables.items()},
         f"{job.out.rstrip('/')}/{PAGE_NAME}",
     )
+
+
+def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
+    """Bad segments but those whose folder says that they are older or newer: these stay what they are."""
+    days = (iso_time(window.start)[:10], iso_time(window.end - 1)[:10])
+    return [
+        segment.path
+        for segment in bad
+        if not (day := FOLDER_DAY.match(segment.path)) or days[0] <= day[1] <= days[1]
+    ]
 
 
 def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Warehouse) -> Before | None:
@@ -139,7 +152,10 @@ def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None)
         "events": page.events,
         "bad_segments": len(page.bad),
         "notes": list(page.notes),
-        "problems": [{"kind": finding.kind, "text": finding.text} for finding in page.findings],
+        "problems": [
+            {"kind": finding.kind, "text": finding.text, "is_over": finding.is_over}
+            for finding in page.findings
+        ],
         "figures": page.figures,
         "routers": [
             {
@@ -175,12 +191,18 @@ def suppressed(tables: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def without_small(row: Row) -> Row:
-    """A small number is none, and so is what may tell it: a share of a whole that others know."""
-    small = {name for name, value in row.items() if is_small(value)}
-    return {
-        name: None if name in small or (small and isinstance(value, float)) else value
-        for name, value in row.items()
-    }
+    """A small number is none, and so is what may tell it: a share, or the difference of two large ones."""
+    has_small = any(is_small(value) for value in row.values())
+    return {name: coarse(name, value, has_small=has_small) for name, value in row.items()}
+
+
+def coarse(name: str, value: Any, *, has_small: bool) -> Any:
+    """A value that tells nothing about single people."""
+    if isinstance(value, float):
+        return None if has_small else float(f"{value:.2g}")
+    if name in TIME_COLUMNS or isinstance(value, bool) or not isinstance(value, int):
+        return value
+    return None if is_small(value) else value - value % FEWEST
 
 
 def is_small(value: Any) -> bool:

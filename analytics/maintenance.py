@@ -15,6 +15,7 @@ from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.segments import Segment, check_segment
 from store.journal_files import SCHEMA, atomic_file, parquet_writer, sync_folder
 
+DELETED_PREFIX = ".deleted-"
 COMPACT_ROWS = 5_000_000  # events per compacted file: some 100 MB
 
 
@@ -118,18 +119,21 @@ def first_of_each(ordered: pa.Table) -> pa.Array:
 
 
 def not_rolled_up(journal: Path, oldest: date) -> list[date]:
-    """Days before `oldest` that reports will know nothing of once they are deleted."""
+    """Days before `oldest` with segments that no report has read: once they are deleted none can."""
     manifest = Manifest.from_json(LocalFolder(str(journal / ROLLUPS_FOLDER)).read_text(MANIFEST_NAME))
-    return [day for day, _ in day_folders(journal) if day < oldest and str(day) not in manifest.days]
+    new = {Path(file.path).parts[0] for file in manifest.unchecked(LocalFolder(str(journal)).segments())}
+    return [day for day, folder in day_folders(journal) if day < oldest and folder.name in new]
 
 
 def retain(journal: Path, oldest: date) -> list[date]:
     """Delete whole days before `oldest`; returns them."""
+    for left in journal.glob(f"{DELETED_PREFIX}*"):  # by a run that was interrupted
+        shutil.rmtree(left)
     gone = []
     for day, folder in day_folders(journal):
         if day < oldest:
             # Out of the readers' sight in one step, then removed at leisure.
-            hidden = folder.with_name(f".deleted-{folder.name}")
+            hidden = folder.with_name(f"{DELETED_PREFIX}{folder.name}")
             folder.rename(hidden)
             shutil.rmtree(hidden)
             gone.append(day)

@@ -80,6 +80,7 @@ def roll_up(
     events = read_events(spark.session, journal.path, needed)
     if any(not wanted.issuperset(segment.days) for segment in needed):
         events = events.where(day().cast("string").isin(list(days)))
+    before = {name: rollups.files_below(name) for name in ROLLUPS}
     with ThreadPoolExecutor(len(ROLLUPS)) as threads:  # one is planned while another is made
         made = [
             threads.submit(write_days, make(events), f"{rollups.path}/{name}")
@@ -87,6 +88,16 @@ def roll_up(
         ]
     for rollup in made:
         rollup.result()
+    for name, old in before.items():
+        remove_days_without_rows(rollups, name, old, days)
+
+
+def remove_days_without_rows(rollups: Folder, name: str, old: set[str], days: Sequence[str]) -> None:
+    """Spark replaces the days that a rollup has rows of; what is left of the others is not true any more."""
+    left = old & rollups.files_below(name)
+    for folder in sorted({file.rpartition("/")[0] for file in left}):
+        if folder.rpartition("date=")[2] in days:
+            rollups.remove(folder)
 
 
 def write_days(rollup: DataFrame, path: str) -> None:

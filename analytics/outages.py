@@ -1,6 +1,6 @@
 """What a router lost, when, and how long it took to heal: one pass over its events. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,12 @@ class RouterLog:
     def see(self, row: dict[str, Any]) -> None:
         """The next event in the order of time."""
         getattr(self, f"_on_{row['event']}")(row["us"], row)
+
+    def end(self, us: int) -> None:
+        """Nothing more will be heard of it."""
+        for outage in self.outages:
+            if outage.end_us is None:
+                outage.close(max(us, outage.start_us))
 
     def _on_smp_disconnected(self, us: int, row: dict[str, Any]) -> None:
         if self._down is None:
@@ -108,12 +114,18 @@ class RouterLog:
         self._lost = None
 
 
-def find_outages(rows: Iterable[dict[str, Any]]) -> list[Outage]:
-    """All outages of all routers, from rows in the order of time."""
-    logs: dict[str, RouterLog] = {}
+def find_outages(rows: Iterable[dict[str, Any]], ends: Mapping[int, int]) -> list[Outage]:
+    """All outages of all routers, from rows in the order of time.
+
+    Daemons that share a store share its key, and each goes on where another stopped. Others know nothing of
+    each other's subscriptions at the same router. `ends` says when keys were given up, by epoch.
+    """
+    logs: dict[tuple[str, int], RouterLog] = {}
     for row in rows:
-        server = row["server"]
-        if server not in logs:
-            logs[server] = RouterLog(server)
-        logs[server].see(row)
+        server, epoch = row["server"], row["epoch"]
+        log = logs.setdefault((server, epoch), RouterLog(server))
+        log.see(row)
+    for (_, epoch), log in logs.items():
+        if epoch in ends:
+            log.end(ends[epoch])
     return [outage for log in logs.values() for outage in log.outages]

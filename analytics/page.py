@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
-from analytics.figures import Figures
+from analytics.figures import WELL, Figures
 from analytics.findings import Finding, moment, number
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
@@ -23,6 +24,7 @@ ROWS_SHOWN = 20
 ROUTERS_SHOWN = 20
 BARS_SHOWN = 12
 MOST_CELLS = 60
+MOST_LABELS = 9
 MOST_PROBLEMS = 12
 ENOUGH_ACTIVE = 0.9
 ASSETS = files("analytics") / "assets"
@@ -73,15 +75,22 @@ def render(page: ReportPage) -> str:
     body = [header(page), problems(page), tiles(page, tables), contents(page)]
     body += [section(name, page.sections[name], charts, page.window) for name in page.sections]
     body.append(inputs(page))
-    data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("</", "<\\/")
+    data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("<", "\\u003c")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Notification server report</title><style>{asset('uPlot.min.css')}{asset('page.css')}"
+        f"<title>{title(page)}</title><style>{asset('uPlot.min.css')}{asset('page.css')}"
         "</style></head>"
         f'<body>{"".join(body)}<script type="application/json" id="charts">{data}</script>'
         f"<script>{asset('uPlot.iife.min.js')}</script><script>{asset('page.js')}</script></body></html>\n"
     )
+
+
+def title(page: ReportPage) -> str:
+    """What a tab of a browser says."""
+    many = len(page.findings)
+    problems = f"{many} {plural('problem', many)}" if many else "All is well"
+    return f"{problems} – notification server"
 
 
 def header(page: ReportPage) -> str:
@@ -95,7 +104,10 @@ def problems(page: ReportPage) -> str:
     notes = "".join(f"<p class=soft>{escape(note)}</p>" for note in page.notes)
     if not page.findings:
         return f'<main><p class="well">All is well: no router, provider or daemon needs attention.</p>{notes}'
-    sentences = [f"<li>{escape(finding.text)}</li>" for finding in page.findings]
+    sentences = [
+        f"<li{' class=over' if finding.is_over else ''}>{escape(finding.text)}</li>"
+        for finding in page.findings
+    ]
     shown, rest = "".join(sentences[:MOST_PROBLEMS]), sentences[MOST_PROBLEMS:]
     more = ""
     if rest:
@@ -123,7 +135,9 @@ def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
     if tables.get("delivery_providers"):
         slowest = page.figures["latency_ms_p95"]
         shown.append(tile(f"{slowest['value']:,.0f} ms", "95 of 100 pushes are quicker", change(slowest)))
-    return f'<div class="tiles">{"".join(shown)}</div>'
+    compared = any(figure["change"] is not None for figure in page.figures.values())
+    against = "<p class=soft>Changes: against the time of the same length before.</p>" if compared else ""
+    return f'<div class="tiles">{"".join(shown)}</div>{against}'
 
 
 def router_tiles(figures: Figures) -> list[str]:
@@ -147,9 +161,13 @@ def tile(value: str, label: str, more: str = "", *, is_bad: bool = False) -> str
 
 def change(figure: Mapping[str, float | None]) -> str:
     """Against the time of the same length before."""
-    if figure["change"] is None:
+    change, before = figure["change"], figure["previous"]
+    if change is None:
         return ""
-    return f"{figure['change']:+,.0f} against the time before"
+    if not round(change):
+        return "as before"
+    share = f" ({change / before:+.0%})" if before and abs(change) >= before / 200 else ""
+    return f"{change:+,.0f}{share}"
 
 
 def contents(page: ReportPage) -> str:
@@ -188,13 +206,7 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
         cell[1] = max(cell[1], row["lost"])
         cell[2] += row["received"]
     columns = range(-(-length // step))
-    label = "%-d %b" if step * len(columns) > 2 * DAY_US else "%H:%M"
-    every = max(1, len(columns) // 8)
-    heads = "".join(
-        f'<th scope="col" colspan="{min(every, len(columns) - at)}">'
-        f"{stamp(window.first_hour + at * step, label)}</th>"
-        for at in range(0, len(columns), every)
-    )
+    heads = heat_heads(window.first_hour, step, len(columns))
     rows = "".join(
         heat_row(router, [cells.get((router["server"], at)) for at in columns], window, step)
         for router in routers[:ROUTERS_SHOWN]
@@ -209,7 +221,20 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
         f"<h3>Lost subscriptions by router and time</h3>{legend}{SCROLL.format('Lost subscriptions')}"
         "<table class=heat>"
         "<colgroup><col class=name></colgroup><thead><tr>"
-        f'<th scope="col">router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<th scope="col">score, router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def heat_heads(start: int, step: int, number: int) -> str:
+    """Labels where days begin, or hours if there are few days; not all of them if there are many."""
+    unit, label = (DAY_US, "%-d %b") if step * number > 2 * DAY_US else (HOUR_US, "%H:%M")
+    every = unit * -(-step * number // (MOST_LABELS * unit))
+    times = range(-(-start // unit) * unit, start + step * number, every)
+    places = [(at - start) // step for at in times]
+    first = f'<td class="blank" colspan="{places[0]}"></td>' if places[0] else ""
+    return first + "".join(
+        f'<th scope="col" colspan="{following - place}">{stamp(at, label)}</th>'
+        for at, (place, following) in zip(times, pairwise([*places, number]), strict=True)
     )
 
 
@@ -223,13 +248,14 @@ def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, s
             continue
         seconds, lost, received = cell
         share = min(1.0, seconds / (max(1, router["subscriptions"]) * step / 1e6))
-        percent = 0 if not lost else round(25 + 75 * share**0.5)  # what happened at all is seen
+        percent = 0 if not lost else round(40 + 60 * share**0.5)  # what happened at all is seen
         style = (
             f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"' if percent else ""
         )
         text = f"{when}: {number(lost)} lost, {number(received)} notifications"
         shown.append(f'<td title="{text}"{style}></td>')
-    name = f'<th scope="row" title="score {router["score"]:.0f}">{escape(router["server"])}</th>'
+    score = f"<span{'' if router['score'] >= WELL else ' class=low'}>{int(router['score'])}</span>"
+    name = f'<th scope="row" title="score of 100">{score} {escape(router["server"])}</th>'
     return f"<tr>{name}{''.join(shown)}</tr>"
 
 

@@ -109,7 +109,10 @@ def tokens(tables: Tables) -> Iterator[tuple[str, Chart]]:
 
 def capacity(tables: Tables) -> Iterator[tuple[str, Chart]]:
     """Growth, and where it leads."""
-    days, ahead = tables.get("capacity_daily"), tables.get("capacity_projection")
+    days, ahead = (
+        tables.get("capacity_trend") or tables.get("capacity_daily"),
+        tables.get("capacity_projection"),
+    )
     if not days or ahead is None:
         return
     for measure in ("subscriptions", "notifications"):

@@ -4,9 +4,9 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from analytics.java import find_java
 
 LOCAL_MASTER = "local[*]"
+STDERR = 2
 QUICK_START = (
     "-XX:+UseParallelGC -Xshare:auto"
     " -XX:Tier4InvocationThreshold=250000 -XX:Tier4MinInvocationThreshold=50000"
@@ -35,11 +36,14 @@ class LazySpark:
     Without a `master`, that of spark-submit is taken, else this machine with all its cores.
     """
 
-    def __init__(self, master: str | None, memory: str, more: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, master: str | None, memory: str, more: Mapping[str, str] | None = None, *, quiet: bool = False
+    ) -> None:
         self._submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
         self.master = master if master is not None or self._submitted else LOCAL_MASTER
         self._memory = memory
         self._more = more or {}
+        self._quiet = quiet
         self._stack = ExitStack()
         self._threads = ThreadPoolExecutor(1)
         self._starting: Future[SparkSession] | None = None
@@ -70,7 +74,8 @@ class LazySpark:
         for name, value in {**self._settings(), **given, **self._more}.items():
             builder = builder.config(name, value)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
-        spark = builder.getOrCreate()
+        with unheard() if self._quiet else nullcontext():
+            spark = builder.getOrCreate()
         self._stack.callback(spark.stop)
         root = Path(__file__).parent.parent
         if not self.is_local and root.is_dir():  # else it came with --py-files, and executors have it
@@ -115,6 +120,19 @@ class LazySpark:
     ) -> None:
         self._threads.shutdown()
         self._stack.close()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """A JVM started here says nothing: its greetings are no errors, and its errors reach Python anyway."""
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def given_to_submit() -> dict[str, str]:

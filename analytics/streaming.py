@@ -75,11 +75,14 @@ def update(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
     journal = folder(spark, job.journal)
     rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
     try:
-        update_rollups(journal, rollups, spark, progress)
-        with rollups.local_copy() as local:
-            tables = health.tables(open_warehouse(local, limits=job.limits, now_us=job.now()))
+        with rollups.reserved():
+            checked = update_rollups(journal, rollups, spark, progress)
+            with rollups.local_copy() as local:
+                tables = health.tables(open_warehouse(local, limits=job.limits, now_us=job.now()))
     except JournalNotFoundError as error:  # nothing that can be read yet
         progress(str(error))
         return
+    if bad := checked.bad:
+        progress(f"{len(bad)} segments cannot be read; the last is {bad[-1].path}: {bad[-1].error}")
     write_tables(folder(spark, job.out), tables)
     progress(f"{len(tables['health_hours']):,} hours of {len(tables['health'])} routers are up to date")

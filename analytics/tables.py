@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 from analytics.times import SECOND_US
 from analytics.warehouse import Rows
 
-TIME_COLUMNS = frozenset({"start", "end", "hour", "day", "first_seen", "last_active", "last_push"})
+TIME_COLUMNS = frozenset(
+    {"start", "end", "hour", "day", "first_seen", "last_active", "last_push", "last_seen"}
+)
 "Columns of any table that are times, in microseconds."
 TIME = pa.timestamp("us", tz="UTC")
 

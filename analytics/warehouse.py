@@ -6,7 +6,8 @@ live), `token_lives`, `token_activity` (changes of the number of active tokens),
 router) and `days` (of the window). Times are microseconds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import duckdb
 
 from analytics.inputs import Limits, Window
-from analytics.segments import JournalNotFoundError
+from analytics.segments import JournalNotFoundError, UnreadableError
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_schema import COLUMNS, ColumnType
 
@@ -80,11 +81,17 @@ DELETE FROM tokens WHERE day_us >= $end;
 
 EPOCHS = """
 CREATE TABLE epochs AS
-WITH used AS (SELECT daemon, epoch, min(us) AS from_us FROM life WHERE daemon IS NOT NULL GROUP BY ALL),
-followed AS (SELECT epoch, lead(from_us) OVER (PARTITION BY daemon ORDER BY from_us) AS until_us FROM used)
-SELECT epoch, CASE WHEN bool_and(until_us IS NOT NULL) THEN max(until_us) END AS until_us
-FROM followed GROUP BY epoch;
+WITH used AS (SELECT daemon, epoch, min(us) AS from_us, max(us) AS last_us FROM life
+              WHERE daemon IS NOT NULL GROUP BY ALL),
+followed AS (
+  SELECT epoch, last_us, lead(from_us) OVER (PARTITION BY daemon ORDER BY from_us) AS until_us FROM used),
+changed AS (SELECT *, max(until_us) OVER (PARTITION BY epoch) AS changed_us FROM followed)
+SELECT epoch,
+  CASE WHEN bool_and(until_us IS NOT NULL OR last_us < changed_us) THEN max(until_us) END AS until_us
+FROM changed GROUP BY epoch;
 """
+"""A key is over when every daemon that had it has another, or was gone by then. What was known by a daemon
+that is only gone may still live."""
 
 LIVES = """
 CREATE TABLE token_ends AS
@@ -185,10 +192,12 @@ class Warehouse:
     db: duckdb.DuckDBPyConnection
     window: Window
     limits: Limits
+    until: int
+    "The end of the time asked for, or now: the journal may have ended before."
     notes: list[str] = field(default_factory=list)
 
     def rows(self, query: str, **more: Any) -> "Rows":
-        """A query's rows. `$start`, `$end`, `$first_hour` and the limits can be used in it."""
+        """A query's rows. `$start`, `$end`, `$until`, `$first_hour` and the limits can be used in it."""
         cursor = self.db.execute(query, used_in(query, {**self.values(), **more}))
         names = [column[0] for column in cursor.description]
         return Rows(names, [dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
@@ -201,7 +210,8 @@ class Warehouse:
         """What queries may refer to."""
         limits = {name: getattr(self.limits, name) for name in Limits.__slots__}
         window = {"start": self.window.start, "end": self.window.end, "first_hour": self.window.first_hour}
-        return {**limits, **window, "hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
+        spans = {"hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
+        return {**limits, **window, **spans, "until": self.until}
 
 
 def used_in(query: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,23 +230,39 @@ def open_warehouse(
 ) -> Warehouse:
     """Load rollups, put impossible times aside, find the window and work out all lives."""
     db = duckdb.connect()
-    for name, query in LOAD.items():
-        if any((rollups / name).glob("*/*.parquet")):
-            db.execute(f"CREATE TABLE {name} AS {query}", {"files": f"{rollups / name}/*/*.parquet"})
-        else:
-            db.execute(f"CREATE TABLE {name} ({EMPTY[name]})")
+    load_rollups(db, rollups)
     spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
     run_all(db, CLOCKS, spans)
     run_all(db, ORDERED, {})
     window = find_window(db, start, end)
     run_all(db, CUT, {"end": window.end})
-    warehouse = Warehouse(db, window, limits, clock_notes(db))
+    until = now_us if end is None else min(end, now_us)
+    warehouse = Warehouse(db, window, limits, until, clock_notes(db))
     run_all(db, EPOCHS + "CREATE TABLE history AS SELECT * FROM life;", {})
     if snapshots is not None:
         add_snapshot(warehouse, snapshots)
     run_all(db, LIVES, warehouse.values())
     warehouse.notes += epoch_notes(db, with_snapshot=snapshots is not None)
     return warehouse
+
+
+def load_rollups(db: duckdb.DuckDBPyConnection, rollups: Path) -> None:
+    """All days of all rollups."""
+    for name, query in LOAD.items():
+        if not any((rollups / name).glob("*/*.parquet")):
+            db.execute(f"CREATE TABLE {name} ({EMPTY[name]})")
+            continue
+        with told(f"the rollups in {rollups} are damaged; --full makes those of days in the journal anew"):
+            db.execute(f"CREATE TABLE {name} AS {query}", {"files": f"{rollups / name}/*/*.parquet"})
+
+
+@contextmanager
+def told(problem: str) -> Iterator[None]:
+    """Files that DuckDB cannot read are somebody's problem, not a bug."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise UnreadableError(f"{problem}: {str(error).splitlines()[0][:200]}") from error
 
 
 def run_all(db: duckdb.DuckDBPyConnection, script: str, values: Mapping[str, Any]) -> None:
@@ -259,7 +285,10 @@ def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | Non
     # Received notifications are known by the hour and may seem older than the start of their daemon.
     began = db.execute("SELECT min(us) FROM life WHERE us < $limit", {"limit": limit}).fetchone()
     first = began[0] if began is not None and began[0] is not None else first
-    return Window(first if start is None else start, last + 1 if end is None else end)
+    window = Window(first if start is None else start, last + 1 if end is None else end)
+    if window.start >= window.end:
+        raise JournalNotFoundError(f"the last event is of {day_text(last)}, before the time asked for")
+    return window
 
 
 def clock_notes(db: duckdb.DuckDBPyConnection) -> list[str]:
@@ -293,11 +322,12 @@ def add_snapshot(warehouse: Warehouse, snapshots: Path) -> None:
     files = {name: str(snapshots / name / "*" / "*.parquet") for name in ("tokens", "subscriptions")}
     if not any((snapshots / "tokens").glob("*/*.parquet")):
         raise JournalNotFoundError(f"no snapshots in {snapshots}")
-    chosen = warehouse.rows(SNAPSHOT_TIMES, files=files["tokens"])
-    if not chosen:
-        raise JournalNotFoundError(f"no snapshot before the end of the time asked for in {snapshots}")
-    for snapshot in chosen:  # one for each key: the last before the window, else the first within it
-        warehouse.run(FROM_SNAPSHOT, taken=snapshot["taken"], **files)
+    with told(f"the snapshots in {snapshots} are damaged"):
+        chosen = warehouse.rows(SNAPSHOT_TIMES, files=files["tokens"])
+        if not chosen:
+            raise JournalNotFoundError(f"no snapshot before the end of the time asked for in {snapshots}")
+        for snapshot in chosen:  # one for each key: the last before the window, else the first within it
+            warehouse.run(FROM_SNAPSHOT, taken=snapshot["taken"], **files)
 
 
 def day_text(us: int) -> str:

@@ -4,17 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analytics.times import DAY_US
+from analytics.times import DAY_US, HOUR_US
 from analytics.warehouse import Row, Rows, Warehouse
 
 HORIZONS = (30, 90, 365)
 TOKEN_BYTES = 1_000  # a token's row with its share of the indexes, in the SQLite store
 SUBSCRIPTION_BYTES = 700  # likewise, with its last notification
 ENOUGH_DAYS = 3  # a line through fewer whole days is no trend
+TREND_DAYS = 56  # how growth was before says little; a report of one day has a trend, too
+WEEK = 7
 ERRORS_EITHER_SIDE = 2  # standard errors of the slope between the expected and the low or high projection
 
 DAILY = """
-WITH sub_changes AS (
+WITH days AS (SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us),
+sub_changes AS (
   SELECT first_us AS us, 1 AS change FROM subs UNION ALL SELECT gone_us, -1 FROM subs
     WHERE gone_us IS NOT NULL),
 calendar AS (SELECT day_us FROM days UNION ALL SELECT min(day_us) - $day FROM days),
@@ -42,23 +45,54 @@ WHERE day_us IN (SELECT day_us FROM days) ORDER BY day
 """
 
 
-def projection(days: Sequence[Row], start: int, end: int) -> Rows:
+def trend(warehouse: Warehouse) -> Rows:
+    """Whole days up to the end, those before the window too; a part of a day tells nothing about growth."""
+    window = warehouse.window
+    (known,) = warehouse.rows("SELECT min(us) AS first FROM life")
+    first = window.start if known["first"] is None else known["first"]
+    start = min(window.start, max(first, window.end - TREND_DAYS * DAY_US))
+    days = warehouse.rows(DAILY, start=start, first_hour=start - start % HOUR_US)
+    whole = [day for day in days if day["day"] >= start - HOUR_US and day["day"] + DAY_US <= window.end]
+    return Rows(days.columns, whole)
+
+
+def projection(days: Sequence[Row]) -> Rows:
     """One row per measure: its value now, daily growth, and projected values with their range.
 
-    Only whole days are looked at: a day of which some hours are missing says nothing about growth.
-    Projections are absent where there are too few, and never fall below zero.
+    Projections are absent where there are too few days, and never fall below zero.
     """
-    whole = [day for day in days if day["day"] >= start - DAY_US // 24 and day["day"] + DAY_US <= end]
     measures = {
-        "tokens": [day["tokens"] for day in whole],
-        "subscriptions": [day["subscriptions"] for day in whole],
-        "notifications": [day["notifications"] for day in whole],
         "store_bytes": [
-            day["tokens"] * TOKEN_BYTES + day["subscriptions"] * SUBSCRIPTION_BYTES for day in whole
+            day["tokens"] * TOKEN_BYTES + day["subscriptions"] * SUBSCRIPTION_BYTES for day in days
         ],
+        "subscriptions": [day["subscriptions"] for day in days],
+        "tokens": [day["tokens"] for day in days],
     }
-    rows = [projected(name, np.array(values, float)) for name, values in sorted(measures.items())]
-    return Rows(list(rows[0]), rows)
+    rows = {name: projected(name, np.array(values, float)) for name, values in measures.items()}
+    return Rows(list(rows["tokens"]), [notifications(rows["subscriptions"], days), *rows.values()])
+
+
+def notifications(subscriptions: Row, days: Sequence[Row]) -> Row:
+    """Notifications of a day: as many for each subscription as in the last week.
+
+    They rise and fall with the days of the week, which a line would take for a trend.
+    """
+    week = [day for day in days[-WEEK:] if day["subscriptions"]]
+    row: Row = {**dict.fromkeys(subscriptions), "measure": "notifications", "whole_days": len(days)}
+    if not week:
+        return row
+    row["now"] = round(sum(day["notifications"] for day in week) / len(week))
+    if subscriptions["per_day"] is None:
+        return row
+    rates = np.array([day["notifications"] / day["subscriptions"] for day in week])
+    rate = float(rates.mean())
+    around = ERRORS_EITHER_SIDE * float(rates.std(ddof=1)) / len(rates) ** 0.5 if len(rates) > 1 else 0.0
+    row["per_day"] = rate * subscriptions["per_day"]
+    for horizon in HORIZONS:
+        for suffix, each in (("", rate), ("_low", max(0.0, rate - around)), ("_high", rate + around)):
+            name = f"in_{horizon}_days{suffix}"
+            row[name] = each * subscriptions[name]
+    return row
 
 
 def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> Row:
@@ -67,7 +101,7 @@ def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
     for horizon in HORIZONS:
         row |= {f"in_{horizon}_days": None, f"in_{horizon}_days_low": None, f"in_{horizon}_days_high": None}
     if len(values):
-        row["now"] = float(values[-1])
+        row["now"] = int(values[-1])
     if len(values) < ENOUGH_DAYS:
         return row
     x = np.arange(len(values), dtype=float)
@@ -86,6 +120,9 @@ def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]")
 
 def tables(warehouse: Warehouse) -> dict[str, Rows]:
     """The report's tables by name."""
-    days = warehouse.rows(DAILY)
-    window = warehouse.window
-    return {"capacity_daily": days, "capacity_projection": projection(days, window.start, window.end)}
+    days = trend(warehouse)
+    return {
+        "capacity_daily": warehouse.rows(DAILY),
+        "capacity_trend": days,
+        "capacity_projection": projection(days),
+    }

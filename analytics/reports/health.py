@@ -7,13 +7,13 @@ from analytics.outages import find_outages
 from analytics.warehouse import Rows, Warehouse
 
 OUTAGE_EVENTS = """
-SELECT server, us, event, changed, "count", expected, total, latency_us FROM (
+SELECT server, epoch, us, event, changed, "count", expected, total, latency_us FROM (
   SELECT * FROM life WHERE event IN ('smp_connected', 'smp_disconnected', 'smp_service_subscribed',
     'smp_service_reset', 'smp_drift', 'smp_healed')
   UNION ALL BY NAME
-  SELECT server, us, 'regained' AS event, count(*) AS "count", min(writer) AS writer, min(seq) AS seq
+  SELECT server, epoch, us, 'regained' AS event, count(*) AS "count", min(writer) AS writer, min(seq) AS seq
   FROM life WHERE event = 'sub_status_changed' AND status_from = 'INACTIVE' AND status_to = 'ACTIVE'
-  GROUP BY server, us)
+  GROUP BY server, epoch, us)
 ORDER BY us, writer, seq
 """
 
@@ -102,7 +102,10 @@ WITH taken AS (
   SELECT server, us - us % $hour AS hour_us, us,
     coalesce(sum("count") FILTER (status_to = 'ACTIVE'), 0) AS believed,
     coalesce(sum("count") FILTER (status_to IN ('NEW', 'PENDING')), 0) AS pending
-  FROM life WHERE event = 'smp_sampled' AND us >= $start GROUP BY ALL),
+  FROM life l WHERE event = 'smp_sampled' AND us >= $start
+    AND NOT EXISTS (FROM outages o WHERE o.server = l.server AND o.kind <> 'lost'
+      AND l.us BETWEEN o.start_us AND coalesce(o.end_us, $end))  -- what is lost must not count twice
+  GROUP BY ALL),
 sampled AS (
   SELECT server, hour_us, arg_max(believed, us) AS believed, arg_max(pending, us) AS pending
   FROM taken GROUP BY ALL),
@@ -145,7 +148,9 @@ def tables(warehouse: Warehouse) -> dict[str, Rows]:
 
 def add_outages(warehouse: Warehouse) -> None:
     """Make the table `outages`."""
-    found = find_outages(warehouse.rows(OUTAGE_EVENTS))
+    over = warehouse.rows("SELECT epoch, until_us FROM epochs WHERE until_us IS NOT NULL")
+    ends = {row["epoch"]: row["until_us"] for row in over}
+    found = find_outages(warehouse.rows(OUTAGE_EVENTS), ends)
     warehouse.db.execute(OUTAGES)
     rows = [(o.server, o.kind, o.start_us, o.size, o.end_us, o.heal_us) for o in found]
     if rows:

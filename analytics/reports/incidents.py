@@ -83,6 +83,16 @@ FROM follow LEFT JOIN restored USING (writer) LEFT JOIN others USING (writer)
 WHERE started_us >= $start ORDER BY start, daemon
 """
 
+DAEMONS = """
+WITH runs AS (
+  SELECT writer, max(daemon) AS daemon, max(us) AS last_us, bool_or(event = 'server_stopped') AS clean,
+    arg_max(coalesce(total, "count"), seq) FILTER (daemon IS NOT NULL) AS subscriptions
+  FROM life GROUP BY writer HAVING max(daemon) IS NOT NULL)
+SELECT daemon, last_us AS last_seen, clean, subscriptions, greatest(0, $until - last_us) / 1e6 AS silent_s
+FROM runs QUALIFY row_number() OVER (PARTITION BY daemon ORDER BY last_us DESC, writer) = 1
+  AND (last_us >= $start OR last_us = max(last_us) OVER ()) ORDER BY last_us DESC, daemon
+"""
+
 PROVIDERS = """
 WITH runs AS (
   SELECT writer, max(us) AS last_us, bool_or(event = 'server_stopped')
@@ -154,6 +164,7 @@ def tables(warehouse: Warehouse) -> dict[str, Rows]:
         "incidents_gaps": warehouse.rows(GAPS),
         "incidents_disconnects": warehouse.rows(MASS),
         "incidents_restarts": warehouse.rows(RESTARTS),
+        "incidents_daemons": warehouse.rows(DAEMONS),
         "incidents_providers": warehouse.rows(PROVIDERS),
         "incidents_refused": warehouse.rows(REFUSED),
         "incidents_tokens": warehouse.rows(TOKENS),

@@ -42,7 +42,7 @@ def test_a_provider_is_not_down_for_ever_because_its_daemon_died(ask: Ask) -> No
         event(100, E.SERVER_ALIVE, daemon="d", uptime_us=100_000_000, writer=b"1"),
         event(120, E.SERVER_STARTED, daemon="d", uptime_us=0, count=0, writer=b"2"),
     ]
-    down, died = sorted(sentences(ask(rows)))
+    down, died = sorted(sentences(ask(rows, days=0.02)))
     assert down == "AP was down on 5 January 00:01, healed after 40 s."
     assert died == "d died and was back on 5 January 00:02 after 20 s with 0 subscriptions."
 
@@ -114,3 +114,36 @@ def test_a_failing_network_is_told_with_the_time_until_the_last_router_was_back(
     assert sentences(ask(rows)) == [
         "3 of 3 routers went away at once on 5 January 01:00 with 30 subscriptions, healed after 22 s."
     ]
+
+
+def run(at_s: float, daemon: str, name: E = E.SERVER_ALIVE, **columns: Any) -> Row:
+    uptime_us = round(at_s * 1e6)
+    return event(at_s, name, daemon=daemon, uptime_us=uptime_us, writer=daemon.encode(), **columns)
+
+
+def test_a_daemon_that_died_and_did_not_come_back(ask: Ask) -> None:
+    beats = [run(minute * 60.0, "d", count=90, total=100) for minute in range(61)]
+    assert sentences(ask(beats, days=1.9 / 24)) == []  # closed segments may be so old
+    silent = ["d has given no sign of life since 5 January 01:00: nobody serves 100 subscriptions."]
+    assert sentences(ask(beats)) == silent
+    assert sentences(ask(beats, end=None)) == silent  # until now
+    assert sentences(ask(beats, first_day=0.5)) == silent  # there was nothing since
+    stopped = [*beats, run(HOUR + 1, "d", E.SERVER_STOPPED)]
+    assert sentences(ask(stopped)) == ["d was stopped on 5 January 01:00: nobody serves 100 subscriptions."]
+
+
+def test_others_go_on_when_a_daemon_dies(ask: Ask) -> None:
+    first = [run(0.0, "a", total=10, count=10), run(HOUR, "a", total=10, count=10)]
+    second = [run(hour * HOUR, "b", total=10, count=10) for hour in range(25)]
+    second.append(run(23.5 * HOUR, "b", total=10, count=10))
+    assert sentences(ask([*first, *second])) == [
+        "a has given no sign of life since 5 January 01:00, when there were 10 subscriptions; others run."
+    ]
+    assert sentences(ask([*first, *second], first_day=0.5)) == []  # was told the day before
+    assert sentences(ask([*first, run(HOUR + 1, "a", E.SERVER_STOPPED), *second])) == []
+
+
+def test_segments_that_cannot_be_read_are_no_good_news() -> None:
+    told = [finding.text for finding in find({}, Thresholds(), ["date=2026-01-05/x.parquet"])]
+    what = "date=2026-01-05/x.parquet, a segment of the journal, could not be read"
+    assert told == [f"{what}: its events may be missing here."]

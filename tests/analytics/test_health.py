@@ -184,14 +184,16 @@ def test_a_clock_that_is_set_right_while_the_daemon_runs(ask: Ask) -> None:
     assert len(warehouse.notes) == 1
 
 
-def test_a_new_key_counts_nobody_twice(ask: Ask) -> None:
-    def era(start: float, epoch: int, names: list[bytes], writer: bytes) -> list[Row]:
-        rows = [lives(start, 0, name=E.SERVER_STARTED, count=0)]
-        for name in names:
-            rows.append(event(start, E.TOKEN_VERIFIED, token=name, provider="AP"))
-            rows.append(event(start, E.SUB_CREATED, subscription=name, token=name, server=A))
-        return [{**row, "epoch": epoch, "writer": writer} for row in rows]
+def era(start: float, epoch: int, names: list[bytes], writer: bytes) -> list[Row]:
+    """A run of a daemon with a key."""
+    rows = [lives(start, 0, name=E.SERVER_STARTED, count=0)]
+    for name in names:
+        rows.append(event(start, E.TOKEN_VERIFIED, token=name, provider="AP"))
+        rows.append(event(start, E.SUB_CREATED, subscription=name, token=name, server=A))
+    return [{**row, "epoch": epoch, "writer": writer} for row in rows]
 
+
+def test_a_new_key_counts_nobody_twice(ask: Ask) -> None:
     old = era(0, 1, [b"1", b"2", b"3"], b"w1")
     new = era(DAY + HOUR, 2, [b"x", b"y"], b"w2")
     warehouse = ask([*old, *new], days=2)
@@ -200,3 +202,47 @@ def test_a_new_key_counts_nobody_twice(ask: Ask) -> None:
     assert [(d["tokens"], d["subscriptions"]) for d in days] == [(3, 3), (2, 2)]
     assert health.tables(warehouse)["health"][0]["subscriptions"] == 2
     assert [d["active_at_end"] for d in tokens.tables(warehouse)["tokens_churn"]] == [3, 2]
+
+
+def test_a_daemon_that_was_gone_before_a_new_key_does_not_keep_the_old_one(ask: Ask) -> None:
+    gone = {**lives(HOUR, HOUR), "daemon": "gone", "writer": b"w0"}
+    rows = [gone, *era(0, 1, [b"1", b"2"], b"w1"), *era(DAY, 2, [b"x", b"y"], b"w2")]
+    assert health.tables(ask(rows, days=2))["health"][0]["subscriptions"] == 2
+    still = {**gone, **lives(DAY + HOUR, DAY + HOUR), "daemon": "gone", "writer": b"w0"}
+    assert health.tables(ask([*rows, still], days=2))["health"][0]["subscriptions"] == 4
+
+
+def test_daemons_with_stores_of_their_own_do_not_end_each_others_outages(ask: Ask) -> None:
+    """Their journals may be in one folder, and their routers the same."""
+    rows = [
+        *held(A, 10),
+        event(HOUR, E.SMP_DISCONNECTED, server=A, error="Closed", changed=10),
+        {**service(HOUR + 5, A, count=50, expected=50, changed=0, total=50), "epoch": 2, "writer": b"w2"},
+        service(HOUR + 90, A, count=10, expected=10, changed=10, total=10),
+    ]
+    (outage,) = health.tables(ask(rows))["health_outages"]
+    assert (outage["subscriptions"], outage["heal_s"]) == (10, 90.0)
+
+
+def test_an_outage_is_not_open_for_ever_under_a_key_that_was_given_up(ask: Ask) -> None:
+    down = {**event(HOUR, E.SMP_DISCONNECTED, server=A, error="Closed", changed=1), "writer": b"w1"}
+    rows = [*era(0, 1, [b"1"], b"w1"), down, *era(DAY, 2, [b"x"], b"w2")]
+    (outage,) = health.tables(ask(rows, days=2))["health_outages"]
+    assert (outage["is_open"], outage["end"]) == (False, at(DAY))
+
+
+def sampled(at_s: float, number: int) -> Row:
+    return event(at_s, E.SMP_SAMPLED, server=A, status_to="ACTIVE", count=number)
+
+
+def test_a_sample_taken_while_a_router_is_away_does_not_count_the_loss_twice(ask: Ask) -> None:
+    rows = [
+        *held(A, 100),
+        event(HOUR, E.SMP_DISCONNECTED, server=A, error="Closed", changed=100),
+        sampled(HOUR + 30, 0),
+        event(HOUR + 60, E.SMP_CONNECTED, server=A, latency_us=1),
+        service(HOUR + 60, A, count=100, expected=100, changed=100, total=100),
+        sampled(2 * HOUR, 97),
+    ]
+    hours = {row["hour"]: row["active"] for row in health.tables(ask(rows))["health_hours"]}
+    assert hours == {at(HOUR): 98, at(2 * HOUR): 97}

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,12 +21,12 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from analytics.__main__ import main
+from analytics.__main__ import asked_time, main, parser
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports, suppressed
 from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
-from analytics.times import DAY_US
+from analytics.times import DAY_US, HOUR_US, MINUTE_US
 from analytics.warehouse import Rows
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
@@ -87,7 +88,7 @@ class Names(html.parser.HTMLParser):
 
 
 def test_every_table_is_one_plain_file_of_each_kind_for_its_owner(local: Path) -> None:
-    assert len(list(local.glob("*.parquet"))) == 25
+    assert len(list(local.glob("*.parquet"))) == 27
     for path in local.glob("*.parquet"):
         table = pq.read_table(path)
         rows = rows_of(local, path.stem)
@@ -116,7 +117,7 @@ def test_page_is_self_contained_and_readable_without_scripts(local: Path) -> Non
     assert "broken.parquet" in text
     assert page.tags.count("noscript") >= 8
     assert text.count('scope="col"') > 100
-    sentences = re.findall("<li>(.*?)</li>", text)
+    sentences = re.findall("<li[^>]*>(.*?)</li>", text)
     assert any("routers went away at once" in sentence for sentence in sentences)
     for name in REPORTS:
         assert f'<h2 id="{name}">' in text
@@ -127,6 +128,7 @@ def test_summary_is_for_machines(local: Path) -> None:
     assert summary["from"] == "2026-01-05T00:00:00+00:00"
     assert summary["bad_segments"] == 1
     assert {problem["kind"] for problem in summary["problems"]} >= {"mass disconnect", "journal", "outage"}
+    assert {(p["kind"], p["is_over"]) for p in summary["problems"]} >= {("outage", True), ("silence", False)}
     assert summary["figures"]["notifications"]["value"] > 1000
     assert summary["figures"]["notifications"]["previous"] is None
     assert len(summary["routers"]) == 4
@@ -151,7 +153,7 @@ def test_every_figure_has_its_change_against_the_time_before(
     assert changed >= {"notifications", "pushes", "subscriptions", "active_subscriptions", "latency_ms_p95"}
     scores = {router["server"]: router["score"] for router in before["routers"]}
     assert {router["server"]: router["previous_score"] for router in now["routers"]} == scores
-    assert "against the time before" in (tmp_path / "4-7" / "report.html").read_text()
+    assert "against the time of the same length before" in (tmp_path / "4-7" / "report.html").read_text()
     assert all(figure["previous"] is None for figure in before["figures"].values())
 
 
@@ -169,21 +171,41 @@ def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
 
 
 def test_a_share_does_not_tell_a_small_number() -> None:
-    row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True}
+    row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True, "start": START_US}
     hidden = {**row, "tokens": None, "share": None}
-    many = {**row, "tokens": 30}
+    many = {**row, "tokens": 97, "share": 0.9701, "start": START_US + 1}
+    told = {**many, "tokens": 95, "share": 0.97}  # 100 less 97 would be a small number
     columns = list(row)
-    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, many]}
+    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, told]}
 
 
-def test_check_tells_by_its_exit_code(journal: Path, local: Path, tmp_path: Path) -> None:
-    command = ["report", "health", "--journal", str(journal), "--out", str(tmp_path), "--check"]
+def test_check_tells_by_its_exit_code(
+    journal: Path, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = ["--to", "2026-01-15"]
+    command = [
+        "report",
+        "health",
+        "--journal",
+        str(journal),
+        "--out",
+        str(tmp_path),
+        "--check",
+        "--quiet",
+        *to,
+    ]
     assert main(command) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert all(line.startswith("! ") for line in said.err.splitlines())
     settings = tmp_path / "settings.ini"
     calm = {"outage_seconds": 9e9, "lost_subscriptions": 1_000_000, "score": 0.5}
     lines = "\n".join(f"{name} = {value}" for name, value in calm.items())
     settings.write_text(f"[STORE]\nother = 1\n[ANALYTICS]\n{lines}\n")
+    (journal / "date=2026-01-05" / "broken.parquet").rename(tmp_path / "broken.parquet")
     assert main([*command, "--config", str(settings)]) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "broken.parquet").rename(journal / "date=2026-01-05" / "broken.parquet")
 
 
 @pytest.mark.parametrize(
@@ -206,10 +228,30 @@ def test_wrong_settings_are_told_in_one_line(
     assert "Traceback" not in error
 
 
+def test_what_cron_would_send_are_the_problems_alone(tmp_path: Path) -> None:
+    """A process of its own: Spark's greetings are no news."""
+    write_journal(replace(PLAN, events=3_000), tmp_path / "journal")
+    command = [sys.executable, "-m", "analytics", "report", "health", "--quiet", "--to", "2026-01-15"]
+    where = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]
+    run = run_on_cluster(*command, *where, cwd=ROOT)
+    assert run.stdout == ""
+    assert run.stderr.startswith("! ")
+    assert all(line.startswith("! ") for line in run.stderr.splitlines())
+
+
+def test_the_last_days_end_with_the_last_full_hour() -> None:
+    command = ["report", "all", "--journal", "j", "--out", "o", "--days", "2"]
+    start, end = asked_time(parser().parse_args(command), datetime(2026, 1, 9, 7, 42, 11, 5, UTC))
+    assert (start, end) == (START_US + 2 * DAY_US + 7 * HOUR_US, START_US + 4 * DAY_US + 7 * HOUR_US)
+
+
 def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
     job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1, now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no readable events"):
         run_reports(spark, job, lambda text: None)
+    late = replace(job, end=None, start=NOW_US)
+    with pytest.raises(JournalNotFoundError, match="the last event is of 14 January 2026, before the time"):
+        run_reports(spark, late, lambda text: None)
     empty = ReportJob(names=["health"], journal=str(tmp_path), out=str(tmp_path), now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no closed journal segments"):
         run_reports(spark, empty, lambda text: None)
@@ -219,7 +261,9 @@ def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None
     started = event(0, JournalEvent.SERVER_STARTED, seq=0, daemon="d", uptime_us=0, count=0)
     with atomic_file(tmp_path / "first.parquet") as file:
         write_parquet([pa.RecordBatch.from_pylist([started], SCHEMA)], file)
-    job = ReportJob(names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=NOW_US)
+    job = ReportJob(
+        names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=START_US + MINUTE_US
+    )
     assert run_reports(spark, job, lambda text: None).page.findings == []
     assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
@@ -330,6 +374,15 @@ def test_generate_compact_retain(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             ["report", "all", "--journal", "j", "--out", "o", "--from", "2026-01-02", "--to", "2026-01-01"],
             "--from must be before --to",
+        ),
+        (
+            ["report", "all", "--journal", "j", "--out", "o", "--days", "1", "--to", "2026-01-01"],
+            "give either that or --from and --to",
+        ),
+        (["report", "all", "--journal", "j", "--out", "j/report"], "--out must not be within the journal"),
+        (
+            ["stream", "--journal", "s3a://x/j/", "--out", "s3a://x/j/o"],
+            "--out must not be within the journal",
         ),
     ],
 )

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analytics.files import ROLLUPS_FOLDER, LocalFolder
 from analytics.generator import Plan, write_journal
-from analytics.maintenance import compact, groups_of_rows, retain
+from analytics.maintenance import compact, groups_of_rows, not_rolled_up, retain
+from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.segments import Segment
 
 PLAN = Plan(events=6_000, days=8, servers=3, gaps=0, mass_disconnects=0, restarts=1, rows_per_segment=150)
@@ -73,3 +75,21 @@ def test_retention_deletes_whole_days(journal: Path) -> None:
     assert retain(journal, date(2026, 1, 8)) == [date(2026, 1, day) for day in (5, 6, 7)]
     assert sorted(p.name for p in journal.glob("*date=2*")) == [f"date=2026-01-{d:02d}" for d in range(8, 13)]
     assert (journal / "date=nonsense").is_dir()
+
+
+def test_retention_removes_what_an_interrupted_one_left(journal: Path) -> None:
+    first = min(journal.glob("date=*"))
+    shutil.copytree(first, journal / f".deleted-{first.name}")
+    retain(journal, date(2026, 1, 6))
+    assert not list(journal.glob(".deleted-*"))
+
+
+def test_days_with_segments_that_no_report_has_read_are_known(journal: Path) -> None:
+    oldest = date(2026, 1, 8)
+    assert not_rolled_up(journal, oldest) == [date(2026, 1, day) for day in (5, 6, 7)]
+    read = Manifest({file: Segment(file.path) for file in LocalFolder(str(journal)).segments()})
+    LocalFolder(str(journal / ROLLUPS_FOLDER)).write_text(MANIFEST_NAME, read.to_json())
+    assert not_rolled_up(journal, oldest) == []
+    late = journal / "date=2026-01-06" / "late.parquet"
+    shutil.copy(min(late.parent.iterdir()), late)
+    assert not_rolled_up(journal, oldest) == [date(2026, 1, 6)]

@@ -13,7 +13,9 @@ import pytest
 from analytics.figures import compared, figures
 from analytics.findings import Thresholds, find
 from analytics.job import REPORTS
-from analytics.page import ReportPage, asset, render
+from analytics.page import ReportPage, asset, heat_heads, render
+from analytics.times import HOUR_US
+from tests.analytics.conftest import START_US
 from tests.analytics.test_incidents_found import plant
 from tests.ntf_server.test_status_page import BROWSER, needs_browser
 
@@ -76,6 +78,24 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert "health outages" in seen["withoutScript"]
     assert "service_coverage" in seen["printed"]  # nothing is folded on paper
     assert (tmp_path / "report.pdf").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("from_hour", "hours", "step", "labels"),
+    [
+        (0, 7 * 24, 3, [(8, f"{day} Jan") for day in range(5, 12)]),  # eight cells are a day
+        (5, 3 * 24, 2, [(9, ""), (12, "6 Jan"), (12, "7 Jan"), (3, "8 Jan")]),
+        (6, 24, 1, [(3, f"{hour % 24:02}:00") for hour in range(6, 30, 3)]),
+        (0, 60 * 24, 24, [(7, f"{d} Jan") for d in (5, 12, 19, 26)] + [(7, "2 Feb"), (7, "9 Feb")]),
+    ],
+)
+def test_labels_stand_where_their_days_begin(
+    from_hour: int, hours: int, step: int, labels: list[tuple[int, str]]
+) -> None:
+    heads = heat_heads(START_US + from_hour * HOUR_US, step * HOUR_US, hours // step)
+    told = [(int(cells), text) for cells, text in re.findall(r'colspan="(\d+)">(.*?)<', heads)]
+    assert told[: len(labels)] == labels
+    assert sum(cells for cells, _ in told) == hours // step
 
 
 def lightness(colour: str) -> float:

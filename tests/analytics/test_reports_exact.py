@@ -291,12 +291,30 @@ def test_capacity_by_day_and_projection(ask: Ask) -> None:
         (at(3 * DAY), 3, 0, 5, -1, 0, 0, None),
     ]
     projected = {r["measure"]: r for r in tables["capacity_projection"]}
-    assert projected["tokens"]["per_day"] == pytest.approx(0.5)
-    assert projected["tokens"]["in_30_days"] == pytest.approx(18)
-    assert projected["tokens"]["in_30_days_low"] < 18 < projected["tokens"]["in_30_days_high"]
+    assert [row["tokens"] for row in tables["capacity_trend"]] == [1, 2, 3, 3]  # whole days of before, too
+    assert projected["tokens"]["per_day"] == pytest.approx(0.7)
+    assert projected["tokens"]["in_30_days"] == pytest.approx(24)
+    assert projected["tokens"]["in_30_days_low"] < 24 < projected["tokens"]["in_30_days_high"]
     assert projected["subscriptions"]["now"] == 5
-    assert projected["notifications"]["per_day"] == pytest.approx(0)
+    assert projected["notifications"]["now"] == 2
+    rate = (0 + 0 + 6 / 6 + 0) / 4
+    assert projected["notifications"]["per_day"] == pytest.approx(
+        rate * projected["subscriptions"]["per_day"]
+    )
     assert projected["store_bytes"]["now"] == 3 * 1000 + 5 * 700
+
+
+def test_a_weekend_is_no_decline(ask: Ask) -> None:
+    """Subscriptions grow, and the week ends with two quiet days: nobody is about to receive nothing."""
+    quiet = {5: 20, 6: 20}
+    rows = [event(d * DAY, E.NTF_RECEIVED, token=b"t", server=A, count=quiet.get(d, 100)) for d in range(7)]
+    rows += [created(d * DAY + 1, bytes([d, i])) for d in range(7) for i in range(2)]
+    for first_day in (0, 6):
+        tables = capacity.tables(ask(rows, first_day=first_day, days=7))
+        found = {r["measure"]: r for r in tables["capacity_projection"]}
+        assert found["subscriptions"]["per_day"] == pytest.approx(2)
+        assert found["notifications"]["per_day"] > 0
+        assert found["notifications"]["in_365_days_low"] > found["notifications"]["now"]
 
 
 def test_a_day_that_has_just_begun_says_nothing_about_growth(ask: Ask) -> None:
@@ -308,8 +326,7 @@ def test_a_day_that_has_just_begun_says_nothing_about_growth(ask: Ask) -> None:
     rows += [created(d * DAY + 1, bytes([d])) for d in range(5)]
     tables = capacity.tables(ask(rows, days=4.1))
     found = {r["measure"]: r for r in tables["capacity_projection"]}
-    assert found["notifications"]["now"] == 1030
-    assert found["notifications"]["per_day"] == pytest.approx(10)
+    assert found["notifications"]["now"] == 1015
     assert found["subscriptions"]["in_365_days_low"] > 300
     few = capacity.tables(ask(rows, days=1.5))["capacity_projection"]
     assert {r["in_30_days"] for r in few} == {None}

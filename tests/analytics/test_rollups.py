@@ -1,21 +1,31 @@
 """Rollups: the same whoever makes them, whatever order, copies, damage; only changed days are made anew."""
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from analytics.files import HadoopFolder, LocalFolder
+from analytics.files import LOCK_NAME, HadoopFolder, LocalFolder
 from analytics.generator import Answers, Plan, write_journal
+from analytics.inputs import Limits
 from analytics.making import update_rollups, write_days
 from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.rollups import ROLLUPS
-from analytics.segments import JournalNotFoundError
+from analytics.rollups_schema import TRAFFIC
+from analytics.segments import JournalNotFoundError, UnreadableError
 from analytics.spark import LazySpark
 from analytics.spark_segments import read_events
+from analytics.warehouse import open_warehouse
+from store.journal_files import atomic_file, write_parquet
+from tests.analytics.conftest import NOW_US
 from tests.analytics.rollup_reference import write_rollups
 
 PLAN = Plan(
@@ -126,6 +136,43 @@ def test_only_changed_days_are_made_anew_and_the_numbers_are_the_same(
     assert content(rollups) == content(tmp_path / "full")
 
 
+def test_a_day_that_lost_its_traffic_has_none_any_more(spark: LazySpark, tmp_path: Path) -> None:
+    journal, rollups = tmp_path / "journal", tmp_path / "rollups"
+    write_journal(PLAN, journal)
+    make(journal, rollups, spark)
+    day = sorted(journal.glob("date=*"))[3]
+    for segment in day.glob("*.parquet"):
+        events = pq.read_table(segment, partitioning=None)
+        kept = events.filter(pc.invert(pc.is_in(events["event"], pa.array([e.value for e in TRAFFIC]))))
+        with atomic_file(segment) as file:
+            write_parquet(kept.to_batches(), file)
+    assert make(journal, rollups, spark)[-1] == "rolling up 1 days"
+    make(journal, tmp_path / "full", spark, full=True)
+    assert content(rollups) == content(tmp_path / "full")
+    assert (rollups / "life" / day.name).is_dir()
+    assert not (rollups / "hours" / day.name).exists()
+
+
+def test_rollups_are_for_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = LocalFolder(str(tmp_path))
+    with folder.reserved():
+        other = os.open(tmp_path / LOCK_NAME, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+    with LocalFolder("/proc/nowhere").reserved():
+        """Whoever cannot write need not wait."""
+
+
+def test_damaged_rollups_are_told_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "life" / "date=2026-01-05" / "part.parquet"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"PAR1 cut off")
+    with pytest.raises(UnreadableError, match="--full makes those of days in the journal anew"):
+        open_warehouse(tmp_path, limits=Limits(), now_us=NOW_US)
+
+
 def test_days_that_retention_deleted_stay_rolled_up(spark: LazySpark, tmp_path: Path) -> None:
     journal, rollups = tmp_path / "journal", tmp_path / "rollups"
     write_journal(PLAN, journal)
@@ -158,6 +205,7 @@ def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path)
     (journal / "_rollups" / "x.parquet").write_bytes(b"")
     local, remote = LocalFolder(str(journal)), HadoopFolder(spark.session, f"file://{journal}")
     assert [(f.path, f.size) for f in remote.segments()] == [(f.path, f.size) for f in local.segments()]
+    first_day = {path.relative_to(journal).as_posix() for path in (journal / "date=2026-01-05").iterdir()}
     for folder in (local, remote):
         assert folder.read_text("note") is None
         folder.write_text("note", "grüße")
@@ -166,6 +214,9 @@ def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path)
         assert folder.read_text("copy") == "grüße"
         with folder.local_copy() as copy:
             assert (copy / "note").read_text() == "grüße"
+        with folder.reserved():
+            assert folder.files_below("date=2026-01-05") == first_day
+        assert folder.files_below("nowhere") == set()
         folder.remove("note")
         folder.remove("copy")
         folder.remove("nothing")
