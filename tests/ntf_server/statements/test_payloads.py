@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ntf_server.config import ConfigError, parse_config
+from ntf_server.config_kinds import SHORT, SHORT_TEXT
 from ntf_server.statements.payloads import (
     APNS_LIMIT,
     FCM_LIMIT,
@@ -108,3 +110,11 @@ def test_sizes_are_of_bytes_not_of_characters() -> None:
     assert len(made(Channel.APNS, NotifyType.ALERT, b"", title).body) > 2000
     assert made(Channel.APNS, NotifyType.ALERT, bytes(1000), title).truncated
     assert not made(Channel.APNS, NotifyType.ALERT, bytes(1000), "u" * 1000).truncated
+
+
+def test_a_title_always_leaves_room_for_the_rest() -> None:
+    longest = "\x01" * SHORT_TEXT  # each becomes six characters
+    assert SHORT.parse(longest) == longest
+    assert len(made(Channel.APNS, NotifyType.ALERT, bytes(5000), longest).body) <= APNS_LIMIT
+    with pytest.raises(ConfigError, match=r"title must be text of at most 500 bytes"):
+        parse_config("[STATEMENTS]\ntitle = " + "ü" * SHORT_TEXT, "f.ini", {})
