@@ -27,8 +27,8 @@ from ntf_server.statements import http_server
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
 from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY
 from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
-from ntf_server.statements.signed_requests import TOLERANCE
-from store.interface import GatewayStore
+from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
+from store.interface import GatewayStore, StoreUnavailable
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -171,6 +171,59 @@ async def test_other_methods_paths_and_sizes(bob: GatewayClient) -> None:
     assert await bob.ask("GET", RULES) == (405, {"error": "method_not_allowed"})
     assert await bob.ask("GET", "/v1/other") == (404, {"error": "not_found"})
     assert await bob.send("PUT", RULES, bytes(MAX_BODY + 1), {}) == (413, {"error": "too_large"})
+
+
+async def test_both_names_of_the_type(bob: GatewayClient) -> None:
+    both = {"notificationType": "voip", "platform": "voip", "token": APNS}
+    assert (await bob.ask("POST", SUBSCRIPTIONS, both)).status == 201
+    assert (await bob.ask("GET", SUBSCRIPTIONS)).body[0]["notificationType"] == "voip"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(StoreUnavailable("away"), 503, "unavailable"), (RuntimeError("a mistake"), 500, "internal")],
+)
+async def test_what_fails_on_our_side(
+    world: GatewayWorld,
+    bob: GatewayClient,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    code: str,
+) -> None:
+    one = await bob.register("apns", APNS)
+
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    for name in (
+        "add_gateway_subscription",
+        "delete_gateway_subscriptions",
+        "gateway_subscriptions",
+        "edit_rules",
+    ):
+        monkeypatch.setattr(world.server.store, name, fails)
+    asked = [
+        ("POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "t"}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one]}),
+        ("GET", SUBSCRIPTIONS, None),
+        *((method, RULES, rules(one, RULE)) for method in ("PUT", "POST", "DELETE")),
+    ]
+    for method, path, value in asked:
+        assert await bob.ask(method, path, value) == (status, {"error": code}), (method, path)
+
+
+async def test_headers_of_errors(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, requests_per_minute=1) as world, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{world.server.gateway_port}{SUBSCRIPTIONS}"
+        async with session.get(url) as response:
+            assert (response.status, response.headers["WWW-Authenticate"]) == (401, SCHEME)
+        async with session.patch(url) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "DELETE,GET,POST")
+        while response.status != 429:
+            async with session.get(url) as response:
+                continue
+        assert response.headers["Retry-After"] == "60"
 
 
 async def test_requests_that_prove_nothing(world: GatewayWorld, bob: GatewayClient) -> None:
