@@ -58,7 +58,7 @@ async def test_rules_are_read_by_the_one_that_watches(
     monkeypatch.setattr(service, "OWNERSHIP_INTERVAL", 0.001)
     store, lot = Asked(), Lot()
     gateway = StatementGateway(
-        cast(Any, store),
+        cast("Any", store),
         store,
         StatementsConfig(enabled=True, node=node.url, port=0),
         SystemClock(),
