@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,12 +24,10 @@ from ntf_demo.statement_gateway import (
     signed_statement,
 )
 from ntf_server.metrics import PREFIX
-from ntf_server.statements.openapi import SPEC_PATH
+from ntf_server.statements.openapi import SPEC_PATH, SUBSCRIPTIONS
 from protocol.crypto import X25519PrivateKey, box, open_box
-from protocol.device_token import ApnsToken
 from protocol.encoding import NONCE_SIZE
 from protocol.statements import Signed, decode_statement, statement_hash
-from store.statement_records import Refusal
 
 ALICE, MALLORY = key_pair("Alice"), key_pair("Mallory")
 CHAT, CALLS = b"chat of Alice and Bob".ljust(32, b"."), b"calls of Alice and Bob".ljust(32, b".")
@@ -194,13 +193,9 @@ def _stored(statement: bytes) -> str:
 
 async def _known(world: GatewayWorld, bob: GatewayClient) -> str:
     """What the server's database says of Bob's first push."""
-    store = world.server.store
-    subscriptions = await store.gateway_subscriptions(bob.pair[0], None)
-    assert not isinstance(subscriptions, Refusal)
-    one = subscriptions[0]
-    (made,) = await store.push_records(one.subscription_id)
-    assert isinstance(one.device_token, ApnsToken)
-    device = one.device_token.token.decode()[:EXCERPT]
+    one = (await bob.ask("GET", SUBSCRIPTIONS)).body[0]
+    (made,) = await world.server.store.push_records(uuid.UUID(one["subscription_id"]).bytes)
+    device = one["token"][:EXCERPT]
     return f"statement {_excerpt(made.statement_hash)} of {_excerpt(made.sender)}, for Bob's device {device}…"
 
 

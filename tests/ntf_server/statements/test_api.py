@@ -29,6 +29,7 @@ from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY
 from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
+from tests.faults import StoreFaults, with_faults
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -179,40 +180,6 @@ async def test_both_names_of_the_type(bob: GatewayClient) -> None:
     assert (await bob.ask("GET", SUBSCRIPTIONS)).body[0]["notificationType"] == "voip"
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [(StoreUnavailable("away"), 503, "unavailable"), (RuntimeError("a mistake"), 500, "internal")],
-)
-async def test_what_fails_on_our_side(
-    world: GatewayWorld,
-    bob: GatewayClient,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    status: int,
-    code: str,
-) -> None:
-    one = await bob.register("apns", APNS)
-
-    async def fails(*_: object, **__: object) -> None:
-        raise error
-
-    for name in (
-        "add_gateway_subscription",
-        "delete_gateway_subscriptions",
-        "gateway_subscriptions",
-        "edit_rules",
-    ):
-        monkeypatch.setattr(world.server.store, name, fails)
-    asked = [
-        ("POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "t"}),
-        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one]}),
-        ("GET", SUBSCRIPTIONS, None),
-        *((method, RULES, rules(one, RULE)) for method in ("PUT", "POST", "DELETE")),
-    ]
-    for method, path, value in asked:
-        assert await bob.ask(method, path, value) == (status, {"error": code}), (method, path)
-
-
 async def test_headers_of_errors(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, requests_per_minute=1) as world, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{world.server.gateway_port}{SUBSCRIPTIONS}"
@@ -351,6 +318,32 @@ def another_api(
         most_connections=most_connections,
         reuse_port=reuse_port,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(StoreUnavailable("away"), 503, "unavailable"), (RuntimeError("a mistake"), 500, "internal")],
+)
+async def test_what_fails_on_our_side(tmp_path: Path, error: Exception, status: int, code: str) -> None:
+    asked = [
+        ("add_gateway_subscription", "POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "t"}),
+        ("delete_gateway_subscriptions", "DELETE", SUBSCRIPTIONS, {"subscription_ids": [str(uuid.uuid4())]}),
+        ("gateway_subscriptions", "GET", SUBSCRIPTIONS, None),
+        *(
+            ("edit_rules", method, RULES, rules(str(uuid.uuid4()), RULE))
+            for method in ("PUT", "POST", "DELETE")
+        ),
+    ]
+    faults = StoreFaults()
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        api = another_api(with_faults(app.store, faults), replace(world.config.STATEMENTS, port=0))
+        bob = world.client("bob", await api.open())
+        try:
+            for call, method, path, value in asked:
+                faults.fail(call, error)
+                assert await bob.ask(method, path, value) == (status, {"error": code}), (method, path)
+        finally:
+            await api.close()
 
 
 async def test_connections_are_counted(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -15,8 +14,7 @@ from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.statements import service
 from ntf_server.statements.service import StatementGateway
-from store.leases import Lease
-from store.records import TokenKey
+from store.leases import Lease, SoleOwner
 from tests.ntf_server.statements.builders import topic
 from tests.ntf_server.statements.process import until
 from tests.ntf_server.statements.test_pipeline import Recorder
@@ -36,7 +34,7 @@ class Asked(Recorder):
         return 0
 
 
-class Lot:
+class Lot(SoleOwner):
     """Falls to this daemon when a test says so."""
 
     is_shared = True
@@ -44,12 +42,6 @@ class Lot:
 
     def owns(self, lease: Lease) -> bool:
         return self.is_ours
-
-    def term(self, lease: Lease) -> int:
-        return 1
-
-    def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
-        """Nothing of this is about tokens."""
 
 
 async def test_rules_are_read_by_the_one_that_watches(
