@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from ntf_demo.statement_gateway import (
     signed_statement,
 )
 from ntf_server.metrics import PREFIX
-from ntf_server.statements.openapi import SPEC_PATH
+from ntf_server.statements.openapi import SPEC_PATH, SUBSCRIPTIONS
 from protocol.crypto import X25519PrivateKey, box, open_box
 from protocol.encoding import NONCE_SIZE
-from protocol.statements import statement_hash
+from protocol.statements import Signed, decode_statement, statement_hash
 
 ALICE, MALLORY = key_pair("Alice"), key_pair("Mallory")
 CHAT, CALLS = b"chat of Alice and Bob".ljust(32, b"."), b"calls of Alice and Bob".ljust(32, b".")
@@ -62,7 +63,7 @@ async def tell(story: Story, folder: Path, *, keep: bool) -> None:
         story.fact("notification server", f"http://{LOCALHOST}:{world.server.gateway_port}/v1/subscriptions")
         bob, sealed = world.client("Bob"), Sealed()
         await _register(story, world, bob)
-        await _message(story, world, sealed)
+        await _message(story, world, bob, sealed)
         await _call(story, world, sealed)
         await _long(story, world, sealed)
         await _refused(story, world, sealed)
@@ -86,7 +87,7 @@ async def _register(story: Story, world: GatewayWorld, bob: GatewayClient) -> No
     story.step("subscribe", "notification server → statement store", "both topics are watched")
 
 
-async def _message(story: Story, world: GatewayWorld, sealed: Sealed) -> None:
+async def _message(story: Story, world: GatewayWorld, bob: GatewayClient, sealed: Sealed) -> None:
     story.chapter(f"The phone sleeps. Alice writes: “{TEXT}”")
     statement = signed_statement(ALICE, CHAT, data=sealed.seal(TEXT))
     push, seconds = await _submitted(world, statement)
@@ -99,8 +100,8 @@ async def _message(story: Story, world: GatewayWorld, sealed: Sealed) -> None:
     story.text("What each of them could see", style="bold")
     for name, view in (
         ("Alice", "Bob's public key and their topics; no device token, no answer"),
-        ("statement store", f"{_who(statement)}, {len(data)} bytes, sealed: {_excerpt(data)}"),
-        ("notification server", f"the same, and that Bob's device {push.token[:EXCERPT]}… wants it"),
+        ("statement store", f"{_stored(statement)}, {len(data)} bytes, sealed: {_excerpt(data)}"),
+        ("notification server", await _known(world, bob)),
         ("push provider", f"device {push.token[:EXCERPT]}…, sender, topic, sealed: {_excerpt(data)}"),
     ):
         story.fact(name, view, style="dim")
@@ -184,8 +185,18 @@ def _count(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"{PREFIX}{name}", labels) or 0.0
 
 
-def _who(statement: bytes) -> str:
-    return f"statement {_excerpt(statement_hash(statement))} of {_excerpt(ALICE[0])}"
+def _stored(statement: bytes) -> str:
+    proof = decode_statement(statement).proof
+    assert isinstance(proof, Signed)
+    return f"statement {_excerpt(statement_hash(statement))} of {_excerpt(proof.signer)}"
+
+
+async def _known(world: GatewayWorld, bob: GatewayClient) -> str:
+    """What the server's database says of Bob's first push."""
+    one = (await bob.ask("GET", SUBSCRIPTIONS)).body[0]
+    (made,) = await world.server.store.push_records(uuid.UUID(one["subscription_id"]).bytes)
+    device = one["token"][:EXCERPT]
+    return f"statement {_excerpt(made.statement_hash)} of {_excerpt(made.sender)}, for Bob's device {device}…"
 
 
 def _excerpt(data: bytes) -> str:

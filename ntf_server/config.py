@@ -22,6 +22,7 @@ from ntf_server.config_kinds import (
     LISTEN,
     PORT,
     PROXY,
+    SHORT,
     SWITCH,
     TEXT,
     WEBSOCKET,
@@ -221,7 +222,7 @@ class StatementsConfig:
     client_header: str = key(
         "", HEADER, "A header with the client's key, set by a proxy; empty: clients sign their requests."
     )
-    title: str = key("Notification", TEXT, "What alerts show.")
+    title: str = key("Notification", SHORT, "What alerts show.")
     apns: str = key(
         "production", choice("production", "development", "test"), "Whose device tokens Apple's are."
     )

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
+SHORT_TEXT = 500
+"Bytes: fits into a push beside what else is in it."
 _PROXY = re.compile(r"(?:socks5h?://)?(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.IGNORECASE)
 _MAX_NAME = 253
@@ -106,8 +108,14 @@ def _header(text: str) -> None:
         raise ValueError
 
 
+def _short(text: str) -> None:
+    if len(text.encode()) > SHORT_TEXT:
+        raise ValueError
+
+
 SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
 TEXT = Kind(str, "text")
+SHORT = Kind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
 FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
 PORT = whole(0, 65535)
 WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separated by commas", ", ".join)

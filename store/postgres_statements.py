@@ -62,6 +62,10 @@ _OWNED = """
 SELECT sub_key FROM statement_subscriptions WHERE client_id = $1 AND subscription_id = ANY($2::bytea[])
 ORDER BY sub_key FOR UPDATE
 """
+# Statements are matched meanwhile.
+_EDITED = """
+SELECT sub_key FROM statement_subscriptions WHERE client_id = $1 AND subscription_id = $2 FOR NO KEY UPDATE
+"""
 _UNSUBSCRIBE = "DELETE FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[])"
 _LISTED = """
 SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at
@@ -91,11 +95,15 @@ WITH RECURSIVE named(topic) AS (
 )
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """
+# Subscriptions that are matched may get other rules meanwhile, but are not deleted. Locked in order: no two
+# wait for each other.
 _MATCH = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
-FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
-JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
-LIMIT $3 FOR SHARE OF s
+FROM (
+    SELECT * FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
+    JOIN statement_rules USING (topic, sender) LIMIT $3
+) r JOIN statement_subscriptions s USING (sub_key)
+ORDER BY r.sub_key FOR KEY SHARE OF s
 """
 _MATCH_PART = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
@@ -103,7 +111,7 @@ FROM unnest($1::bytea[]) i(topic) CROSS JOIN LATERAL (
     SELECT * FROM statement_rules WHERE topic = i.topic AND sender = $2 AND sub_key > $3
     ORDER BY sub_key LIMIT $4
 ) r JOIN statement_subscriptions s USING (sub_key)
-ORDER BY r.sub_key FOR SHARE OF s
+ORDER BY r.sub_key FOR KEY SHARE OF s
 """
 _PUSHED = """
 SELECT p.subscription_id, p.statement_hash
@@ -205,19 +213,13 @@ async def _taken(tx: Transaction, new: NewGatewaySubscription, device_token: byt
     return TokenTaken(row[0] if (row[1], row[2]) == (new.client_id, new.channel) else None)
 
 
-async def _owned(tx: Transaction, client_id: bytes, ids: Sequence[bytes]) -> list[GatewayKey] | None:
-    """None unless all of them are the client's."""
-    found = [GatewayKey(row[0]) for row in await tx.db.fetch(_OWNED, client_id, list(set(ids)))]
-    return found if len(found) == len(set(ids)) else None
-
-
 async def unsubscribe(
     tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
 ) -> Refusal | None:
     if not await _use(tx, request):
         return Refusal.REPLAYED
-    keys = await _owned(tx, client_id, ids)
-    if keys is None:
+    keys = [row[0] for row in await tx.db.fetch(_OWNED, client_id, list(set(ids)))]
+    if len(keys) < len(set(ids)):
         return Refusal.UNKNOWN
     await tx.db.execute(_UNSUBSCRIBE, keys)
     return None
@@ -248,17 +250,17 @@ async def edit_rules(
 ) -> RulesEdited | Refusal:
     if not await _use(tx, request):
         return Refusal.REPLAYED
-    keys = await _owned(tx, client_id, [subscription_id])
-    if keys is None:
+    key = await tx.db.fetchval(_EDITED, client_id, subscription_id)
+    if key is None:
         return Refusal.UNKNOWN
     savepoint = tx.db.transaction()
     await savepoint.start()
-    edited = await _edit(tx, keys[0], edit, rules)
+    edited = await _edit(tx, key, edit, rules)
     if edit is not RuleEdit.REMOVE and edited.total > caps.rules_per_subscription:
         await savepoint.rollback()
         return Refusal.QUOTA
     await savepoint.commit()
-    await tx.db.execute(_TOUCH, now, keys[0])
+    await tx.db.execute(_TOUCH, now, key)
     return edited
 
 

@@ -171,12 +171,6 @@ class StatementPush:
         """What stands for the device in a journal."""
         return self.subscription_id
 
-    @property
-    def may_repeat(self) -> bool:
-        """Whether a device that gets it twice shows it once: Apple replaces an alert of the same collapse id.
-        A call would ring twice, and Google has nothing like it for messages that were delivered."""
-        return self.channel is Channel.APNS
-
 
 class PushRecord(NamedTuple):
     """What is remembered of a push: for audits, and so that it is made once."""

@@ -167,7 +167,8 @@ class Composer:
         is_voip = push.channel is Channel.VOIP
         notify_type = NotifyType.VOIP if is_voip or push.is_call else NotifyType.ALERT
         text = payload(push.channel, notify_type, Matched(push.sender, push.topic, push.data), self._title)
-        collapse_id = push.statement_hash.hex() if push.may_repeat else ""
+        # If no answer comes it is sent again, and a device that got both shows one. Calls have no such thing.
+        collapse_id = push.statement_hash.hex() if push.channel is Channel.APNS else ""
         notice = StatementNotice(text.body, is_voip, collapse_id)
         return Push(taken, push, _statement_id(push), notice, Composed(b"", (push,), (push,)), now)
 

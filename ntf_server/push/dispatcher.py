@@ -216,7 +216,7 @@ class Dispatcher:
 
     async def _take_statements_over(self) -> None:
         """Before anything is claimed: what an earlier run, or another daemon, handed to a provider and has no
-        answer for is not pushed again if the device could not tell that it is the same."""
+        answer for is not pushed again."""
         async with self._taking_over:
             term = self._ownership.term(STATEMENTS)
             if term == self._statements_term:
@@ -373,13 +373,9 @@ class Dispatcher:
             self._under_way[_lease(push)] += change
 
     async def _claim(self, composed: Sequence[Push]) -> set[Job]:
-        """Returns those that are not to be pushed any more. Those that a device would show twice are marked:
-        should this process die, nobody knows whether they were sent."""
-        once = {
-            push.token.key: push.taken.job
-            for push in composed
-            if isinstance(push.token, StatementPush) and not push.token.may_repeat
-        }
+        """Returns those that are not to be pushed any more. Those of statements are marked: should this
+        process die, nobody knows whether they were sent, and none is to be made twice."""
+        once = {push.token.key: push.taken.job for push in composed if isinstance(push.token, StatementPush)}
         if not once:
             return set()
         claim = partial(self._store.claim_statement_pushes, list(once))

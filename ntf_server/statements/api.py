@@ -20,8 +20,8 @@ from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
 from ntf_server.statements import bodies
 from ntf_server.statements.bodies import BadBody
-from ntf_server.statements.http_server import ADDRESS_PART, HttpServer, whole_body
-from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS, document
+from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY, HttpServer, json_error, whole_body
+from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS, document
 from ntf_server.statements.signed_requests import SCHEME, Caller, Unauthenticated, authenticate
 from protocol.device_token import ApnsToken, FcmToken, Provider
 from store.interface import GatewayStore, StoreError
@@ -135,18 +135,18 @@ class GatewayApi:
         try:
             return await handler(request)
         except BadBody as bad:
-            return _error(HTTPStatus.BAD_REQUEST, "bad_request", str(bad))
+            return json_error(HTTPStatus.BAD_REQUEST, "bad_request", str(bad))
         except Unauthenticated as unknown:
             return _unauthenticated("unauthenticated", str(unknown))
         except web.HTTPException as error:
             return _http_error(error)
         except StoreError as error:
             log.error("the statement gateway waits for the store: %s", error)
-            return _error(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable")
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable")
         except Exception as error:
             raise_if_cancelled()
             log.error("a request to the statement gateway failed with %s", type(error).__name__)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal")
+            return json_error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal")
 
     async def _caller(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
         """Who asks. The request's name is there only if it was signed: a proxy answers for its own."""
@@ -278,19 +278,14 @@ def _named_by_proxy(values: list[str]) -> bytes:
     return key
 
 
-def _error(status: int, code: str, message: str = "", **more: str) -> web.Response:
-    body = {"error": code} | ({"message": message} if message else {}) | more
-    return web.json_response(body, status=status)
-
-
 def _unauthenticated(code: str, message: str = "") -> web.Response:
-    response = _error(HTTPStatus.UNAUTHORIZED, code, message)
+    response = json_error(HTTPStatus.UNAUTHORIZED, code, message)
     response.headers["WWW-Authenticate"] = SCHEME
     return response
 
 
 def _too_often() -> web.Response:
-    response = _error(HTTPStatus.TOO_MANY_REQUESTS, "too_often")
+    response = json_error(HTTPStatus.TOO_MANY_REQUESTS, "too_often")
     response.headers["Retry-After"] = "60"
     return response
 
@@ -299,7 +294,7 @@ def _http_error(error: web.HTTPException) -> web.Response:
     """What aiohttp says by itself, in JSON."""
     if error.status == HTTPStatus.TOO_MANY_REQUESTS:
         return _too_often()
-    response = _error(error.status, HTTPStatus(error.status).phrase.lower().replace(" ", "_"))
+    response = json_error(error.status)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
@@ -309,14 +304,14 @@ def _refused(refusal: Refusal) -> web.Response:
     status, code = REFUSED[refusal]
     if status is HTTPStatus.UNAUTHORIZED:
         return _unauthenticated(code, refusal.value)
-    return _error(status, code, refusal.value)
+    return json_error(status, code, refusal.value)
 
 
 def _token_taken(taken: TokenTaken) -> web.Response:
     more = {}
     if taken.subscription_id is not None:
         more["subscription_id"] = str(uuid.UUID(bytes=taken.subscription_id))
-    return _error(HTTPStatus.CONFLICT, "token_registered", **more)
+    return json_error(HTTPStatus.CONFLICT, "token_registered", **more)
 
 
 def _tls(config: StatementsConfig) -> ssl.SSLContext | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
@@ -16,6 +17,7 @@ MAX_TOKEN = 200
 "Bytes of a device token that Apple takes as hex; FCM's are texts within the store's 255."
 MAX_FCM_TOKEN = 255
 MAX_IDS = 100
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
 class BadBody(Exception):
@@ -32,11 +34,19 @@ class Registration(NamedTuple):
 
 def json_object(body: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError):
         raise BadBody("the body is not JSON") from None
     if not isinstance(value, dict):
         raise BadBody("the body must be a JSON object")
+    return value
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """What stands twice in an object would be read differently by different readers."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise BadBody("a field stands twice in an object")
     return value
 
 
@@ -124,12 +134,9 @@ def _hex(text: Any) -> bytes:
 
 
 def _uuid(text: Any) -> bytes:
-    try:
-        if not isinstance(text, str) or len(text) != 36:
-            raise ValueError
-        return uuid.UUID(text).bytes
-    except ValueError:
-        raise BadBody("a subscription id must be a UUID") from None
+    if not isinstance(text, str) or not _UUID.fullmatch(text):
+        raise BadBody("a subscription id must be a UUID")
+    return uuid.UUID(text).bytes
 
 
 def _only(body: Mapping[str, Any], *known: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 from contextlib import ExitStack, suppress
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -25,6 +26,8 @@ HANDSHAKE_TIMEOUT = 15.0
 LINGER = 2.0
 "Seconds in which the rest of a request that was answered is read."
 SHUTDOWN_TIMEOUT = 2.0
+MAX_BODY = 4 * 1024 * 1024
+"Bytes of a request."
 
 REFUSED = counter("statements_connections_refused", "Connections to the statement gateway beyond the limit")
 
@@ -94,13 +97,50 @@ class _Connection(web.RequestHandler):
         self.counted = ExitStack()
         "Closed when it ends."
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Of what is no HTTP; the library's answer repeats it."""
+        super().handle_error(request, status, exc, message)
+        response = json_error(status)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What the library refuses before the application sees it is an error in JSON, too."""
+        if isinstance(resp, web.HTTPException):
+            resp = json_error(resp.status)
+        return await super().finish_response(request, resp, start_time)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self.counted.close()
 
 
+def json_error(status: int, code: str = "", message: str = "", **more: str) -> web.Response:
+    """`code`: what stands for the status alone, if none is given."""
+    body = {"error": code or _CODES.get(status) or _phrase(status)}
+    return web.json_response(body | ({"message": message} if message else {}) | more, status=status)
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase.lower().replace(" ", "_")
+
+
+_CODES = {413: "too_large"}
+"Where the phrase is another in each version of Python."
+
+
 async def whole_body(request: web.Request) -> bytes:
-    """HTTPException if it does not come, in time."""
+    """HTTPException if it is too long, or does not come, in time."""
+    if (size := request.content_length or 0) > MAX_BODY:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY, size)
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await request.read()

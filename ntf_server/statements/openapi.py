@@ -12,8 +12,6 @@ from store.statement_records import Channel
 SUBSCRIPTIONS = "/v1/subscriptions"
 RULES = "/v1/subscriptions/rules"
 SPEC_PATH = "/v1/subscriptions/openapi.json"
-MAX_BODY = 4 * 1024 * 1024
-"Bytes of a request."
 
 Schema = dict[str, Any]
 

@@ -41,9 +41,9 @@ class Payload:
 
 def payload(channel: Channel, notify_type: NotifyType, matched: Matched, title: str) -> Payload:
     """The full statement if its encoded payload is within the channel's limit, else without its data."""
-    build, limit = _CHANNELS[channel]
+    build, room = _CHANNELS[channel]
     full = _encode(build(matched, notify_type, title, False))
-    if len(full) <= limit:
+    if len(full) <= room:
         return Payload(full, truncated=False)
     return Payload(_encode(build(matched, notify_type, title, True)), truncated=True)
 
@@ -87,9 +87,12 @@ def _fcm(matched: Matched, notify_type: NotifyType, title: str, truncated: bool)
     }
 
 
+# The data is not all: the object that it stands in counts too.
+_FCM_AROUND = len(_encode({"data": {}, "android": {"priority": "high"}})) - len(_encode({}))
+
 _Build = Callable[[Matched, NotifyType, str, bool], dict[str, Any]]
 _CHANNELS: Mapping[Channel, tuple[_Build, int]] = {
     Channel.APNS: (_alert, APNS_LIMIT),
     Channel.VOIP: (_voip, VOIP_LIMIT),
-    Channel.FCM: (_fcm, FCM_LIMIT),
+    Channel.FCM: (_fcm, FCM_LIMIT - _FCM_AROUND),
 }

@@ -91,8 +91,7 @@ class StatementGateway:
         """One daemon watches; another goes on when it is gone. Each begins with all that the node has stored,
         and what was pushed before is known."""
         while True:
-            while (term := self._term()) == 0:  # noqa: ASYNC110 -- leases end by the clock
-                await asyncio.sleep(OWNERSHIP_INTERVAL)
+            term = await self._is_watching()
             try:
                 async with TaskGroup() as tasks:
                     watching = tasks.create_task(self._watcher.run(), name="statement watcher")
@@ -104,6 +103,12 @@ class StatementGateway:
                 log.warning("the statement store is watched anew: %s", lost.exceptions[0])
                 await asyncio.sleep(OWNERSHIP_INTERVAL)
 
+    async def _is_watching(self) -> int:
+        """The term, as soon as this daemon is the one that watches."""
+        while (term := self._term()) == 0:  # noqa: ASYNC110 -- leases end by the clock
+            await asyncio.sleep(OWNERSHIP_INTERVAL)
+        return term
+
     def _term(self) -> int:
         """0: another daemon watches, or nobody."""
         return self._ownership.term(STATEMENTS) if self._ownership.owns(STATEMENTS) else 0
@@ -111,6 +116,7 @@ class StatementGateway:
     async def _follow_rules(self) -> None:
         watched: list[bytes] | None = None
         while True:
+            await self._is_watching()
             self._rules_changed.clear()
             try:
                 topics = await self._store.watched_topics(self._config.watched_topics + 1)

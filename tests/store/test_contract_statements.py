@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from protocol.device_token import ApnsToken, Provider
-from store import statement_plan
+from store import postgres_statements, statement_plan
 from store.interface import NtfStore
+from store.postgres import PostgresStore
 from store.statement_plan import AUDIT_SECONDS, MAX_DATA, PAGE
 from store.statement_rate import COOL_DOWN, LIMIT, WINDOW
 from store.statement_records import (
@@ -29,6 +31,7 @@ from store.statement_records import (
     StatementPush,
     TokenTaken,
 )
+from tests.postgres import PostgresCluster
 from tests.store.builders import unique
 from tests.store.conftest import StoreFactory
 
@@ -403,3 +406,20 @@ async def test_a_rule_of_another_daemon_counts_from_its_answer_on(
         found.append(len((await accept(store, statement(wanted))).pushes))
     await other.close()
     assert found == [1] * 5
+
+
+async def test_statements_do_not_wait_for_changes_of_rules(postgres: PostgresCluster) -> None:
+    """Two that waited for each other would cost PostgreSQL a second to find out."""
+    url = postgres.new_database()
+    store = PostgresStore(url)
+    await store.open()
+    wanted = rule()
+    made = await subscribed(store, wanted)
+    db = await asyncpg.connect(url, server_settings={"search_path": "ntf"})
+    async with db.transaction():
+        edited = await db.fetchval(postgres_statements._EDITED, made.client_id, made.subscription_id)
+        assert edited is not None
+        async with asyncio.timeout(10):
+            assert len((await accept(store, statement(wanted))).pushes) == 1
+    await db.close()
+    await store.close()

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,10 +25,11 @@ from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.statements import http_server
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
-from ntf_server.statements.http_server import ADDRESS_PART
-from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
-from ntf_server.statements.signed_requests import TOLERANCE
-from store.interface import GatewayStore
+from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY
+from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
+from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
+from store.interface import GatewayStore, StoreUnavailable
+from tests.faults import StoreFaults, with_faults
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -144,6 +146,8 @@ async def test_bodies_that_are_none(bob: GatewayClient) -> None:
         ("DELETE", SUBSCRIPTIONS, {"subscription_ids": "x"}),
         ("DELETE", SUBSCRIPTIONS, {"subscription_ids": [5]}),
         ("DELETE", SUBSCRIPTIONS, {"subscription_ids": ["{" + one + "}"]}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one.replace("-", "") + "----"]}),
+        ("DELETE", SUBSCRIPTIONS, {"subscription_ids": ["\uff10" * 8 + one[8:]]}),
         *((method, RULES, {"rules": []}) for method in ("PUT", "POST", "DELETE")),
         ("PUT", RULES, rules(one, RULE, {"sender_pubkey": "0x" + SENDER, "topic": TOPIC.upper()})),
         ("PUT", RULES, rules(one, {"sender_pubkey": SENDER})),
@@ -156,7 +160,9 @@ async def test_bodies_that_are_none(bob: GatewayClient) -> None:
     for method, path, value in bad:
         answer = await bob.ask(method, path, value)
         assert (answer.status, answer.body["error"]) == (400, "bad_request"), value
-    for body in (b"", b"{", b"\xff", b"[" * 100_000):
+    right = json.dumps(rules(one, RULE)).encode()
+    twice = right.replace(b'"topic"', b'"topic": 1, "topic"')
+    for body in (b"", b"{", b"\xff", b"[" * 100_000, twice, right.decode().encode("utf-16"), b"1" * 5000):
         headers = {"Authorization": bob.authorization("PUT", RULES, body)}
         assert (await bob.send("PUT", RULES, body, headers)).status == 400
 
@@ -165,9 +171,26 @@ async def test_other_methods_paths_and_sizes(bob: GatewayClient) -> None:
     assert await bob.ask("PATCH", SUBSCRIPTIONS) == (405, {"error": "method_not_allowed"})
     assert await bob.ask("GET", RULES) == (405, {"error": "method_not_allowed"})
     assert await bob.ask("GET", "/v1/other") == (404, {"error": "not_found"})
-    answer = await bob.send("PUT", RULES, bytes(MAX_BODY + 1), {})
-    assert answer.status == 413
-    assert answer.body["error"]
+    assert await bob.send("PUT", RULES, bytes(MAX_BODY + 1), {}) == (413, {"error": "too_large"})
+
+
+async def test_both_names_of_the_type(bob: GatewayClient) -> None:
+    both = {"notificationType": "voip", "platform": "voip", "token": APNS}
+    assert (await bob.ask("POST", SUBSCRIPTIONS, both)).status == 201
+    assert (await bob.ask("GET", SUBSCRIPTIONS)).body[0]["notificationType"] == "voip"
+
+
+async def test_headers_of_errors(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, requests_per_minute=1) as world, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{world.server.gateway_port}{SUBSCRIPTIONS}"
+        async with session.get(url) as response:
+            assert (response.status, response.headers["WWW-Authenticate"]) == (401, SCHEME)
+        async with session.patch(url) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "DELETE,GET,POST")
+        while response.status != 429:
+            async with session.get(url) as response:
+                continue
+        assert response.headers["Retry-After"] == "60"
 
 
 async def test_requests_that_prove_nothing(world: GatewayWorld, bob: GatewayClient) -> None:
@@ -201,16 +224,46 @@ async def test_the_document_is_served(bob: GatewayClient) -> None:
     assert set(answer.body["paths"]) == {SUBSCRIPTIONS, RULES}
 
 
-async def test_what_is_no_http_makes_no_traceback(
+async def answer_to(world: GatewayWorld, sent: bytes) -> tuple[bytes, Any]:
+    """The status line, and what stands in the body as JSON."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port)
+    writer.write(sent)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b"application/json" in head
+    length = re.search(rb"Content-Length: (\d+)", head)
+    assert length is not None
+    body = await reader.readexactly(int(length[1]))
+    writer.close()
+    return head.partition(b"\r\n")[0].partition(b" ")[2], json.loads(body)
+
+
+async def test_what_is_no_http_is_an_error_without_a_traceback(
     world: GatewayWorld, bob: GatewayClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for garbage in (b"\x00\xff\r\n\r\n", b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port)
-        writer.write(garbage)
-        await reader.read()
-        writer.close()
+    lines = b"GET / HTTP/1.1\r\nHost: h\r\n"
+    for garbage in (
+        b"\x00\xff\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        lines + b"X: \x00\r\n\r\n",
+        lines + b"X: " + b"x" * 10_000 + b"\r\n\r\n",
+        lines + b"X: x\r\n" * 1000 + b"\r\n",
+        lines + b"Content-Length: -1\r\n\r\n",
+        lines + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n",
+    ):
+        assert await answer_to(world, garbage) == (b"400 Bad Request", {"error": "bad_request"}), garbage
     assert not [record for record in caplog.records if record.exc_info]
     assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 200
+
+
+async def test_what_is_too_long_is_not_waited_for(world: GatewayWorld) -> None:
+    status, body = await answer_to(world, head(MAX_BODY + 1))
+    assert (status[:3], body) == (b"413", {"error": "too_large"})
+
+
+async def test_what_nobody_expects(world: GatewayWorld) -> None:
+    expecting = head(2).replace(b"Host: h", b"Host: h\r\nExpect: miracles")
+    assert (await answer_to(world, expecting))[1] == {"error": "expectation_failed"}
 
 
 def head(length: int) -> bytes:
@@ -265,6 +318,32 @@ def another_api(
         most_connections=most_connections,
         reuse_port=reuse_port,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(StoreUnavailable("away"), 503, "unavailable"), (RuntimeError("a mistake"), 500, "internal")],
+)
+async def test_what_fails_on_our_side(tmp_path: Path, error: Exception, status: int, code: str) -> None:
+    asked = [
+        ("add_gateway_subscription", "POST", SUBSCRIPTIONS, {"platform": "fcm", "token": "t"}),
+        ("delete_gateway_subscriptions", "DELETE", SUBSCRIPTIONS, {"subscription_ids": [str(uuid.uuid4())]}),
+        ("gateway_subscriptions", "GET", SUBSCRIPTIONS, None),
+        *(
+            ("edit_rules", method, RULES, rules(str(uuid.uuid4()), RULE))
+            for method in ("PUT", "POST", "DELETE")
+        ),
+    ]
+    faults = StoreFaults()
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        api = another_api(with_faults(app.store, faults), replace(world.config.STATEMENTS, port=0))
+        bob = world.client("bob", await api.open())
+        try:
+            for call, method, path, value in asked:
+                faults.fail(call, error)
+                assert await bob.ask(method, path, value) == (status, {"error": code}), (method, path)
+        finally:
+            await api.close()
 
 
 async def test_connections_are_counted(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ntf_server.config import ConfigError, parse_config
+from ntf_server.config_kinds import SHORT, SHORT_TEXT
 from ntf_server.statements.payloads import (
     APNS_LIMIT,
     FCM_LIMIT,
@@ -79,21 +81,27 @@ def test_truncated_fcm() -> None:
     assert all(isinstance(value, str) for value in body.values())
 
 
+def size_of(channel: Channel, body: bytes) -> int:
+    """Of what counts for the limit: for Google the data and the object that it stands in."""
+    return len(b'{"data":' + body + b',"android":{"priority":"high"}}' if channel is Channel.FCM else body)
+
+
 @pytest.mark.parametrize("channel", Channel)
 def test_sizes_at_the_limit(channel: Channel) -> None:
     limit = LIMITS[channel]
     # Hex makes two characters of a byte; what is one character longer elsewhere reaches the other sizes.
     seen = set()
     for notify_type in NotifyType:
-        empty = len(made(channel, notify_type, b"").body)
+        empty = size_of(channel, made(channel, notify_type, b"").body)
         for size in range((limit - empty) // 2 - 2, (limit - empty) // 2 + 4):
             result = made(channel, notify_type, bytes(size))
             full = empty + 2 * size
             seen.add(full - limit)
             assert result.truncated is (full > limit)
-            assert len(result.body) <= limit
+            size_made = size_of(channel, result.body)
+            assert size_made <= limit
             if not result.truncated:
-                assert len(result.body) == full
+                assert size_made == full
     assert {-1, 0, 1} <= seen
 
 
@@ -102,3 +110,11 @@ def test_sizes_are_of_bytes_not_of_characters() -> None:
     assert len(made(Channel.APNS, NotifyType.ALERT, b"", title).body) > 2000
     assert made(Channel.APNS, NotifyType.ALERT, bytes(1000), title).truncated
     assert not made(Channel.APNS, NotifyType.ALERT, bytes(1000), "u" * 1000).truncated
+
+
+def test_a_title_always_leaves_room_for_the_rest() -> None:
+    longest = "\x01" * SHORT_TEXT  # each becomes six characters
+    assert SHORT.parse(longest) == longest
+    assert len(made(Channel.APNS, NotifyType.ALERT, bytes(5000), longest).body) <= APNS_LIMIT
+    with pytest.raises(ConfigError, match=r"title must be text of at most 500 bytes"):
+        parse_config("[STATEMENTS]\ntitle = " + "ü" * SHORT_TEXT, "f.ini", {})

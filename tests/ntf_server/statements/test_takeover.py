@@ -29,7 +29,7 @@ async def test_the_watcher_is_killed(tmp_path: Path, postgres: PostgresCluster) 
 
 async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
     """Seconds from the watcher's death until what was published then reached every device; each push is made
-    as often as it may be."""
+    once, also that of which nobody knows whether it was."""
     async with gateway_parts(folder, postgres_url=url) as world:
         store = replace(world.config.STORE, lease_seconds=lease_seconds)
         world.config = replace(world.config, STORE=store)
@@ -54,14 +54,10 @@ async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
             await until(lambda: len(of(world, b"while nobody watches")) == 3)
             seconds = wall_clock() - killed_at
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"after"))
-            await until(lambda: len(of(world, b"after")) == 3 and len(of(world, b"in flight")) == 4)
+            await until(lambda: len(of(world, b"after")) == 3)
             assert world.node.subscriptions == 1
-    for data in (b"before", b"while nobody watches", b"after"):
+    for data in (b"before", b"in flight", b"while nobody watches", b"after"):
         assert Counter(push.token for push in of(world, data)) == Counter(DEVICES.values())
-    # Nobody knows whether it was shown: an alert again, which replaces itself, and calls not.
-    again = of(world, b"in flight")
-    assert Counter(push.token for push in again) == Counter([*DEVICES.values(), DEVICES["apns"]])
-    assert len({push.push_id for push in again if push.token == DEVICES["apns"]}) == 1
     return seconds
 
 

@@ -1,0 +1,53 @@
+"""`ntf-server fake-node`: a statement store as a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import aiohttp
+
+from ntf_demo.statement_gateway import key_pair, signed_statement
+from tests.ntf_server.statements.builders import topic
+
+DEADLINE = 60.0
+
+
+async def call(socket: aiohttp.ClientWebSocketResponse, method: str, parameter: Any) -> Any:
+    await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": method, "params": [parameter]})
+    return (await socket.receive_json())["result"]
+
+
+async def test_the_program() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ntf_server", "fake-node", "--port", "0"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    statement = "0x" + signed_statement(key_pair("alice"), topic(1)).hex()
+    wanted = {"matchAny": ["0x" + topic(1).hex()]}
+    try:
+        async with asyncio.timeout(DEADLINE), aiohttp.ClientSession() as session:
+            url = json.loads(await process.stdout.readline())["url"]
+            async with session.ws_connect(url) as sender, session.ws_connect(url) as watcher:
+                name = await call(watcher, "statement_subscribeStatement", wanted)
+                for expected in ("new", "known"):
+                    assert await call(sender, "statement_submit", statement) == {"status": expected}
+                assert await call(sender, "statement_submit", "0x00") == {"status": "invalid"}
+                told = await watcher.receive_json()
+                assert told == {
+                    "jsonrpc": "2.0",
+                    "method": "statement_statement",
+                    "params": {
+                        "subscription": name,
+                        "result": {"event": "newStatements", "data": {"statements": [statement]}},
+                    },
+                }
+                assert await call(watcher, "statement_unsubscribeStatement", name) is True
+            process.terminate()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
