@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 
 from protocol.encoding import EntityId
-from store.interface import LeaseLost, StoreUnavailable
+from store.interface import LeaseLost, StoreError, StoreUnavailable
 from store.leases import FORGET, Lease, of_router
-from store.postgres_errors import CAUGHT, RETRIED, store_error
+from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
 from store.router_sums import SUM_COLUMNS, RouterSums
@@ -31,6 +31,8 @@ TRIES = 5
 "Of an operation that collides with one of another daemon."
 
 CONNECT_TIMEOUT = 10.0
+SESSION_LOOKS = 3
+"Others that use the same pooler may hide what one look would show."
 RELAXED_CONNECTIONS = 2
 
 _READ_ROUTERS = f"""
@@ -55,6 +57,7 @@ ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
 
 
 _CHECK_FENCE = "SELECT true FROM leases WHERE duty = $1 AND id = $2 AND owner = $3 AND fence = $4 FOR SHARE"
+_SESSION = "SELECT concat_ws(' of ', pg_backend_pid(), pg_postmaster_start_time())"
 CHANNEL = "ntf"
 "On which daemons talk."
 SAY = f"SELECT pg_notify('{CHANNEL}', words) FROM unnest($1::text[]) words"
@@ -186,6 +189,20 @@ class Pools:
             return await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT)
         except (*CAUGHT, ValueError) as error:
             raise store_error(error) from None
+
+    async def check_sessions(self, db: asyncpg.Connection) -> None:
+        """StoreError if a pooler in between deals sessions of the database out anew for every transaction.
+
+        Settings, prepared statements and LISTEN would then be whoever's comes next, and a commit that a
+        client was promised might not wait for the disk.
+        """
+        other = await self.connect()
+        try:
+            for _ in range(SESSION_LOOKS):
+                if await db.fetchval(_SESSION) == await other.fetchval(_SESSION):
+                    raise StoreError(f"PostgreSQL {NO_SESSIONS}")
+        finally:
+            await other.close()
 
     async def _pool(self, size: int, synchronous_commit: str) -> asyncpg.Pool:
         milliseconds = int(self._statement_timeout * 1000)

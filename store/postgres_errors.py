@@ -6,6 +6,8 @@ import asyncpg
 
 from store.interface import StoreError, StoreUnavailable
 
+NO_SESSIONS = "is behind a pooler that keeps no sessions: set its pool_mode to session"
+
 _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (asyncpg.InvalidPasswordError, "refuses the password"),
     (asyncpg.InvalidAuthorizationSpecificationError, "refuses this user"),
@@ -18,6 +20,8 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (asyncpg.CannotConnectNowError, "is starting or stopping"),
     (asyncpg.AdminShutdownError, "is stopping"),
     (asyncpg.CrashShutdownError, "crashed"),
+    (asyncpg.InvalidSQLStatementNameError, NO_SESSIONS),
+    (asyncpg.DuplicatePreparedStatementError, NO_SESSIONS),
     (asyncpg.OutOfMemoryError, "is out of memory"),
     (asyncpg.PostgresConnectionError, "ended the connection"),
     (asyncpg.InterfaceError, "ended the connection"),
