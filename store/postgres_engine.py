@@ -17,7 +17,7 @@ import asyncpg
 
 from protocol.encoding import EntityId
 from store.interface import LeaseLost, StoreError, StoreUnavailable
-from store.leases import FORGET, Lease, of_router
+from store.leases import FORGET, Duty, Lease, of_router
 from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
@@ -56,7 +56,11 @@ ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
 """
 
 
-_CHECK_FENCE = "SELECT true FROM leases WHERE duty = $1 AND id = $2 AND owner = $3 AND fence = $4 FOR SHARE"
+_HELD = """
+SELECT l.duty, l.id FROM unnest($1::text[], $2::bigint[], $3::bigint[]) i(duty, id, fence)
+JOIN leases l ON l.duty = i.duty AND l.id = i.id AND l.owner = $4 AND l.fence = i.fence
+ORDER BY l.duty, l.id FOR SHARE OF l
+"""
 _SESSION = "SELECT concat_ws(' of ', pg_backend_pid(), pg_postmaster_start_time())"
 CHANNEL = "ntf"
 "On which daemons talk."
@@ -74,6 +78,8 @@ class Fences(Protocol):
     def owns(self, lease: Lease) -> bool: ...
 
     def fence(self, lease: Lease) -> int | None: ...
+
+    def shown(self, lease: Lease) -> int | None: ...
 
     def refused(self, lease: Lease) -> LeaseLost: ...
 
@@ -96,9 +102,26 @@ class Transaction(Sums):
         fence = self.leases.fence(lease)
         if fence is None or lease in self._checked:
             return
-        if not await self.db.fetchval(_CHECK_FENCE, lease.duty.value, lease.id, self.daemon_id, fence):
+        if not await self._held({lease: fence}):
             raise self.leases.refused(lease)
         self._checked.add(lease)
+
+    async def held(self, leases: Iterable[Lease]) -> set[Lease]:
+        """Those of them that this daemon owns, and then until the end of the transaction."""
+        asked = set(leases)
+        if not self.leases.has_joined:
+            return asked
+        held = await self._held(
+            {lease: fence for lease in asked if (fence := self.leases.shown(lease)) is not None}
+        )
+        for lease in asked - held:
+            self.leases.refused(lease)
+        return held
+
+    async def _held(self, fences: Mapping[Lease, int]) -> set[Lease]:
+        duties, ids = [lease.duty.value for lease in fences], [lease.id for lease in fences]
+        rows = await self.db.fetch(_HELD, duties, ids, list(fences.values()), self.daemon_id)
+        return {Lease(Duty(duty), id) for duty, id in rows}
 
     def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
         """If another daemon owns the router, it is told."""

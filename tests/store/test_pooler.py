@@ -1,4 +1,4 @@
-"""PostgreSQL behind PgBouncer: with sessions everything works, without them a store says so and is not opened."""
+"""PostgreSQL behind PgBouncer: with sessions everything works, without them no store is opened."""
 
 from __future__ import annotations
 
