@@ -206,6 +206,12 @@ class Pools:
     def get(self, *, durable: bool) -> asyncpg.Pool:
         return self.durable if durable else self.relaxed
 
+    @property
+    def own_settings(self) -> str:
+        """Of every connection that a daemon keeps."""
+        quoted = self._name.replace("'", "''")
+        return f"SET search_path = {SCHEMA}; SET application_name = '{quoted}'"
+
     async def connect(self) -> asyncpg.Connection:
         """One more connection, of the caller's own."""
         try:
@@ -229,11 +235,9 @@ class Pools:
 
     async def _pool(self, size: int, synchronous_commit: str) -> asyncpg.Pool:
         milliseconds = int(self._statement_timeout * 1000)
-        quoted = self._name.replace("'", "''")
         settings = "; ".join(
             (
-                f"SET search_path = {SCHEMA}",
-                f"SET application_name = '{quoted}'",
+                self.own_settings,
                 f"SET synchronous_commit = {synchronous_commit}",
                 f"SET statement_timeout = {milliseconds}",
                 f"SET lock_timeout = {milliseconds}",

@@ -35,7 +35,6 @@ from store.leases import (
 )
 from store.postgres_engine import CHANNEL, SAY, Pools
 from store.postgres_errors import CAUGHT, store_error
-from store.postgres_migrate import SCHEMA
 from store.postgres_routers import SERVERS_AMONG
 from store.records import ServerKey, StoredRouter, TokenKey
 from store.rows import QUEUE_COLUMNS, queue_row, smp_server, stored_router
@@ -421,7 +420,7 @@ class PostgresLeases:
             db = await self._pools.connect()
             try:
                 milliseconds = int(self._patience * 1000)
-                await db.execute(f"SET search_path = {SCHEMA}; SET statement_timeout = {milliseconds}")
+                await db.execute(f"{self._pools.own_settings}; SET statement_timeout = {milliseconds}")
                 await db.add_listener(CHANNEL, self._hear)
             except BaseException:
                 db.terminate()

@@ -2,8 +2,8 @@
 
 Three counts tell what became of notifications, each kept by somebody else: the routers know what they sent
 and to which connection, a trigger in the database what was committed and by whom, the provider what was
-pushed. The trigger also notes every status and every notification that was written for a router by another
-daemon than its owner. It must note none.
+pushed. The trigger also notes every status, of a queue or of all queues of a router at once, and every
+notification that was written for a router by another daemon than its owner. It must note none.
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ CREATE FUNCTION audit_newer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     FROM ntf.subscriptions s WHERE s.sub_key = NEW.sub_key;
     RETURN NULL;
 END $$;
+CREATE FUNCTION audit_router() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO ntf.audit VALUES
+        (current_setting('application_name'), ntf.owner_of(NEW.server_key), 'router');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audited AFTER UPDATE OF lost, served, chain, service_id ON smp_servers FOR EACH ROW
+    WHEN ((NEW.lost, NEW.served, NEW.chain, NEW.service_id)
+        IS DISTINCT FROM (OLD.lost, OLD.served, OLD.chain, OLD.service_id))
+    EXECUTE FUNCTION audit_router();
 CREATE TRIGGER audited AFTER UPDATE ON subscriptions FOR EACH ROW EXECUTE FUNCTION audit_status();
 CREATE TRIGGER audited AFTER INSERT OR UPDATE ON unsent_notifications
     FOR EACH ROW EXECUTE FUNCTION audit_newer();
