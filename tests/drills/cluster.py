@@ -17,6 +17,7 @@ from pathlib import Path
 import asyncpg
 
 from ntf_demo.fake_push.server import FakePushServer, wall_clock
+from protocol.addresses import SmpQueueNtf
 from protocol.encoding import EntityId
 from smp_router.router import Router
 from tests.drills.world import (
@@ -29,6 +30,7 @@ from tests.drills.world import (
     repeated_pushes,
     running_daemon,
 )
+from tests.ntf_server.ntf_client import NtfClient
 
 LEASE = 4.0
 ROUTERS = 4
@@ -156,8 +158,7 @@ class Cluster:
     def kill(self, daemon: Daemon) -> None:
         """What is under way to it now will never be stored."""
         self.ended.append(daemon)
-        for connection in daemon.process.net_connections("tcp"):
-            self.connections_of_the_dead.add((connection.laddr.ip, connection.laddr.port))
+        self.connections_of_the_dead |= connections(daemon)
         daemon.process.kill()
         self.killed_at = wall_clock()
 
@@ -193,6 +194,26 @@ class Cluster:
             while not all(world.queues <= world.router.subscribed_notifiers() for world in self.worlds):
                 await asyncio.sleep(0.02)
 
+    async def handed_over(self, world: World, count: int) -> list[float]:
+        """Subscribe so many queues, one after the other, at a daemon that does not own their router; seconds
+        from each answer until the queue was subscribed."""
+        receiver = world.router.receiver(next(iter(world.queues)))
+        (other,) = [daemon for daemon in self.daemons if receiver not in connections(daemon)]
+        client = await NtfClient.open(other.address)
+        device = await world.device(client)
+        clock, seconds = asyncio.get_running_loop().time, []
+        for queue in world.router.load.create_queues(count):
+            await device.subscribe(
+                client, SmpQueueNtf(world.router.address, queue.notifier_id), queue.notifier_key
+            )
+            answered = clock()
+            async with asyncio.timeout(DEADLINE):
+                while queue.notifier_id not in world.router.subscribed_notifiers():
+                    await asyncio.sleep(0.005)
+            seconds.append(clock() - answered)
+        client.close()
+        return seconds
+
     async def ask(self, query: str) -> int:
         async with _connected(self.url) as db:
             return int(await db.fetchval(query))
@@ -219,6 +240,12 @@ class Cluster:
                 for duty in ("router", "pushes"):
                     while not await daemon.metric(f'leases_owned{{duty="{duty}"}}'):
                         await asyncio.sleep(0.1)
+
+
+def connections(daemon: Daemon) -> set[Address]:
+    """Its ends of them."""
+    found = daemon.process.net_connections("tcp")
+    return {(connection.laddr.ip, connection.laddr.port) for connection in found}
 
 
 @asynccontextmanager

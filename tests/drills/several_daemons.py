@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from ntf_server.config import StoreConfig
 from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster, hour_ahead
 from tests.drills.world import DEADLINE
@@ -12,6 +14,10 @@ from tests.ntf_server.statements.test_takeover import taken_over
 from tests.postgres import PostgresCluster, replicated_pair, running_cluster
 
 SECONDS = 6.0
+SNEWS = 25
+"For each router."
+HANDED_OVER = 1.0
+"Seconds until a queue is subscribed that another daemon stored."
 DURABLE = {"NTF_STORE_DURABILITY": "machine"}
 
 
@@ -113,6 +119,19 @@ async def test_connections_are_cut_in_transactions(tmp_path: Path, postgres: Pos
                 proxy.cut_at = b""
 
         (await made.suffer(SECONDS, cut)).check("connections cut in transactions")
+
+
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["told", "looking"])
+async def test_snew_at_another_daemon(tmp_path: Path, postgres: PostgresCluster, is_deaf: bool) -> None:
+    """From the answer to the client until the owner of the router has subscribed the queue."""
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    proxy.is_deaf = is_deaf
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url)] * 2, queues=4) as made:
+        seconds = sorted([each for world in made.worlds for each in await made.handed_over(world, SNEWS)])
+        how = "looks by itself" if is_deaf else "is told"
+        half = seconds[len(seconds) // 2]
+        print(f"SNEW at another daemon, which {how}: {half:.3f} s, at most {seconds[-1]:.3f} s")
+        assert seconds[-1] < HANDED_OVER
 
 
 async def test_nobody_hears_the_others(tmp_path: Path, postgres: PostgresCluster) -> None:
