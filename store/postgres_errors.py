@@ -22,6 +22,7 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (asyncpg.TooManyConnectionsError, "has too many clients: lower pool_size or raise max_connections"),
     (asyncpg.ReadOnlySQLTransactionError, "is read-only: a standby? name the primary in the address"),
     (asyncpg.QueryCanceledError, "did not finish a statement in time"),
+    (asyncpg.LockNotAvailableError, "did not get a lock in time"),
     (asyncpg.CannotConnectNowError, "is starting or stopping"),
     (asyncpg.AdminShutdownError, "is stopping"),
     (asyncpg.CrashShutdownError, "crashed"),

@@ -31,6 +31,17 @@ async def test_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
         (await made.suffer(SECONDS, kill)).check("kill -9 of one of two")
 
 
+async def test_killed_with_leases_as_by_default(tmp_path: Path, postgres: PostgresCluster) -> None:
+    default = {"NTF_STORE_LEASE_SECONDS": str(StoreConfig().lease_seconds)}
+    async with cluster(tmp_path, postgres.new_database(), env_of={0: default, 1: default}) as made:
+
+        async def kill() -> None:
+            made.kill(made.daemons[0])
+            await made.owned_by(made.daemons[1])
+
+        (await made.suffer(SECONDS, kill)).check("kill -9 of one of two, leases of 20 s")
+
+
 async def test_stopped_in_order(tmp_path: Path, postgres: PostgresCluster) -> None:
     async with cluster(tmp_path, postgres.new_database()) as made:
 
