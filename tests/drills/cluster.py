@@ -312,6 +312,9 @@ class DatabaseProxy:
         "Every connection on which the client says this is cut before it arrives."
         self.cuts = 0
         self.is_deaf = False
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._refuses = False
         self._writers: set[asyncio.StreamWriter] = set()
 
     def url(self, url: str) -> str:
@@ -327,11 +330,25 @@ class DatabaseProxy:
             server.close()
             self.cut()
 
+    @asynccontextmanager
+    async def away(self, *, is_silent: bool) -> AsyncIterator[None]:
+        """Nothing passes: connections are refused, or nobody is told anything."""
+        self._passes.clear()
+        if not is_silent:
+            self._refuses = True
+            self.cut()
+        yield
+        self._refuses = False
+        self._passes.set()
+
     def cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
         with suppress(OSError, asyncio.IncompleteReadError):
             there, back = await asyncio.open_connection("127.0.0.1", self._port)
             self._writers |= {writer, back}
@@ -347,6 +364,7 @@ class DatabaseProxy:
             if self.cut_at and self.cut_at in data:
                 self.cuts += 1
                 raise ConnectionResetError
+            await self._passes.wait()
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
@@ -355,6 +373,7 @@ class DatabaseProxy:
         while True:
             head = await reader.readexactly(5)
             body = await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
+            await self._passes.wait()
             if not (self.is_deaf and head[:1] == b"A"):
                 writer.write(head + body)
                 await writer.drain()

@@ -11,7 +11,7 @@ from ntf_server.config import StoreConfig
 from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster, hour_ahead
 from tests.drills.world import DEADLINE
 from tests.ntf_server.statements.test_takeover import taken_over
-from tests.postgres import PostgresCluster, replicated_pair, running_cluster
+from tests.postgres import PostgresCluster, replicated_pair, running_cluster, running_pooler
 
 SECONDS = 6.0
 SNEWS = 25
@@ -29,6 +29,18 @@ async def test_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
             await made.owned_by(made.daemons[1])
 
         (await made.suffer(SECONDS, kill)).check("kill -9 of one of two")
+
+
+async def test_killed_behind_a_pooler(tmp_path: Path, postgres: PostgresCluster) -> None:
+    url = postgres.new_database()
+    with running_pooler(postgres, "session") as through:
+        async with cluster(tmp_path, url, urls=[through(url)] * 2) as made:
+
+            async def kill() -> None:
+                made.kill(made.daemons[0])
+                await made.owned_by(made.daemons[1])
+
+            (await made.suffer(SECONDS, kill)).check("kill -9 of one of two behind PgBouncer")
 
 
 async def test_killed_with_leases_as_by_default(tmp_path: Path, postgres: PostgresCluster) -> None:
@@ -130,6 +142,23 @@ async def test_connections_are_cut_in_transactions(tmp_path: Path, postgres: Pos
                 proxy.cut_at = b""
 
         (await made.suffer(SECONDS, cut)).check("connections cut in transactions")
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "silent"])
+async def test_cut_off_from_the_database(tmp_path: Path, postgres: PostgresCluster, is_silent: bool) -> None:
+    """One of two, for longer than its lease. Its routers still talk to it for a while."""
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url), url]) as made:
+
+        async def cut_off() -> None:
+            async with proxy.away(is_silent=is_silent):
+                await made.owned_by(made.daemons[1])
+                await made.subscribed()
+
+        name = "packets lost" if is_silent else "refused"
+        outcome = await made.suffer(SECONDS + LEASE * 2, cut_off)
+        outcome.check(f"one of two cut off from the database, {name}")
+        await made.shared()
 
 
 @pytest.mark.parametrize("is_deaf", [False, True], ids=["told", "looking"])
