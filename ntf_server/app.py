@@ -28,7 +28,7 @@ from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
 from ntf_server.own_routers import OwnRouters
 from ntf_server.ownership import OwnershipLoop
-from ntf_server.periodic import Periodic
+from ntf_server.periodic import LONGEST_PAUSE, SHARED_PAUSE, Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
@@ -187,13 +187,18 @@ class App:
         housekeeping = Housekeeping(
             self.store, self._deletions, self._clock, self._config.STORE, self.store.ownership
         )
+        periodic = Periodic(
+            self.store,
+            self.dispatcher,
+            self._clock,
+            self._random,
+            longest_pause=SHARED_PAUSE if self.store.ownership.is_shared else LONGEST_PAUSE,
+        )
         async with TaskGroup() as tasks:
             pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")
             background = [
                 tasks.create_task(self.subscriber.run(), name="router subscriber"),
-                tasks.create_task(
-                    Periodic(self.store, self.dispatcher, self._clock, self._random).run(), name="periodic"
-                ),
+                tasks.create_task(periodic.run(), name="periodic"),
                 tasks.create_task(housekeeping.run(), name="housekeeping"),
                 tasks.create_task(self._figures.run(), name="figures"),
                 tasks.create_task(self._status.history.run(), name="history"),

@@ -10,7 +10,7 @@ from ntf_server.clock import SECONDS_PER_DAY, Clock, day
 from ntf_server.config import StoreConfig
 from ntf_server.interfaces import Subscriber
 from ntf_server.journal import EventSink
-from store.interface import HousekeepingStore, StoreError
+from store.interface import HousekeepingStore, LeaseLost, StoreError
 from store.journal_schema import DeletionReason, JournalEvent
 from store.leases import CHORES, SOLE_OWNER, Ownership
 from store.records import Deletion
@@ -76,6 +76,8 @@ class Housekeeping:
                     await self.purge()
                     while await self._store.delete_unused_servers():
                         pass
+            except LeaseLost:
+                pass  # another daemon goes on with it
             except StoreError as error:
                 log.error("housekeeping waits for the store: %s", error)
                 pause = STORE_PAUSE

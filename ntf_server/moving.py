@@ -148,19 +148,29 @@ async def to_sqlite(config_dir: Path, config: Config) -> int:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = as_datetime(SystemClock().now())
     with store_errors(path), held(path.parent):
-        if path.exists():
-            raise StoreError(f"{path} exists: put it aside first")
         async with connected(postgres_url(config.STORE)) as db:
             source = PostgresTables(db)
             await source.check_schema()
             await source.use()
             async with source.standing_still():
-                new = await _copied_to_sqlite(source, path)
-                new.finish()
+                if path.exists():
+                    await _check_copied(source, path)
+                else:
+                    (await _copied_to_sqlite(source, path)).finish()
                 _switch(config_dir, "sqlite")
                 remember_database(config_dir)
                 await tables_postgres.put_aside(db, f"{source.schema}_moved_{now:%Y%m%d_%H%M%S}")
     return 0
+
+
+async def _check_copied(source: PostgresTables, path: Path) -> None:
+    """An earlier run may have ended just before it switched."""
+    with closing(SqliteTables(path)) as there:
+        there.check_schema()
+        try:
+            await compare(source, there, ProgressLines())
+        except CopyDiffers:
+            raise StoreError(f"{path} exists: put it aside first") from None
 
 
 async def _copied_to_sqlite(source: PostgresTables, path: Path) -> NewSqliteTables:

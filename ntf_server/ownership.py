@@ -39,8 +39,8 @@ from transport.cancellation import TaskGroup
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL = 1.0
-"Seconds between looks for what was handed over, if nobody says anything."
+LOOK_INTERVAL = 0.5
+"Seconds between looks for what was handed over, if nobody says anything: it is subscribed within a second."
 BALANCE_INTERVAL = 2.0
 "Between looks for what dead daemons left."
 SWEEP_INTERVAL = 10.0

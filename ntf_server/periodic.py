@@ -24,6 +24,8 @@ LATENESS = 0.05
 SHORTEST_PAUSE = 1.0
 LONGEST_PAUSE = 300.0
 "Seconds after which the store is asked again at the latest."
+SHARED_PAUSE = 10.0
+"Where other daemons may leave their tokens to this one."
 BATCH = 100
 PER_SECOND = 500.0
 "Pushes per second at most: those that became due while the server was down do not come in one burst."
@@ -50,12 +52,14 @@ class Periodic:
         clock: Clock,
         random: Callable[[int], bytes],
         *,
+        longest_pause: float = LONGEST_PAUSE,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._sink = sink
         self._clock = clock
         self._random = random
+        self._longest_pause = longest_pause
         self._sleep = sleep
 
     async def run(self) -> None:
@@ -64,7 +68,7 @@ class Periodic:
                 pause = await self._push_due()
             except StoreError as error:
                 log.error("periodic pushes wait for the store: %s", error)
-                pause = LONGEST_PAUSE
+                pause = self._longest_pause
             await self._sleep(pause)
 
     async def _push_due(self) -> float:
@@ -81,5 +85,5 @@ class Periodic:
             return BATCH / PER_SECOND
         next_at = await self._store.next_cron_due()
         if next_at is None:
-            return LONGEST_PAUSE
-        return min(max(next_at - self._clock.now(), SHORTEST_PAUSE), LONGEST_PAUSE)
+            return self._longest_pause
+        return min(max(next_at - self._clock.now(), SHORTEST_PAUSE), self._longest_pause)

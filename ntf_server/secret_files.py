@@ -21,6 +21,7 @@ def secret_files(config_dir: Path, config: Config) -> list[Path]:
         config_dir / CA_KEY,
         config_dir / SERVER_KEY,
         *(data_dir / name for name in setup.DATA_FILES),
+        config.STORE.url_file,
         config.WEBPUSH.vapid_key_file,
         config.APNS.key_file,
         config.FCM.service_account_file,

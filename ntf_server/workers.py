@@ -60,7 +60,7 @@ def environment(config: Config, number: int) -> dict[str, str]:
 
 
 class Workers:
-    """Runs until a signal, or until a worker says that it can never run."""
+    """Runs until a signal, or until a worker says at its first start that it can never run."""
 
     def __init__(self, config: Config, arguments: Sequence[str]) -> None:
         """`arguments`: of `ntf-server start`, for each worker."""
@@ -92,6 +92,9 @@ class Workers:
                 process.send_signal(number)
 
     async def _keep(self, worker: int) -> None:
+        """One that cannot even begin is a mistake of the operator's, and the end of all. Later it is not: the
+        database may be away just then, and the others wait for it with their connections."""
+        has_begun = False
         backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, random.random)
         clock = asyncio.get_running_loop().time
         while not self._stopping.is_set():
@@ -99,10 +102,11 @@ class Workers:
             code = await self._run(worker)
             if self._stopping.is_set():
                 return
-            if code == USAGE:
+            if code == USAGE and not has_begun:
                 self._code = USAGE
                 self._stop(signal.SIGTERM)
                 return
+            has_begun = True
             if clock() - started >= STEADY:
                 backoff.reset()
             delay = backoff.next()

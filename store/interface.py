@@ -294,13 +294,15 @@ class PeriodicStore(Protocol):
     async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
         """ACTIVE tokens whose cron is due, the longest due first. Costs what is due."""
 
-    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None: ...
+    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None:
+        """Of tokens whose pushes are this daemon's; others stay as they are."""
 
     async def next_cron_due(self) -> int | None: ...
 
 
 class HousekeepingStore(Protocol):
-    """For what nobody needs any more."""
+    """For what nobody needs any more. LeaseLost if another daemon does it by now; the rows of deleted tokens
+    are for anybody."""
 
     async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
         """Delete tokens that are not ACTIVE and whose `updated_on` is older: the first time is for those

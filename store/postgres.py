@@ -104,6 +104,7 @@ class PostgresStore(SqlStore):
         cannot be used."""
         db = await self._pools.connect()
         try:
+            await self._pools.check_sessions(db)
             await self._prepare(db)
         except CAUGHT as error:
             raise store_error(error) from None

@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 
 from protocol.encoding import EntityId
-from store.interface import LeaseLost, StoreUnavailable
-from store.leases import FORGET, Lease, of_router
-from store.postgres_errors import CAUGHT, RETRIED, store_error
+from store.interface import LeaseLost, StoreError, StoreUnavailable
+from store.leases import FORGET, Duty, Lease, of_router
+from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
 from store.router_sums import SUM_COLUMNS, RouterSums
@@ -31,6 +31,8 @@ TRIES = 5
 "Of an operation that collides with one of another daemon."
 
 CONNECT_TIMEOUT = 10.0
+SESSION_LOOKS = 3
+"Others that use the same pooler may hide what one look would show."
 RELAXED_CONNECTIONS = 2
 
 _READ_ROUTERS = f"""
@@ -54,7 +56,12 @@ ON CONFLICT (daemon_id) DO UPDATE SET tokens = t.tokens + excluded.tokens,
 """
 
 
-_CHECK_FENCE = "SELECT true FROM leases WHERE duty = $1 AND id = $2 AND owner = $3 AND fence = $4 FOR SHARE"
+_HELD = """
+SELECT l.duty, l.id FROM unnest($1::text[], $2::bigint[], $3::bigint[]) i(duty, id, fence)
+JOIN leases l ON l.duty = i.duty AND l.id = i.id AND l.owner = $4 AND l.fence = i.fence
+ORDER BY l.duty, l.id FOR SHARE OF l
+"""
+_SESSION = "SELECT concat_ws(' of ', pg_backend_pid(), pg_postmaster_start_time())"
 CHANNEL = "ntf"
 "On which daemons talk."
 SAY = f"SELECT pg_notify('{CHANNEL}', words) FROM unnest($1::text[]) words"
@@ -71,6 +78,8 @@ class Fences(Protocol):
     def owns(self, lease: Lease) -> bool: ...
 
     def fence(self, lease: Lease) -> int | None: ...
+
+    def shown(self, lease: Lease) -> int | None: ...
 
     def refused(self, lease: Lease) -> LeaseLost: ...
 
@@ -93,9 +102,26 @@ class Transaction(Sums):
         fence = self.leases.fence(lease)
         if fence is None or lease in self._checked:
             return
-        if not await self.db.fetchval(_CHECK_FENCE, lease.duty.value, lease.id, self.daemon_id, fence):
+        if not await self._held({lease: fence}):
             raise self.leases.refused(lease)
         self._checked.add(lease)
+
+    async def held(self, leases: Iterable[Lease]) -> set[Lease]:
+        """Those of them that this daemon owns, and then until the end of the transaction."""
+        asked = set(leases)
+        if not self.leases.has_joined:
+            return asked
+        held = await self._held(
+            {lease: fence for lease in asked if (fence := self.leases.shown(lease)) is not None}
+        )
+        for lease in asked - held:
+            self.leases.refused(lease)
+        return held
+
+    async def _held(self, fences: Mapping[Lease, int]) -> set[Lease]:
+        duties, ids = [lease.duty.value for lease in fences], [lease.id for lease in fences]
+        rows = await self.db.fetch(_HELD, duties, ids, list(fences.values()), self.daemon_id)
+        return {Lease(Duty(duty), id) for duty, id in rows}
 
     def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
         """If another daemon owns the router, it is told."""
@@ -180,6 +206,12 @@ class Pools:
     def get(self, *, durable: bool) -> asyncpg.Pool:
         return self.durable if durable else self.relaxed
 
+    @property
+    def own_settings(self) -> str:
+        """Of every connection that a daemon keeps."""
+        quoted = self._name.replace("'", "''")
+        return f"SET search_path = {SCHEMA}; SET application_name = '{quoted}'"
+
     async def connect(self) -> asyncpg.Connection:
         """One more connection, of the caller's own."""
         try:
@@ -187,13 +219,25 @@ class Pools:
         except (*CAUGHT, ValueError) as error:
             raise store_error(error) from None
 
+    async def check_sessions(self, db: asyncpg.Connection) -> None:
+        """StoreError if a pooler in between deals sessions of the database out anew for every transaction.
+
+        Settings, prepared statements and LISTEN would then be whoever's comes next, and a commit that a
+        client was promised might not wait for the disk.
+        """
+        other = await self.connect()
+        try:
+            for _ in range(SESSION_LOOKS):
+                if await db.fetchval(_SESSION) == await other.fetchval(_SESSION):
+                    raise StoreError(f"PostgreSQL {NO_SESSIONS}")
+        finally:
+            await other.close()
+
     async def _pool(self, size: int, synchronous_commit: str) -> asyncpg.Pool:
         milliseconds = int(self._statement_timeout * 1000)
-        quoted = self._name.replace("'", "''")
         settings = "; ".join(
             (
-                f"SET search_path = {SCHEMA}",
-                f"SET application_name = '{quoted}'",
+                self.own_settings,
                 f"SET synchronous_commit = {synchronous_commit}",
                 f"SET statement_timeout = {milliseconds}",
                 f"SET lock_timeout = {milliseconds}",

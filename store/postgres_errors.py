@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
+
 import asyncpg
 
 from store.interface import StoreError, StoreUnavailable
 
+BAD_ADDRESS = "has an address that makes no sense: check [STORE] url"
+NO_SESSIONS = "is behind a pooler that keeps no sessions: set its pool_mode to session"
+
 _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
+    (ssl.SSLError, "cannot be trusted, or fails at TLS: check sslmode and sslrootcert in the address"),
+    (asyncpg.ClientConfigurationError, BAD_ADDRESS),
     (asyncpg.InvalidPasswordError, "refuses the password"),
     (asyncpg.InvalidAuthorizationSpecificationError, "refuses this user"),
     (asyncpg.InvalidCatalogNameError, "has no such database: create it first"),
@@ -15,16 +22,20 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (asyncpg.TooManyConnectionsError, "has too many clients: lower pool_size or raise max_connections"),
     (asyncpg.ReadOnlySQLTransactionError, "is read-only: a standby? name the primary in the address"),
     (asyncpg.QueryCanceledError, "did not finish a statement in time"),
+    (asyncpg.LockNotAvailableError, "did not get a lock in time"),
     (asyncpg.CannotConnectNowError, "is starting or stopping"),
     (asyncpg.AdminShutdownError, "is stopping"),
     (asyncpg.CrashShutdownError, "crashed"),
+    (asyncpg.InvalidSQLStatementNameError, NO_SESSIONS),
+    (asyncpg.DuplicatePreparedStatementError, NO_SESSIONS),
     (asyncpg.OutOfMemoryError, "is out of memory"),
     (asyncpg.PostgresConnectionError, "ended the connection"),
     (asyncpg.InterfaceError, "ended the connection"),
     (asyncpg.TargetServerAttributeNotMatched, "has no server that takes writes: name the primary, too"),
     (asyncpg.InternalClientError, "ended the connection"),
     (TimeoutError, "does not answer"),
-    (OSError, "cannot be reached: check the address and that it runs"),
+    (OSError, "cannot be reached: check the address, files that it names, and that it runs"),
+    (ValueError, BAD_ADDRESS),
 )
 
 RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.UniqueViolationError)

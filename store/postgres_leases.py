@@ -31,10 +31,10 @@ from store.leases import (
     Notice,
     TimeTold,
     next_step,
+    of_router,
 )
 from store.postgres_engine import CHANNEL, SAY, Pools
 from store.postgres_errors import CAUGHT, store_error
-from store.postgres_migrate import SCHEMA
 from store.postgres_routers import SERVERS_AMONG
 from store.records import ServerKey, StoredRouter, TokenKey
 from store.rows import QUEUE_COLUMNS, queue_row, smp_server, stored_router
@@ -134,9 +134,17 @@ FROM waiting w JOIN smp_servers v USING (server_key) CROSS JOIN LATERAL (
 WHERE (SELECT owner FROM leases WHERE duty = '{Duty.ROUTER}' AND id = w.server_key) = $1
 LIMIT $2
 """
-_TAKEN = """
-DELETE FROM handovers h USING unnest($1::bigint[], $2::bigint[], $3::text[]) i(server_key, sub_key, version)
-WHERE h.server_key = i.server_key AND h.sub_key = i.sub_key AND h.xmin::text = i.version
+# Locked until the commit: no other daemon becomes owner in between.
+_TAKEN = f"""
+WITH held AS MATERIALIZED (
+    SELECT l.id FROM unnest($4::bigint[], $5::bigint[]) i(server_key, fence)
+    JOIN leases l ON l.duty = '{Duty.ROUTER}' AND l.id = i.server_key AND l.owner = $6 AND l.fence = i.fence
+    ORDER BY l.id FOR SHARE OF l
+)
+DELETE FROM handovers h
+USING unnest($1::bigint[], $2::bigint[], $3::text[]) i(server_key, sub_key, version), held
+WHERE h.server_key = held.id
+    AND h.server_key = i.server_key AND h.sub_key = i.sub_key AND h.xmin::text = i.version
 """
 _DAEMONS = f"""
 SELECT name, daemon_id = $1, count(*) FILTER (WHERE duty = '{Duty.ROUTER}'),
@@ -210,9 +218,14 @@ class PostgresLeases:
         """To be shown when writing as its owner; None if nobody asks."""
         if not self.has_joined:
             return None
-        if lease not in self._fences or self._clock() >= self._valid_until:
+        fence = self.shown(lease)
+        if fence is None:
             raise LeaseLost("another daemon may own it by now")
-        return self._fences[lease]
+        return fence
+
+    def shown(self, lease: Lease) -> int | None:
+        """None, which equals no fence, if another daemon may own it by now."""
+        return self._fences.get(lease) if self._clock() < self._valid_until else None
 
     def refused(self, lease: Lease) -> LeaseLost:
         """The database knows another owner, or an older lease of ours was shown."""
@@ -338,9 +351,14 @@ class PostgresLeases:
         ]
 
     async def taken(self, handed: Sequence[HandedOver]) -> None:
-        """By version: what was handed over again meanwhile stays."""
-        keys = [each.router.key for each in handed], [each.queue.key for each in handed]
-        await self._run(lambda db: db.execute(_TAKEN, *keys, [each.version for each in handed]))
+        """By version: what was handed over again meanwhile stays, and what is another daemon's by now."""
+        keys, queues = [each.router.key for each in handed], [each.queue.key for each in handed]
+        versions = [each.version for each in handed]
+        routers = list(set(keys))
+        fences = [self.shown(of_router(key)) for key in routers]
+        await self._run(
+            lambda db: db.execute(_TAKEN, keys, queues, versions, routers, fences, self._daemon_id())
+        )
 
     async def daemons(self) -> list[DaemonRecord]:
         rows = await self._run(lambda db: db.fetch(_DAEMONS, self._daemon_id()))
@@ -402,7 +420,7 @@ class PostgresLeases:
             db = await self._pools.connect()
             try:
                 milliseconds = int(self._patience * 1000)
-                await db.execute(f"SET search_path = {SCHEMA}; SET statement_timeout = {milliseconds}")
+                await db.execute(f"{self._pools.own_settings}; SET statement_timeout = {milliseconds}")
                 await db.add_listener(CHANNEL, self._hear)
             except BaseException:
                 db.terminate()

@@ -10,8 +10,8 @@ import asyncpg
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store.interface import KEPT_NOTIFICATIONS, LeaseLost
-from store.leases import Duty, Lease, of_router
+from store.interface import KEPT_NOTIFICATIONS
+from store.leases import Duty, of_router
 from store.postgres_engine import Fences
 from store.postgres_tokens import OWN_PUSHES
 from store.records import (
@@ -161,18 +161,11 @@ def adder(
         keys = list({block.server_key for block in blocks})
         if not leases.has_joined:
             return _results(blocks, await _add(db, _ADD_ALONE, blocks), leases)
-        fences = [_shown(leases, of_router(key)) for key in keys]
+        fences = [leases.shown(of_router(key)) for key in keys]
         rows = await _add(db, _ADD_AS_OWNER, blocks, keys, fences, daemon_id())
         return _results(blocks, rows, leases)
 
     return add
-
-
-def _shown(leases: Fences, lease: Lease) -> int | None:
-    try:
-        return leases.fence(lease)
-    except LeaseLost:
-        return None  # equals no fence
 
 
 async def _add(

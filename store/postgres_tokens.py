@@ -10,7 +10,7 @@ from protocol.device_token import DeviceToken, encode_device_token
 from protocol.encoding import EntityId
 from protocol.statuses import TOKEN_MOVES, TokenInput, TokenStatus, move_token
 from store import postgres_deletion
-from store.leases import PUSH_PARTS
+from store.leases import PUSH_PARTS, of_pushes
 from store.postgres_engine import Transaction
 from store.records import Deletion, NewToken, TokenKey, TokenMove, TokenRecord
 from store.rows import DELETED, TOKEN_COLUMNS, token_or_none, token_record
@@ -169,4 +169,7 @@ async def set_cron(tx: Transaction, key: TokenKey, minutes: int, due: int | None
 
 
 async def set_cron_due(tx: Transaction, due: Sequence[tuple[TokenKey, int]]) -> None:
-    await tx.db.execute(_SET_CRON_DUE, [key for key, _ in due], [at for _, at in due])
+    """Of tokens whose pushes another daemon sends by now, that one has done so."""
+    held = await tx.held(of_pushes(key) for key, _ in due)
+    own = [(key, at) for key, at in due if of_pushes(key) in held]
+    await tx.db.execute(_SET_CRON_DUE, [key for key, _ in own], [at for _, at in own])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenInput
-from store.leases import SOLE_OWNER, STATEMENTS, Lease, Leases, Ownership, of_router
+from store.leases import CHORES, SOLE_OWNER, STATEMENTS, Lease, Leases, Ownership, of_router
 from store.records import (
     Counts,
     CreatedSubscription,
@@ -138,8 +138,8 @@ class SqlStore(ABC):
         return await self._read(self._sql.tokens.next_cron_due)
 
     async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
-        return await self._write(
-            lambda tx: self._sql.tokens.purge(tx, unverified_before, invalid_before, limit), durable=False
+        return await self._write_as_owner(
+            CHORES, lambda tx: self._sql.tokens.purge(tx, unverified_before, invalid_before, limit)
         )
 
     async def delete_more(self) -> Deletion:
@@ -150,7 +150,7 @@ class SqlStore(ABC):
         unused = await self._read(self._sql.routers.unused_servers)
         if not unused:
             return 0
-        return await self._write(lambda tx: self._sql.routers.delete_unused(tx, unused), durable=False)
+        return await self._write_as_owner(CHORES, lambda tx: self._sql.routers.delete_unused(tx, unused))
 
     # Subscriptions
 

@@ -47,8 +47,10 @@ _ALIVE = "SELECT name FROM {}.daemons WHERE alive_until > clock_timestamp() ORDE
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     """A connection of its own for long work; PostgreSQL's errors become the store's."""
-    db = await Pools(url, size=1, statement_timeout=STATEMENT_TIMEOUT).connect()
+    pools = Pools(url, size=1, statement_timeout=STATEMENT_TIMEOUT)
+    db = await pools.connect()
     try:
+        await pools.check_sessions(db)
         yield db
     except CAUGHT as error:
         raise store_error(error) from None

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import psutil
 
 SERVICE_USER = "postgres"
 SUPERUSER = "ntf"
+POOLER = "/usr/sbin/pgbouncer"
 COMMAND_TIMEOUT = 120.0
 "Seconds for a tool of PostgreSQL on a busy machine."
 
@@ -125,6 +126,35 @@ def replicated_pair() -> Iterator[tuple[PostgresCluster, PostgresCluster]]:
         running_cluster(standby_of=primary) as standby,
     ):
         yield primary, standby
+
+
+@contextmanager
+def running_pooler(cluster: PostgresCluster, pool_mode: str) -> Iterator[Callable[[str], str]]:
+    """PgBouncer before a cluster: yields what makes of an address the one that leads through it."""
+    folder = Path(tempfile.mkdtemp(prefix="ntf-pooler-"))
+    _give_away(folder)
+    port = _free_port()
+    settings = folder / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n* = host=127.0.0.1 port={cluster.port} user={SUPERUSER}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"auth_type = any\npool_mode = {pool_mode}\nlogfile = {folder / 'log'}\n"
+    )
+    user = None if os.getuid() else SERVICE_USER
+    process = subprocess.Popen([POOLER, "-q", settings], user=user, cwd=folder)
+    try:
+        while not _answers(port):
+            assert process.poll() is None, "PgBouncer does not run: run scripts/setup dev"
+        yield lambda url: url.replace(f":{cluster.port}/", f":{port}/")
+    finally:
+        process.terminate()
+        process.wait(COMMAND_TIMEOUT)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def binary(tool: str) -> Path:

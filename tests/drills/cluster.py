@@ -2,8 +2,8 @@
 
 Three counts tell what became of notifications, each kept by somebody else: the routers know what they sent
 and to which connection, a trigger in the database what was committed and by whom, the provider what was
-pushed. The trigger also notes every status and every notification that was written for a router by another
-daemon than its owner. It must note none.
+pushed. The trigger also notes every status, of a queue or of all queues of a router at once, and every
+notification that was written for a router by another daemon than its owner. It must note none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import asyncpg
 
 from ntf_demo.fake_push.server import FakePushServer, wall_clock
+from protocol.addresses import SmpQueueNtf
 from protocol.encoding import EntityId
 from smp_router.router import Router
 from tests.drills.world import (
@@ -29,6 +30,7 @@ from tests.drills.world import (
     repeated_pushes,
     running_daemon,
 )
+from tests.ntf_server.ntf_client import NtfClient
 
 LEASE = 4.0
 ROUTERS = 4
@@ -60,6 +62,15 @@ CREATE FUNCTION audit_newer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     FROM ntf.subscriptions s WHERE s.sub_key = NEW.sub_key;
     RETURN NULL;
 END $$;
+CREATE FUNCTION audit_router() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO ntf.audit VALUES
+        (current_setting('application_name'), ntf.owner_of(NEW.server_key), 'router');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audited AFTER UPDATE OF lost, served, chain, service_id ON smp_servers FOR EACH ROW
+    WHEN ((NEW.lost, NEW.served, NEW.chain, NEW.service_id)
+        IS DISTINCT FROM (OLD.lost, OLD.served, OLD.chain, OLD.service_id))
+    EXECUTE FUNCTION audit_router();
 CREATE TRIGGER audited AFTER UPDATE ON subscriptions FOR EACH ROW EXECUTE FUNCTION audit_status();
 CREATE TRIGGER audited AFTER INSERT OR UPDATE ON unsent_notifications
     FOR EACH ROW EXECUTE FUNCTION audit_newer();
@@ -147,8 +158,7 @@ class Cluster:
     def kill(self, daemon: Daemon) -> None:
         """What is under way to it now will never be stored."""
         self.ended.append(daemon)
-        for connection in daemon.process.net_connections("tcp"):
-            self.connections_of_the_dead.add((connection.laddr.ip, connection.laddr.port))
+        self.connections_of_the_dead |= connections(daemon)
         daemon.process.kill()
         self.killed_at = wall_clock()
 
@@ -184,6 +194,26 @@ class Cluster:
             while not all(world.queues <= world.router.subscribed_notifiers() for world in self.worlds):
                 await asyncio.sleep(0.02)
 
+    async def handed_over(self, world: World, count: int) -> list[float]:
+        """Subscribe so many queues, one after the other, at a daemon that does not own their router; seconds
+        from each answer until the queue was subscribed."""
+        receiver = world.router.receiver(next(iter(world.queues)))
+        (other,) = [daemon for daemon in self.daemons if receiver not in connections(daemon)]
+        client = await NtfClient.open(other.address)
+        device = await world.device(client)
+        clock, seconds = asyncio.get_running_loop().time, []
+        for queue in world.router.load.create_queues(count):
+            await device.subscribe(
+                client, SmpQueueNtf(world.router.address, queue.notifier_id), queue.notifier_key
+            )
+            answered = clock()
+            async with asyncio.timeout(DEADLINE):
+                while queue.notifier_id not in world.router.subscribed_notifiers():
+                    await asyncio.sleep(0.005)
+            seconds.append(clock() - answered)
+        client.close()
+        return seconds
+
     async def ask(self, query: str) -> int:
         async with _connected(self.url) as db:
             return int(await db.fetchval(query))
@@ -210,6 +240,12 @@ class Cluster:
                 for duty in ("router", "pushes"):
                     while not await daemon.metric(f'leases_owned{{duty="{duty}"}}'):
                         await asyncio.sleep(0.1)
+
+
+def connections(daemon: Daemon) -> set[Address]:
+    """Its ends of them."""
+    found = daemon.process.net_connections("tcp")
+    return {(connection.laddr.ip, connection.laddr.port) for connection in found}
 
 
 @asynccontextmanager
@@ -276,6 +312,9 @@ class DatabaseProxy:
         "Every connection on which the client says this is cut before it arrives."
         self.cuts = 0
         self.is_deaf = False
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._refuses = False
         self._writers: set[asyncio.StreamWriter] = set()
 
     def url(self, url: str) -> str:
@@ -291,11 +330,25 @@ class DatabaseProxy:
             server.close()
             self.cut()
 
+    @asynccontextmanager
+    async def away(self, *, is_silent: bool) -> AsyncIterator[None]:
+        """Nothing passes: connections are refused, or nobody is told anything."""
+        self._passes.clear()
+        if not is_silent:
+            self._refuses = True
+            self.cut()
+        yield
+        self._refuses = False
+        self._passes.set()
+
     def cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
         with suppress(OSError, asyncio.IncompleteReadError):
             there, back = await asyncio.open_connection("127.0.0.1", self._port)
             self._writers |= {writer, back}
@@ -311,6 +364,7 @@ class DatabaseProxy:
             if self.cut_at and self.cut_at in data:
                 self.cuts += 1
                 raise ConnectionResetError
+            await self._passes.wait()
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
@@ -319,6 +373,7 @@ class DatabaseProxy:
         while True:
             head = await reader.readexactly(5)
             body = await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
+            await self._passes.wait()
             if not (self.is_deaf and head[:1] == b"A"):
                 writer.write(head + body)
                 await writer.drain()

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from ntf_server.config import StoreConfig
 from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster, hour_ahead
 from tests.drills.world import DEADLINE
 from tests.ntf_server.statements.test_takeover import taken_over
-from tests.postgres import PostgresCluster, replicated_pair, running_cluster
+from tests.postgres import PostgresCluster, replicated_pair, running_cluster, running_pooler
 
 SECONDS = 6.0
+SNEWS = 25
+"For each router."
+HANDED_OVER = 1.0
+"Seconds until a queue is subscribed that another daemon stored."
 DURABLE = {"NTF_STORE_DURABILITY": "machine"}
 
 
@@ -23,6 +29,29 @@ async def test_killed(tmp_path: Path, postgres: PostgresCluster) -> None:
             await made.owned_by(made.daemons[1])
 
         (await made.suffer(SECONDS, kill)).check("kill -9 of one of two")
+
+
+async def test_killed_behind_a_pooler(tmp_path: Path, postgres: PostgresCluster) -> None:
+    url = postgres.new_database()
+    with running_pooler(postgres, "session") as through:
+        async with cluster(tmp_path, url, urls=[through(url)] * 2) as made:
+
+            async def kill() -> None:
+                made.kill(made.daemons[0])
+                await made.owned_by(made.daemons[1])
+
+            (await made.suffer(SECONDS, kill)).check("kill -9 of one of two behind PgBouncer")
+
+
+async def test_killed_with_leases_as_by_default(tmp_path: Path, postgres: PostgresCluster) -> None:
+    default = {"NTF_STORE_LEASE_SECONDS": str(StoreConfig().lease_seconds)}
+    async with cluster(tmp_path, postgres.new_database(), env_of={0: default, 1: default}) as made:
+
+        async def kill() -> None:
+            made.kill(made.daemons[0])
+            await made.owned_by(made.daemons[1])
+
+        (await made.suffer(SECONDS, kill)).check("kill -9 of one of two, leases of 20 s")
 
 
 async def test_stopped_in_order(tmp_path: Path, postgres: PostgresCluster) -> None:
@@ -113,6 +142,36 @@ async def test_connections_are_cut_in_transactions(tmp_path: Path, postgres: Pos
                 proxy.cut_at = b""
 
         (await made.suffer(SECONDS, cut)).check("connections cut in transactions")
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "silent"])
+async def test_cut_off_from_the_database(tmp_path: Path, postgres: PostgresCluster, is_silent: bool) -> None:
+    """One of two, for longer than its lease. Its routers still talk to it for a while."""
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url), url]) as made:
+
+        async def cut_off() -> None:
+            async with proxy.away(is_silent=is_silent):
+                await made.owned_by(made.daemons[1])
+                await made.subscribed()
+
+        name = "packets lost" if is_silent else "refused"
+        outcome = await made.suffer(SECONDS + LEASE * 2, cut_off)
+        outcome.check(f"one of two cut off from the database, {name}")
+        await made.shared()
+
+
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["told", "looking"])
+async def test_snew_at_another_daemon(tmp_path: Path, postgres: PostgresCluster, is_deaf: bool) -> None:
+    """From the answer to the client until the owner of the router has subscribed the queue."""
+    url, proxy = postgres.new_database(), DatabaseProxy(postgres.port)
+    proxy.is_deaf = is_deaf
+    async with proxy.running(), cluster(tmp_path, url, urls=[proxy.url(url)] * 2, queues=4) as made:
+        seconds = sorted([each for world in made.worlds for each in await made.handed_over(world, SNEWS)])
+        how = "looks by itself" if is_deaf else "is told"
+        half = seconds[len(seconds) // 2]
+        print(f"SNEW at another daemon, which {how}: {half:.3f} s, at most {seconds[-1]:.3f} s")
+        assert seconds[-1] < HANDED_OVER
 
 
 async def test_nobody_hears_the_others(tmp_path: Path, postgres: PostgresCluster) -> None:

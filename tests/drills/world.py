@@ -185,13 +185,7 @@ class World:
     async def add_devices(self, count: int, queues: int) -> None:
         """Register and verify devices and subscribe `queues` queues in all, as real clients do."""
         client = await NtfClient.open(self.daemon.address)
-        new = [
-            Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode())) for _ in range(count)
-        ]
-        for device in new:
-            await device.register(client)
-        for device in new:
-            await device.verify(client, await self.code(device))
+        new = [await self.device(client) for _ in range(count)]
         made = self.router.load.create_queues(queues)
         owners = [new[number % count] for number in range(queues)]
         snews = [
@@ -209,6 +203,13 @@ class World:
         async with asyncio.timeout(DEADLINE):
             while not wanted <= self.router.subscribed_notifiers():
                 await asyncio.sleep(0.02)
+
+    async def device(self, client: NtfClient) -> Device:
+        """One that is registered and verified."""
+        device = Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode()))
+        await device.register(client)
+        await device.verify(client, await self.code(device))
+        return device
 
     @property
     def known_devices(self) -> frozenset[str]:

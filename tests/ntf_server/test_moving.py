@@ -16,6 +16,7 @@ from ntf_server.asking import ProgressLines
 from ntf_server.config import CONFIG_FILE, Config, load_config
 from ntf_server.data_folder import held
 from store import tables_postgres, tables_sqlite
+from store.interface import StoreError
 from store.postgres import PostgresStore
 from store.records import Counts
 from store.sqlite import SqliteStore
@@ -187,6 +188,36 @@ async def test_an_interrupted_move_goes_on(
         assert after[0] == ("subscriptions", 21)
         assert f"database = {to}" in (config_dir / CONFIG_FILE).read_text()
     assert await counts_of(SqliteStore(tmp_path / "d" / "ntf-server.db")) == before
+
+
+async def test_a_move_that_was_interrupted_before_it_switched_goes_on(
+    tmp_path: Path, postgres: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await filled_server(tmp_path)
+    env, config_dir = {"NTF_STORE_URL": postgres.new_database()}, tmp_path / "c"
+    file = tmp_path / "d" / "ntf-server.db"
+
+    async def move(to: str) -> int:
+        config = load_config(config_dir / CONFIG_FILE, env)
+        if to == "sqlite":
+            return await moving.to_sqlite(config_dir, config)
+        return await moving.to_postgres(config_dir, config, online=False)
+
+    def fail(config_dir: Path, kind: str) -> None:
+        raise Interrupted
+
+    for to in ("postgres", "sqlite"):
+        with monkeypatch.context() as patched:
+            patched.setattr(moving, "_switch", fail)
+            with pytest.raises(Interrupted):
+                await move(to)
+        assert await move(to) == 0
+        assert f"database = {to}" in (config_dir / CONFIG_FILE).read_text()
+    assert await counts_of(SqliteStore(file)) == before
+    assert await move("postgres") == 0
+    await counts_of(SqliteStore(file))  # another, that is empty
+    with pytest.raises(StoreError, match="exists: put it aside first"):
+        await move("sqlite")
 
 
 async def test_what_was_left_can_be_removed(tmp_path: Path, postgres: PostgresCluster) -> None:

@@ -18,7 +18,7 @@ from ntf_server.config import Config
 from ntf_server.ownership import CLOCK_AHEAD
 from protocol.addresses import SmpQueueNtf
 from smp_router.router import Router
-from store.leases import PUSH_PARTS, TimeTold
+from store.leases import FREED, PUSH_PARTS, Notice, TimeTold
 from tests.drills.world import free_port
 from tests.ntf_server.conftest import active_device, changed, make_app, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
@@ -137,6 +137,27 @@ async def test_resubscribe_reaches_the_owner_from_any_control_port(world: World)
 
         await until(is_subscribed_anew)
     assert sorted(answers) == ["not of this daemon: the others were told", "ok"]
+
+
+async def test_a_queue_is_subscribed_by_the_owner_of_its_router_as_soon_as_that_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks by himself here."""
+    monkeypatch.setattr(ownership, "LOOK_INTERVAL", 10 * DEADLINE)
+    for app in world.apps:
+        assert app.store.leases is not None
+        await app.store.leases.say(Notice(FREED, ()))  # the pause under way ends
+    before = [router.subscribed_notifiers() for router in world.routers]
+    for app in world.apps:
+        client = await NtfClient.open(app.address)
+        await world.subscribe(await active_device(app, client), client)
+        client.close()
+
+    async def are_all_subscribed() -> bool:
+        now = [router.subscribed_notifiers() for router in world.routers]
+        return [len(queues) for queues in now] == [len(queues) + len(world.apps) for queues in before]
+
+    await until(are_all_subscribed)
 
 
 async def test_routers_that_another_daemon_had_meanwhile_are_subscribed_anew(

@@ -126,8 +126,11 @@ async def test_too_many_talks_are_ended(tmp_path: Path, unused_tcp_port: int) ->
 
 
 def test_files_that_others_can_read(tmp_path: Path) -> None:
-    config = make_config(tmp_path)
+    url = tmp_path / "config" / "database-url"
+    config = make_config(tmp_path, STORE={"url_file": url})
+    url.touch(0o600)
     files = secret_files(tmp_path / "config", config)
+    assert url in files
     key = tmp_path / "config" / "server.key"
     assert key in files
     assert tmp_path / "config" / "ntf-server.ini" in files

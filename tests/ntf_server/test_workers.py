@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
+from ntf_server import workers
+from ntf_server.config import Config
 from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
 from tests.drills.world import free_port
+from tests.ntf_server.conftest import make_config
 from tests.ntf_server.ntf_client import NtfClient
 from tests.ntf_server.test_cli import init, ntf_server
 from tests.postgres import PostgresCluster
@@ -94,6 +98,35 @@ async def two_workers(folder: Path, postgres: PostgresCluster) -> AsyncIterator[
             if worker.is_running():
                 worker.kill()
         await process.wait()
+
+
+class Scripted(workers.Workers):
+    """Workers that end with these codes, one after the other; then they run."""
+
+    def __init__(self, config: Config, codes: list[int]) -> None:
+        super().__init__(config, ())
+        self.codes = codes
+
+    async def _run(self, worker: int) -> int:
+        if self.codes:
+            return self.codes.pop(0)
+        await self._stopping.wait()
+        return 0
+
+
+async def test_one_that_cannot_begin_ends_all_and_one_that_cannot_begin_again_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(workers, "LONGEST_DELAY", 0.01)
+    config = make_config(tmp_path)
+    assert await Scripted(config, [workers.USAGE]).run(2) == workers.USAGE
+    later = Scripted(config, [-signal.SIGKILL, workers.USAGE, workers.USAGE])
+    running = asyncio.ensure_future(later.run(1))
+    await until(lambda: not later.codes)
+    assert not later._stopping.is_set()
+    later._stop(signal.SIGTERM)
+    assert await running == 0
 
 
 async def test_workers_share_a_port_and_are_started_again(tmp_path: Path, postgres: PostgresCluster) -> None:

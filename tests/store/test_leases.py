@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Any
 
 import asyncpg
 import pytest
 
 from protocol.encoding import EntityId
 from protocol.statuses import SubEvent, SubInput, SubState
-from store.interface import LeaseLost, NtfStore
+from store.interface import (
+    HousekeepingStore,
+    LeaseLost,
+    NtfStore,
+    PeriodicStore,
+    PushStore,
+    StatementPushStore,
+    StatementStore,
+    SubscriberStore,
+)
 from store.leases import (
     CHORES,
     FORGET,
@@ -223,6 +233,93 @@ async def test_nobody_else_pushes_statements(world: World, write: str) -> None:
         await statement_writes(first)[write]()
     assert not first.leases.owns(STATEMENTS)
     await statement_writes(second)[write]()
+
+
+def chores(store: NtfStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    return {
+        "purge_tokens": lambda: store.purge_tokens(unverified_before=0, invalid_before=0, limit=1),
+        "delete_unused_servers": lambda: store.delete_unused_servers(),
+    }
+
+
+@pytest.mark.parametrize("chore", chores(None))  # type: ignore[arg-type]
+async def test_nobody_else_does_the_chores(world: World, chore: str) -> None:
+    first = await world.daemon("first")
+    await balanced(first)
+    token, created = await queue_of(first)
+    await first.delete_subscription(created.queue.key)
+    await first.delete_token(token.key)  # nobody uses its router any more
+    await world.let_lapse("first")
+    second = await world.daemon("second")
+    await second.leases.balance()
+    assert first.leases.owns(CHORES)
+    with pytest.raises(LeaseLost):
+        await chores(first)[chore]()
+    assert not first.leases.owns(CHORES)
+    await chores(second)[chore]()
+
+
+async def test_nobody_else_says_when_a_token_is_due(world: World) -> None:
+    """Of a batch, what is still this daemon's is written."""
+    first = await world.daemon("first")
+    await balanced(first)
+    lost, kept = await active_token(first), await active_token(first)
+    for token in (lost, kept):
+        await first.set_cron(token.key, 20, 100)
+    await first.leases.give_back([of_pushes(lost.key)])
+    second = await world.daemon("second")
+    await second.leases.balance()
+    assert second.leases.owns(of_pushes(lost.key))
+    # As one that was stopped for a while believes.
+    first.leases._fences[of_pushes(lost.key)] = 1
+    await second.set_cron_due([(lost.key, 300)])
+    await first.set_cron_due([(lost.key, 200), (kept.key, 200)])
+    dues = {token.key: token.cron_due for token in await first.tokens_by_key([lost.key, kept.key])}
+    assert dues == {lost.key: 300, kept.key: 200}
+    assert not first.leases.owns(of_pushes(lost.key))
+
+
+async def test_nobody_else_takes_what_was_handed_over(world: World) -> None:
+    first, second = await world.daemon("first"), await world.daemon("second")
+    token, _ = await queue_of(first)
+    await balanced(second)
+    await subscribe(first, new_subscription(token.key))
+    handed = await second.leases.handed_over()
+    assert handed
+    await world.let_lapse("second")
+    await first.leases.balance()
+    await second.leases.taken(handed)
+    assert await first.leases.handed_over() == handed
+
+
+READS = {
+    *("servers", "server", "subscription_count", "queues", "queues_by_id", "next_retry"),
+    *("tokens_by_key", "pushes", "unsent_tokens", "due_crons", "next_cron_due"),
+    *("statement_pushes", "unsent_statement_pushes", "watched_topics", "push_records"),
+}
+OF_NO_OWNER = {
+    "add_late_notifications": "beneath whatever the owner stored",
+    "set_sent": "an entry has a number that is given once: the mark is true whoever makes it",
+    "end_statement_pushes": "likewise, of pushes that were claimed",
+    "move_token": "compared with what was seen",
+    "delete_gone_device": "likewise",
+    "delete_more": "rows of tokens that are deleted already",
+    "purge_statements": "by every daemon with a gateway",
+}
+
+
+def test_whatever_an_owner_writes_is_checked() -> None:
+    """A new write of these roles has to be named here, and above if it is an owner's."""
+    roles = (SubscriberStore, PushStore, StatementPushStore, StatementStore, PeriodicStore, HousekeepingStore)
+    calls = {name for role in roles for name in dir(role) if not name.startswith("_")}
+    nobody: Any = None
+    checked = {
+        *owner_writes(nobody, nobody, nobody),
+        *statement_writes(nobody),
+        *chores(nobody),
+        "set_cron_due",
+    }
+    assert calls == READS | set(OF_NO_OWNER) | checked
 
 
 async def test_a_daemon_without_a_gateway_leaves_statements_to_others(world: World) -> None:

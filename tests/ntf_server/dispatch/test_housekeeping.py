@@ -7,15 +7,19 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pytest
+
 from ntf_server.clock import SECONDS_PER_DAY, SystemClock
 from ntf_server.config import StoreConfig
 from ntf_server.housekeeping import Deletions, Housekeeping
 from protocol.addresses import SmpServer
 from protocol.errors import ErrorType
 from protocol.statuses import TokenInput
+from store.interface import LeaseLost
 from store.journal_schema import DeletionReason, JournalEvent
 from store.records import DeletedSubscription, QueueRow, ServerKey
 from store.rows import DELETED_PAGE
+from tests.faults import StoreFaults, with_faults
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import Device, World, make_world, until
 from tests.store.builders import look_and_move, new_subscription
@@ -100,3 +104,29 @@ async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
         assert len(subscriber.queues) == 3 * DELETED_PAGE
         (deleted,) = world.journal.of(JournalEvent.TOKEN_DELETED)
         assert (deleted["count"], deleted["error"]) == (3 * DELETED_PAGE, DeletionReason.REQUESTED)
+
+
+async def test_chores_that_another_daemon_does_by_now_are_left_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_world(tmp_path, SystemClock()) as world:
+        faults = StoreFaults()
+        faults.fail("purge_tokens", LeaseLost("another daemon owns it by now"))
+        deletions = Deletions(Forgotten(), world.journal)
+        store = with_faults(world.store, faults)
+        running = asyncio.ensure_future(Housekeeping(store, deletions, SystemClock(), StoreConfig()).run())
+
+        async def was_refused() -> bool:
+            return faults.failures["purge_tokens"] == 1
+
+        await until(was_refused)
+        deletions.more.set()  # it goes on, and ends the next round
+
+        async def went_on() -> bool:
+            return not deletions.more.is_set()
+
+        await until(went_on)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait([running])
+    assert "housekeeping" not in caplog.text

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ntf_server.periodic import Periodic, first_due, next_due
+from ntf_server.periodic import SHARED_PAUSE, Periodic, first_due, next_due
 from store.records import TokenKey
 from tests.ntf_server.dispatch.clock import START, SimulatedClock
 from tests.ntf_server.dispatch.world import Device, World, until
@@ -109,3 +109,17 @@ def test_next_push_is_never_early() -> None:
     assert min(dues) >= START + 20 * MINUTE
     assert max(dues) <= START + 21 * MINUTE
     assert len(dues) > 20
+
+
+async def test_tokens_that_another_daemon_left_are_found_soon(
+    slow_world: World, clock: SimulatedClock
+) -> None:
+    """There was nothing to wait for when it last looked."""
+    device = await slow_world.add_device()
+    woken = Woken()
+    task = Periodic(slow_world.store, woken, clock, os.urandom, longest_pause=SHARED_PAUSE, sleep=clock.sleep)
+    async with periodic(task):
+        await until(lambda: clock.sleepers == 1)
+        await slow_world.store.set_cron(device.key, 20, int(clock.now()))
+        await pass_time(clock, SHARED_PAUSE)
+        assert woken.keys == [device.key]
