@@ -101,7 +101,7 @@ def address(config_dir: Path, config: Config, port: int | None = None) -> NtfSer
 
 def data_folder(config: Config) -> Path:
     if config.STORE.data_dir is None:
-        raise ConfigError("[STORE] data_dir is not set")
+        raise ConfigError("[STORE] data_dir is not set; it is the folder of the database")
     return config.STORE.data_dir
 
 

@@ -20,6 +20,7 @@ from ntf_server.__main__ import _parser as server_parser
 from ntf_server.config import ENV_PREFIX, SECTIONS
 from ntf_server.metrics import PREFIX
 from smp_router.__main__ import make_parser as router_parser
+from tests.docs import mistakes
 from tests.test_architecture import ROOT
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
@@ -43,8 +44,7 @@ def configuration() -> str:
         parts += [
             f"\n## {name}\n",
             f"{section.__doc__}\n",
-            "| key | default | allowed | |",
-            "|---|---|---|---|",
+            *KEYS_HEAD,
         ]
         parts += [_key_row(field) for field in dataclasses.fields(section)]
     return "\n".join(parts) + "\n"
@@ -138,6 +138,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "metrics.md": metrics,
     "performance.md": performance,
+    "mistakes.md": mistakes.page,
 }
 
 
