@@ -101,7 +101,7 @@ def test_every_alert_is_tested_and_has_its_section() -> None:
 def test_metrics_that_are_asked_for_exist(path: Path) -> None:
     known = {sample for family in families() for sample in (family.name, f"{family.name}_total")}
     named = set(re.findall(rf"{PREFIX}\w+", path.read_text()))
-    assert {re.sub("_bucket$", "", word) for word in named} <= known
+    assert {re.sub("_(bucket|count)$", "", word) for word in named} <= known
 
 
 def test_the_dashboard_is_one() -> None:
