@@ -325,6 +325,7 @@ def _cert(args: argparse.Namespace) -> int:
         raise ConfigError(f"{ca_key} is not here; bring it from where it is kept")
     now = as_datetime(SystemClock().now())
     renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, now)
+    setup.give_to_owner(args.config_dir, setup.CONFIG_FILES)
     print(f"New online certificate: {args.config_dir / 'server.crt'}. SIGHUP makes the server use it.")
     print("The server's address is unchanged. Keep ca.key offline again.")
     return 0
@@ -353,8 +354,10 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
 
 def _restore(args: argparse.Namespace) -> int:
     now = as_datetime(SystemClock().now())
-    config = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
+    config, replaced = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
     print(f"Restored: {setup.database_path(config)}")
+    if replaced is not None:
+        print(f"What was there before: {replaced}")
     print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
 
