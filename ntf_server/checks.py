@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
+from ntf_server import journald
 from ntf_server.config import Config
 
 LOCALHOST = "127.0.0.1"
@@ -62,6 +63,8 @@ def file_problems(config: Config) -> Iterator[str]:
     ):
         if path is not None:
             yield from _ca_problem(path, key)
+    if config.LOG.format == "journald" and not Path(journald.SOCKET).exists():
+        yield f"[LOG] format is journald, and there is none here ({journald.SOCKET}); choose text or json"
 
 
 def _folder_problem(folder: Path, key: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from ntf_server.config import (
     load_config,
     unknown_variables,
 )
-from ntf_server.data_folder import holder
+from ntf_server.data_folder import expect_database, holder
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.provider import (
     CheckMessages,
@@ -50,7 +50,7 @@ from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.session import connect_smp
 from store.backup import check_database
-from store.interface import StoreError
+from store.interface import SchemaOld, StoreError
 from store.migrate import STEPS
 from transport.certificates import CA_KEY, load_server_files
 from transport.errors import TransportError
@@ -115,6 +115,8 @@ async def _run(config_dir: Path, env: Mapping[str, str], *, fix: bool, as_json: 
     """Print what was found; 1 if anything is a problem."""
     found: list[Finding] = []
     async for finding in examine(config_dir, env, fix=fix):
+        if finding in found:
+            continue  # two checks may meet the same obstacle
         found.append(finding)
         if not as_json:
             print(f"{finding.check:<14}{finding.level:<9}{finding.says}", flush=True)
@@ -140,7 +142,7 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
         *_permissions(config_dir, config, fix=fix),
         *_clock(),
         *_disk(data_dir),
-        *(_database_file(setup.database_path(config)) if config.STORE.database == "sqlite" else ()),
+        *_database_file(config_dir, config),
     ):
         yield finding
     async for finding in _network(config_dir, config, data_dir):
@@ -214,11 +216,15 @@ def _disk(data_dir: Path) -> Iterator[Finding]:
         yield Finding("disk", Level.WARNING if free > NO_DISK else Level.PROBLEM, f"{says}: make room")
 
 
-def _database_file(path: Path) -> Iterator[Finding]:
-    if not path.exists():
-        yield ok("store", f"{path} does not exist yet: start makes it")
-        return
+def _database_file(config_dir: Path, config: Config) -> Iterator[Finding]:
+    if config.STORE.database != "sqlite":
+        return  # opened to find its routers
+    path = setup.database_path(config)
     try:
+        expect_database(config_dir, path)
+        if not path.exists():
+            yield ok("store", f"{path} does not exist yet: start makes it")
+            return
         version = check_database(path)
     except StoreError as error:
         yield problem("store", error)
@@ -286,6 +292,9 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
     try:
         store = make_store(config_dir, config, auto_migrate=False)
         await store.open()
+    except SchemaOld as error:
+        yield warning("routers", f"none was asked: {error}")
+        return
     except (ConfigError, StoreError) as error:
         yield problem("store", error)
         return

@@ -21,7 +21,9 @@ APNS = {"apns": Provider.APNS_PROD, "apns-dev": Provider.APNS_DEV, "apns-test": 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--provider", choices=[*APNS, "fcm", "webpush"], default="apns")
+    parser.add_argument(
+        "--provider", choices=[*APNS, "fcm", "webpush"], default="apns", help="of the device (%(default)s)"
+    )
     parser.add_argument(
         "--token",
         required=True,

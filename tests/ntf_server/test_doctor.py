@@ -19,6 +19,7 @@ from ntf_demo.demo import Playground, playground
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import CONFIG_FILE, load_config, render_config
+from store.migrate import STEPS
 from tests.agent.notifications.world import phone, verified, watched
 from tests.drills.world import free_port
 from tests.ntf_server.push.builders import pem
@@ -179,6 +180,28 @@ def test_everything_wrong_is_named(tmp_path: Path) -> None:
     fixed = ntf_server("doctor", "--fix", *where, env=env)
     assert "taken from all but its owner" in fixed.stdout
     assert stat.S_IMODE((tmp_path / "c" / "server.key").stat().st_mode) == 0o600
+
+
+def test_a_database_of_an_earlier_version_is_no_problem(tmp_path: Path) -> None:
+    """As an operator finds it who has installed a new version and not started it."""
+    init(tmp_path)
+    where = ("--config-dir", tmp_path / "c")
+    for version in (STEPS.latest, STEPS.latest - 1):
+        assert ntf_server("migrate", "--to", version, "--yes", *where).returncode == 0
+    done = ntf_server("doctor", *where)
+    assert done.returncode == 0, done.stdout
+    assert f"schema version {STEPS.latest - 1}, start brings it to {STEPS.latest}\n" in done.stdout
+    assert "routers       warning  none was asked: " in done.stdout
+
+
+def test_a_database_that_vanished(tmp_path: Path) -> None:
+    init(tmp_path)
+    where = ("--config-dir", tmp_path / "c")
+    assert ntf_server("start", "--maintenance", *where).returncode == 0
+    (tmp_path / "d" / "ntf-server.db").unlink()
+    told = "is missing or empty, but this server had a database"
+    assert ntf_server("doctor", *where).stdout.count(told) == 1
+    assert told in ntf_server("status", *where).stdout
 
 
 def test_no_configuration(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from ntf_server import setup
+from ntf_server import journald, setup
 from ntf_server.__main__ import main
 from ntf_server.doctor import now
 from tests.ntf_server.test_cli import ANY_PORT, init, ntf_server, started
-from transport.certificates import KeyAlgorithm, make_ca, make_online, write_server_files
+from transport.certificates import CA_CERTIFICATE, KeyAlgorithm, make_ca, make_online, write_server_files
 
 Prepare = Callable[["Place"], object]
 
@@ -142,6 +142,11 @@ def apns(place: Place, content: str) -> None:
     place.set("APNS", f"key_file = {place.write('key.p8', content)}\nkey_id = K\nteam_id = T")
 
 
+def no_journald(place: Place) -> None:
+    place.monkeypatch.setattr(journald, "SOCKET", "/no/such/socket")
+    place.set("LOG", "format = journald")
+
+
 def same_port(place: Place) -> None:
     for key in ("NTF_TRANSPORT_PORT", "NTF_METRICS_PORT"):
         place.setenv(key, 8443)
@@ -187,6 +192,7 @@ MISTAKES = [
     Mistake("a comment behind a value", setting("LOG", "level = info ; not debug"), "a comment needs a line of its own"),
     Mistake("a comment behind a path", setting("APNS", "key_file = /etc/key.p8 # Apple's"), "a comment needs a line of its own"),
     Mistake("a value in quotes", setting("APNS", 'key_file = "/etc/key.p8"'), "write the value without quotes"),
+    Mistake("journald where there is none", no_journald, "[LOG] format is journald, and there is none here"),
     Mistake("a file that is not text", lambda p: p.ini.write_bytes(b"\xff\xfe\x00"), "is not UTF-8 text"),
     Mistake("a wrong value in the environment", variable("NTF_LOG_LEVEL", "loud"), "environment NTF_LOG_LEVEL must be one of"),
     Mistake("`data_dir` not set", no_data_dir, "[STORE] data_dir is not set"),
@@ -299,14 +305,14 @@ def test_a_key_that_cannot_be_read(tmp_path: Path, made: Path, key: str) -> None
 
 def test_a_running_server_keeps_its_identity(tmp_path: Path) -> None:
     init(tmp_path)
-    identity = (tmp_path / "c" / setup.CA_CERTIFICATE).read_bytes()
+    identity = (tmp_path / "c" / CA_CERTIFICATE).read_bytes()
     with started(tmp_path) as (process, _):
         refused = init(tmp_path, "--force")
     assert (refused.returncode, refused.stderr) == (
         2,
         f"ntf-server: process {process.pid} runs with this configuration: stop it first\n",
     )
-    assert (tmp_path / "c" / setup.CA_CERTIFICATE).read_bytes() == identity
+    assert (tmp_path / "c" / CA_CERTIFICATE).read_bytes() == identity
 
 
 def attempt(arguments: list[str]) -> int:
