@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # it comes with mkdocs
 from prometheus_client import REGISTRY, generate_latest
 
 from ntf_server.app import running
 from ntf_server.metrics import LATENCY_BUCKETS, OLD_GAUGES, PREFIX, LightHistogram, histogram
-from tests.docs.pages import anchors
+from tests.docs.pages import anchors, blocks
 from tests.docs.reference import families
 from tests.drills.world import free_port
 from tests.http import get
@@ -83,6 +84,16 @@ async def test_figures(tmp_path: Path) -> None:
 def test_rules_fire_when_they_should() -> None:
     tested = promtool("test", "rules", str(RULES_TEST))
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@needs_promtool
+def test_the_documented_configuration(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks(ROOT / "docs" / "operations.md") if "scrape_configs" in b.text]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(block.text.replace("/etc/prometheus/ntf-server-alerts.yml", str(RULES)))
+    checked = promtool("check", "config", str(config))
+    assert (checked.returncode, f"{len(alerts())} rules found" in checked.stdout) == (0, True), checked
+    assert f'up{{job="{yaml.safe_load(block.text)["scrape_configs"][0]["job_name"]}"}}' in RULES.read_text()
 
 
 def alerts() -> set[str]:
