@@ -24,7 +24,7 @@ from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
 from ntf_server.config_kinds import check_host
 from ntf_server.daemon import run_until_signal
-from ntf_server.data_folder import FolderInUse, held
+from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.status import print_status
@@ -32,7 +32,7 @@ from protocol.addresses import NTF_PORT
 from store.interface import StoreError
 from store.journal_schema import JournalKeyError
 from transport.cancellation import first_cause
-from transport.certificates import KeyAlgorithm, renew_online
+from transport.certificates import CA_KEY, KeyAlgorithm, renew_online
 from transport.errors import TransportError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(cause, EXPECTED):
             raise
         # In one piece: the thread that writes the log would put its lines between two.
-        sys.stderr.write(f"ntf-server: {_one_line(cause)}\n")
+        sys.stderr.write(f"ntf-server: {checks.remedied(_one_line(cause))}\n")
         return USAGE
 
 
@@ -197,16 +197,20 @@ def _algorithm(text: str) -> KeyAlgorithm:
 
 def _ip(text: str) -> str:
     try:
-        return str(ipaddress.ip_address(text))
+        address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not an IP address; for a name use --fqdn") from None
+    if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address that clients can connect to")
+    return str(address)
 
 
 def _host(text: str) -> str:
     try:
-        return check_host(text)
+        check_host(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a host name") from None
+    return text if ":" in text else text.encode("idna").decode("ascii")  # clients know no other letters
 
 
 def _port(text: str) -> int:
@@ -224,14 +228,27 @@ def _init(args: argparse.Namespace) -> int:
         algorithm=args.algorithm,
     )
     now = as_datetime(SystemClock().now())
+    if args.force:
+        _refuse_while_running(args)
     if args.force and (replaced := setup.put_aside(args.config_dir, setup.CONFIG_FILES, now)):
         print(f"The old configuration and identity: {replaced}")
     config = setup.init(options, now)
+    if not (args.ip or args.fqdn):
+        print(f"Neither --fqdn nor --ip was given: clients are told this machine's name, {options.host}.")
     print(f"Configuration: {args.config_dir / CONFIG_FILE}")
     print(f"Keep {args.config_dir / 'ca.key'} offline: whoever has it can be this server.")
     print(f"Web Push public key: {setup.vapid_key_text(config)}")
     print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
+
+
+def _refuse_while_running(args: argparse.Namespace) -> None:
+    try:
+        data_dir = _load(args).STORE.data_dir
+    except ConfigError:
+        return  # nothing runs with it
+    if data_dir is not None and (process := holder(data_dir)) is not None:
+        raise FolderInUse(f"process {process} runs with this configuration: stop it first")
 
 
 def _add_start(parser: argparse.ArgumentParser) -> None:
@@ -273,7 +290,7 @@ def _start(args: argparse.Namespace) -> int:
     set_up_logging(config.LOG)
     for line in unknown_variables(os.environ):
         logger.warning("%s", line)
-    for problem in checks.file_problems(config):
+    for problem in (*checks.setting_problems(config), *checks.file_problems(config)):
         raise ConfigError(problem)
     if args.workers is not None and not args.maintenance:
         workers.check(config, args.workers)
@@ -304,8 +321,11 @@ def _add_cert(parser: argparse.ArgumentParser) -> None:
 
 def _cert(args: argparse.Namespace) -> int:
     config = _load(args)
+    if not (ca_key := args.config_dir / CA_KEY).exists():
+        raise ConfigError(f"{ca_key} is not here; bring it from where it is kept")
     now = as_datetime(SystemClock().now())
     renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, now)
+    setup.give_to_owner(args.config_dir, setup.CONFIG_FILES)
     print(f"New online certificate: {args.config_dir / 'server.crt'}. SIGHUP makes the server use it.")
     print("The server's address is unchanged. Keep ca.key offline again.")
     return 0
@@ -334,8 +354,10 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
 
 def _restore(args: argparse.Namespace) -> int:
     now = as_datetime(SystemClock().now())
-    config = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
+    config, replaced = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
     print(f"Restored: {setup.database_path(config)}")
+    if replaced is not None:
+        print(f"What was there before: {replaced}")
     print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
 

@@ -102,7 +102,8 @@ class App:
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
         )
-        self._status = StatusPage(self._clock, self.health, self._own_routers, self._providers.set_up)
+        name, usable = config.STORE.daemon or config.TRANSPORT.host, self._providers.set_up
+        self._status = StatusPage(name, self._clock, self.health, self._own_routers, usable)
         self._figures = Figures(
             self.store,
             self._clock,

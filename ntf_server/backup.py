@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ntf_server import setup
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, render_config
@@ -71,7 +71,13 @@ def make_backup(
     return manifest
 
 
-def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: datetime) -> Config:
+class Restored(NamedTuple):
+    config: Config
+    replaced: Path | None
+    "Where the data is that was there before."
+
+
+def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: datetime) -> Restored:
     """Put a backup in place of what is there, which is put aside. The server must not run.
 
     With an identity in the backup and none in `config_dir`, that is restored as well, and `data_dir` is where
@@ -88,13 +94,27 @@ def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: d
     target = setup.data_folder(config)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     with held(target):
-        setup.put_aside(target, setup.DATABASE_FILES, now)
-        for name in (setup.DATABASE, setup.JOURNAL_KEY):
-            if name in manifest.files:
-                _copy(folder / name, target)
-        check_database(target / setup.DATABASE)
+        replaced = _replace_data(folder, target, manifest, now)
     remember_database(config_dir)
-    return config
+    setup.give_to_owner(config_dir, setup.CONFIG_FILES)
+    setup.give_to_owner(target, setup.DATA_FILES)
+    return Restored(config, replaced)
+
+
+def _replace_data(folder: Path, target: Path, manifest: Manifest, now: datetime) -> Path | None:
+    """The copy is whole before what is there gives way to it: the disk may be full."""
+    fresh = target / f".{setup.DATABASE}.restored"
+    try:
+        write_secret(fresh, folder / setup.DATABASE)
+        check_database(fresh)
+        keys = [name for name in (setup.JOURNAL_KEY,) if name in manifest.files]
+        replaced = setup.put_aside(target, (*setup.DATABASE_FILES, *keys), now)
+        fresh.rename(target / setup.DATABASE)
+    finally:
+        fresh.unlink(missing_ok=True)
+    for name in keys:
+        _copy(folder / name, target)
+    return replaced
 
 
 def _check_kind(config: Config) -> None:

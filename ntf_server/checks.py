@@ -7,11 +7,49 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
+from ntf_server import journald
 from ntf_server.config import Config
 
 LOCALHOST = "127.0.0.1"
+
+
+def remedied(line: str) -> str:
+    """With what to do, where the system's own words leave it open."""
+    if line.endswith(os.strerror(errno.EACCES)):
+        return f"{line}; user {os.getuid()} needs it: change its owner or its mode, or be another user"
+    if "a certificate expired" in line:
+        return f"{line}; `ntf-server cert` makes a new one"
+    if "a certificate is not valid before" in line:
+        return f"{line}; put this machine's clock right"
+    return line
+
+
+def setting_problems(config: Config) -> Iterator[str]:
+    """Values that are right one by one and make no sense together."""
+    if not config.TRANSPORT.host:
+        yield "[TRANSPORT] host is not set; it is the name or address that clients connect to"
+    apns = config.APNS
+    for key in ("key_id", "team_id"):
+        if getattr(apns, key) and apns.key_file is None and not apns.allow_test_provider:
+            yield f"[APNS] {key} is set and key_file is not; set both, or neither"
+    for (host, port, key), (other_host, other_port, other) in combinations(_ports(config), 2):
+        if port == other_port and (host == other_host or not (host and other_host)):
+            yield f"{key} and {other} are both {port}; choose another for one of them"
+
+
+def _ports(config: Config) -> list[tuple[str, int, str]]:
+    """Address, port and key of all that this server listens on; where any free port will do, none."""
+    transport, metrics, statements = config.TRANSPORT, config.METRICS, config.STATEMENTS
+    ports = [
+        (transport.listen, transport.port, "[TRANSPORT] port"),
+        (LOCALHOST, transport.control_port, "[TRANSPORT] control_port"),
+        (metrics.host, metrics.port, "[METRICS] port"),
+        (statements.listen, statements.port if statements.enabled else 0, "[STATEMENTS] port"),
+    ]
+    return [each for each in ports if each[1]]
 
 
 def file_problems(config: Config) -> Iterator[str]:
@@ -25,6 +63,8 @@ def file_problems(config: Config) -> Iterator[str]:
     ):
         if path is not None:
             yield from _ca_problem(path, key)
+    if config.LOG.format == "journald" and not Path(journald.SOCKET).exists():
+        yield f"[LOG] format is journald, and there is none here ({journald.SOCKET}); choose text or json"
 
 
 def _folder_problem(folder: Path, key: str) -> Iterator[str]:
@@ -46,16 +86,10 @@ def _ca_problem(path: Path, key: str) -> Iterator[str]:
 
 def port_problems(config: Config) -> Iterator[str]:
     """Ports that cannot be listened on now."""
-    transport, metrics = config.TRANSPORT, config.METRICS
-    for host, port, key in (
-        (transport.listen, transport.port, "[TRANSPORT] port"),
-        (LOCALHOST, transport.control_port, "[TRANSPORT] control_port"),
-        (metrics.host, metrics.port, "[METRICS] port"),
-    ):
-        if port:
-            yield from _port_problem(host, port, key)
-    if transport.listen and not transport.port:
-        yield from _port_problem(transport.listen, 0, "[TRANSPORT] listen")
+    for host, port, key in _ports(config):
+        yield from _port_problem(host, port, key)
+    if config.TRANSPORT.listen and not config.TRANSPORT.port:
+        yield from _port_problem(config.TRANSPORT.listen, 0, "[TRANSPORT] listen")
 
 
 def _port_problem(host: str, port: int, key: str) -> Iterator[str]:

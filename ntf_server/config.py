@@ -18,6 +18,7 @@ from ntf_server.config_kinds import (
     FILE,
     HEADER,
     HOST,
+    HOSTS,
     HTTPS,
     LISTEN,
     PORT,
@@ -26,7 +27,6 @@ from ntf_server.config_kinds import (
     SWITCH,
     TEXT,
     WEBSOCKET,
-    WORDS,
     Kind,
     choice,
     seconds,
@@ -40,7 +40,7 @@ from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
 ENV_PREFIX = "NTF_"
-OTHER_VARIABLES = frozenset({"NTF_SERVER_CFG_PATH", "NTF_SERVER_LOG_PATH", "NTF_AGENT_PATH"})
+OTHER_VARIABLES = frozenset({"NTF_SERVER_CFG_PATH", "NTF_SERVER_LOG_PATH", "NTF_AGENT_PATH", "NTF_AGENT_KEY"})
 "Of the command line, and of ntf-agent."
 
 
@@ -127,7 +127,7 @@ class SubscriberConfig:
     socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
     host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
     own_hosts: tuple[str, ...] = key(
-        (), WORDS, "Hosts of your own routers, separated by commas: counted one by one."
+        (), HOSTS, "Hosts of your own routers, separated by commas: counted one by one."
     )
     allow_private_routers: bool = key(
         False, SWITCH, "Also connect to loopback and private networks. Clients choose the router: keep off."
@@ -345,7 +345,11 @@ def unlike(old: Config, new: Config) -> list[str]:
 def load_config(path: Path, env: Mapping[str, str]) -> Config:
     """The file's values, overridden by the environment; anything unknown or wrong is a ConfigError."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors of another system begin with a mark
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist; `ntf-server init` makes it, --config-dir says where"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -401,7 +405,7 @@ def _read_section(
             result[option] = _value(declared, env[other], f"environment {other}")
         elif option in values:
             where = f"{name}:{lines[section, option]}: [{section}] {option}"
-            _check_no_comment(declared, values[option], where)
+            _check_bare(declared, values[option], where)
             result[option] = _value(declared, values[option], where)
     return kind(**result)
 
@@ -426,10 +430,14 @@ def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     return ((section, f) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind))
 
 
-def _check_no_comment(declared: dataclasses.Field[Any], text: str, where: str) -> None:
-    """Everything behind the `=` is the value: what looks like a comment there was not meant to be one."""
-    if not declared.metadata["secret"] and re.search(r"\s[;#]", text):
+def _check_bare(declared: dataclasses.Field[Any], text: str, where: str) -> None:
+    """Everything behind the `=` is the value: a comment or quotes were not meant to be part of it."""
+    if declared.metadata["secret"]:
+        return
+    if re.search(r"\s[;#]", text):
         raise ConfigError(f"{where}: a comment needs a line of its own")
+    if re.fullmatch(r"""(["']).*\1""", text):
+        raise ConfigError(f"{where}: write the value without quotes")
 
 
 def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
@@ -437,8 +445,8 @@ def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
     try:
         return kind.parse(text)
     except (ValueError, KeyError):
-        shown = "the value" if declared.metadata["secret"] else repr(text)
-        raise ConfigError(f"{where} must be {kind.allowed}, not {shown}") from None
+        shown = "" if declared.metadata["secret"] else f", not {text!r}"
+        raise ConfigError(f"{where} must be {kind.allowed}{shown}") from None
 
 
 def _line_numbers(text: str, name: str) -> dict[tuple[str, str], int]:

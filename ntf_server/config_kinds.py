@@ -80,6 +80,12 @@ def check_host(text: str) -> str:
     return text
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    """As the addresses of routers spell them: IPv6 in brackets."""
+    bare = [word.strip("[]").rstrip(".") for word in text.replace(",", " ").split()]
+    return tuple(f"[{host}]" if ":" in check_host(host) else host for host in bare)
+
+
 def _local_address(text: str) -> None:
     if text != "localhost":
         ipaddress.ip_address(text)
@@ -118,7 +124,7 @@ TEXT = Kind(str, "text")
 SHORT = Kind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
 FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
 PORT = whole(0, 65535)
-WORDS = Kind(lambda text: tuple(text.replace(",", " ").split()), "words, separated by commas", ", ".join)
+HOSTS = Kind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
 HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
 LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
 PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")

@@ -42,10 +42,29 @@ def _lock(folder: Path) -> int:
             if _is_file(descriptor, path):
                 return descriptor
         except BlockingIOError:
-            pid = os.pread(descriptor, _PID_DIGITS, 0).decode("ascii", "replace").strip() or "unknown"
+            pid = _pid(descriptor)
             os.close(descriptor)
             raise FolderInUse(f"{folder} is in use by process {pid}: stop it first") from None
         # Whoever held it before has removed it: the lock is on a file that nobody else sees.
+        os.close(descriptor)
+
+
+def _pid(descriptor: int) -> str:
+    return os.pread(descriptor, _PID_DIGITS, 0).decode("ascii", "replace").strip() or "unknown"
+
+
+def holder(folder: Path) -> str | None:
+    """The process that has the folder now."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _pid(descriptor)
+    finally:
         os.close(descriptor)
 
 

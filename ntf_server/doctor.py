@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import http.client
 import json
 import os
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -19,7 +21,15 @@ from cryptography import x509
 
 from ntf_server import checks, setup
 from ntf_server.clock import SystemClock, as_datetime
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
+from ntf_server.config import (
+    CONFIG_FILE,
+    Config,
+    ConfigError,
+    MetricsConfig,
+    load_config,
+    unknown_variables,
+)
+from ntf_server.data_folder import expect_database, holder
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.provider import (
     CheckMessages,
@@ -34,13 +44,13 @@ from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.status import PROBE, probe
 from ntf_server.stores import make_store
 from ntf_server.subscriber import make_dialer
-from protocol.addresses import SmpServer
+from protocol.addresses import SmpServer, canonical_host
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.session import connect_smp
 from store.backup import check_database
-from store.interface import StoreError
+from store.interface import SchemaOld, StoreError
 from store.migrate import STEPS
 from transport.certificates import CA_KEY, load_server_files
 from transport.errors import TransportError
@@ -49,7 +59,7 @@ EXPIRES_SOON = timedelta(days=30)
 LITTLE_DISK = 1_000_000_000
 NO_DISK = 50_000_000
 MAX_ROUTERS = 500
-ROUTERS_AT_A_TIME = 16
+ROUTERS_AT_A_TIME = 64
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_SIZE = 256
 NOBODY: Mapping[Provider, DeviceToken] = {
@@ -59,6 +69,12 @@ NOBODY: Mapping[Provider, DeviceToken] = {
     Provider.FCM: FcmToken(b"nobody"),
 }
 "Tokens that no device has: a provider that knows us says so, and no push goes out."
+
+
+UNUSED = {
+    Provider.APNS_PROD: "[APNS] has no key_file",
+    Provider.FCM: "[FCM] has no service_account_file",
+}
 
 
 class Level(StrEnum):
@@ -83,7 +99,7 @@ def warning(check: str, says: str) -> Finding:
 
 
 def problem(check: str, says: object) -> Finding:
-    return Finding(check, Level.PROBLEM, " ".join(str(says).split()))
+    return Finding(check, Level.PROBLEM, checks.remedied(" ".join(str(says).split())))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,16 +113,19 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run(config_dir: Path, env: Mapping[str, str], *, fix: bool, as_json: bool) -> int:
     """Print what was found; 1 if anything is a problem."""
-    worst = 0
     found: list[Finding] = []
     async for finding in examine(config_dir, env, fix=fix):
+        if finding in found:
+            continue  # two checks may meet the same obstacle
         found.append(finding)
-        worst = max(worst, int(finding.level is Level.PROBLEM))
         if not as_json:
             print(f"{finding.check:<14}{finding.level:<9}{finding.says}", flush=True)
+    levels = Counter(finding.level for finding in found)
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
-    return worst
+    else:
+        print(f"Problems: {levels[Level.PROBLEM]}, warnings: {levels[Level.WARNING]}")
+    return int(levels[Level.PROBLEM] > 0)
 
 
 async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> AsyncIterator[Finding]:
@@ -123,10 +142,10 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
         *_permissions(config_dir, config, fix=fix),
         *_clock(),
         *_disk(data_dir),
-        *(_database_file(setup.database_path(config)) if config.STORE.database == "sqlite" else ()),
+        *_database_file(config_dir, config),
     ):
         yield finding
-    async for finding in _network(config_dir, config):
+    async for finding in _network(config_dir, config, data_dir):
         yield finding
     async for finding in _routers(config_dir, config):
         yield finding
@@ -137,20 +156,21 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
 def _configuration(config: Config, config_dir: Path, env: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("configuration", f"{config_dir / CONFIG_FILE} can be read")
     yield from (warning("configuration", line) for line in unknown_variables(env))
-    yield from (problem("configuration", line) for line in checks.file_problems(config))
+    for line in (*checks.setting_problems(config), *checks.file_problems(config)):
+        yield problem("configuration", line)
 
 
 def _identity(config_dir: Path) -> Iterator[Finding]:
     try:
-        leaf = x509.load_der_x509_certificate(load_server_files(config_dir).chain[0])
+        chain = [x509.load_der_x509_certificate(each) for each in load_server_files(config_dir).chain]
     except TransportError as error:
         yield problem("identity", error)
         return
-    left = leaf.not_valid_after_utc - now()
-    until = f"the certificate is valid until {leaf.not_valid_after_utc:%Y-%m-%d}"
+    end = min(certificate.not_valid_after_utc for certificate in chain)
+    until = f"the certificate is valid until {end:%Y-%m-%d}"
     yield (
         ok("identity", until)
-        if left > EXPIRES_SOON
+        if end - now() > EXPIRES_SOON
         else warning("identity", f"{until}: renew it with `ntf-server cert`")
     )
     if (config_dir / CA_KEY).exists():
@@ -166,11 +186,14 @@ def _permissions(config_dir: Path, config: Config, *, fix: bool) -> Iterator[Fin
     if not exposed:
         yield ok("permissions", "keys and data can be read by their owner only")
     for path in exposed:
-        if fix:
+        if not fix:
+            yield problem("permissions", f"others can read {path}: chmod it to 600, or run doctor --fix")
+            continue
+        try:
             path.chmod(0o700 if path.is_dir() else 0o600)
             yield ok("permissions", f"{path}: taken from all but its owner")
-        else:
-            yield problem("permissions", f"others can read {path}: chmod it to 600, or run doctor --fix")
+        except OSError as error:
+            yield problem("permissions", f"others can read {path}, and it stays so: {error.strerror}")
 
 
 def _clock() -> Iterator[Finding]:
@@ -187,15 +210,21 @@ def _disk(data_dir: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(data_dir).free
     says = f"{free / 1e9:.1f} GB free for {data_dir}"
-    level = Level.OK if free > LITTLE_DISK else Level.WARNING if free > NO_DISK else Level.PROBLEM
-    yield Finding("disk", level, says)
+    if free > LITTLE_DISK:
+        yield ok("disk", says)
+    else:
+        yield Finding("disk", Level.WARNING if free > NO_DISK else Level.PROBLEM, f"{says}: make room")
 
 
-def _database_file(path: Path) -> Iterator[Finding]:
-    if not path.exists():
-        yield ok("store", f"{path} does not exist yet: start makes it")
-        return
+def _database_file(config_dir: Path, config: Config) -> Iterator[Finding]:
+    if config.STORE.database != "sqlite":
+        return  # opened to find its routers
+    path = setup.database_path(config)
     try:
+        expect_database(config_dir, path)
+        if not path.exists():
+            yield ok("store", f"{path} does not exist yet: start makes it")
+            return
         version = check_database(path)
     except StoreError as error:
         yield problem("store", error)
@@ -204,16 +233,24 @@ def _database_file(path: Path) -> Iterator[Finding]:
     yield ok("store", f"{path} is whole, schema version {version}{newer}")
 
 
-async def _network(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
+async def _network(config_dir: Path, config: Config, data_dir: Path) -> AsyncIterator[Finding]:
     try:
         address = setup.address(config_dir, config)
     except TransportError:
         return  # told by the check of the identity
     silent = await probe(address, config)
+    process = holder(data_dir)
     if silent is None:
         yield ok("server", f"answers as {address}")
+        for finding in await _ready(config.METRICS):
+            yield finding
+    elif process is not None:
+        where = f"port {config.TRANSPORT.port}: {silent}"
+        yield problem(
+            "server", f"process {process} runs, but nobody answers on {where}; see its log, restart it"
+        )
     else:
-        yield ok("server", f"does not run: {silent}")
+        yield warning("server", f"does not run: {silent}")
         found = list(checks.port_problems(config))
         for line in found:
             yield problem("ports", line)
@@ -226,12 +263,38 @@ async def _network(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
         yield warning("DNS", f"{config.TRANSPORT.host} cannot be looked up here: {error.strerror}")
 
 
+async def _ready(config: MetricsConfig) -> list[Finding]:
+    """What the running server itself says is wrong, if it can be asked."""
+    if not config.port:
+        return []
+    try:
+        status, text = await asyncio.to_thread(_ask_ready, config.host or checks.LOCALHOST, config.port)
+    except (OSError, http.client.HTTPException) as error:
+        return [warning("health", f"[METRICS] port {config.port} does not answer: {error}")]
+    lines = [line.removeprefix("- ") for line in text.splitlines()[1:]]
+    level = Level.WARNING if status == http.HTTPStatus.OK else Level.PROBLEM
+    return [Finding("health", level, line) for line in lines] or [ok("health", "the server is ready")]
+
+
+def _ask_ready(host: str, port: int) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=PROBE.answer)
+    try:
+        connection.request("GET", "/health/ready")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
 async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
     if config.STORE.database == "sqlite" and not setup.database_path(config).exists():
         return
     try:
         store = make_store(config_dir, config, auto_migrate=False)
         await store.open()
+    except SchemaOld as error:
+        yield warning("routers", f"none was asked: {error}")
+        return
     except (ConfigError, StoreError) as error:
         yield problem("store", error)
         return
@@ -239,23 +302,34 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
         servers = [router.server for router in await store.servers()]
     finally:
         await store.close()
+    if not servers:
+        yield ok("routers", "none is in use yet")
+        return
     dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
+    own = frozenset(map(canonical_host, config.SUBSCRIBER.own_hosts))
+    servers.sort(key=lambda server: canonical_host(server.hosts[0]) not in own)
     asked = servers[:MAX_ROUTERS]
     answers = await asyncio.gather(*(_shake_hands(server, dialer, places) for server in asked))
-    failed = [finding for finding in answers if finding is not None]
-    for finding in failed:
-        yield finding
+    failed = [(server, why) for server, why in zip(asked, answers, strict=True) if why is not None]
+    for server, why in failed:
+        level = Level.PROBLEM if canonical_host(server.hosts[0]) in own else Level.WARNING
+        yield Finding("routers", level, f"{server.host_port}: {why}")
     more = f"; {len(servers) - len(asked)} more were not asked" if len(servers) > len(asked) else ""
-    yield ok("routers", f"{len(asked) - len(failed)} of {len(asked)} in use answered{more}")
+    says = f"{len(asked) - len(failed)} of {len(asked)} in use answered{more}"
+    if len(failed) < len(asked):
+        yield ok("routers", says)
+    else:
+        yield problem("routers", f"{says}: look at the network and DNS of this machine")
 
 
-async def _shake_hands(server: SmpServer, dialer: Dialer, places: asyncio.Semaphore) -> Finding | None:
+async def _shake_hands(server: SmpServer, dialer: Dialer, places: asyncio.Semaphore) -> str | None:
+    """What went wrong."""
     async with places:
         try:
             async with await connect_smp(server, dialer, config=PROBE):
                 return None
         except ClientError as error:
-            return warning("routers", f"{server.host_port}: {error or type(error).__name__}")
+            return str(error) or type(error).__name__
 
 
 async def _providers(config: Config, data_dir: Path) -> AsyncIterator[Finding]:
@@ -266,11 +340,15 @@ async def _providers(config: Config, data_dir: Path) -> AsyncIterator[Finding]:
         return
     try:
         for tag, token in NOBODY.items():
-            has_key = config.APNS.key_file is not None or tag in (Provider.FCM, Provider.APNS_TEST)
-            if tag in providers.by_tag and has_key:
+            if tag.tag in providers.set_up:
                 yield await _authenticate(tag, providers.by_tag[tag], token)
+        for tag, without in UNUSED.items():
+            if tag.tag not in providers.set_up:
+                yield ok("push", f"{tag.name} is not set up: {without}")
         if Provider.WEB_PUSH in providers.by_tag:
             yield ok("push", "Web Push is on: its services know this server by its key alone")
+        if not providers.set_up:
+            yield problem("push", "no provider is set up: nobody can be notified")
     finally:
         await providers.close()
 

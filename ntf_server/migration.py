@@ -69,6 +69,7 @@ def _migrate_sqlite(args: argparse.Namespace, config: Config) -> int:
         if refused is not None:
             return refused
         migrate.migrate(path, to=args.to)
+        setup.give_to_owner(path.parent, setup.DATA_FILES)
         if args.to == 0:
             (args.config_dir / MADE_MARK).unlink(missing_ok=True)
     print(f"{path}: done")

@@ -21,7 +21,9 @@ APNS = {"apns": Provider.APNS_PROD, "apns-dev": Provider.APNS_DEV, "apns-test": 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--provider", choices=[*APNS, "fcm", "webpush"], default="apns")
+    parser.add_argument(
+        "--provider", choices=[*APNS, "fcm", "webpush"], default="apns", help="of the device (%(default)s)"
+    )
     parser.add_argument(
         "--token",
         required=True,
@@ -39,7 +41,8 @@ async def _send(args: argparse.Namespace) -> int:
     providers = make_providers(config, setup.data_folder(config), SystemClock().now)
     try:
         if token.provider not in providers.by_tag:
-            raise ConfigError(f"{args.provider} is not configured")
+            section = args.provider.partition("-")[0].upper()
+            raise ConfigError(f"{args.provider} is not set up; see [{section}] of the configuration")
         await providers.by_tag[token.provider].deliver(token, CheckMessages(), uuid.uuid4())
     except PushError as error:
         print(f"{args.provider} did not take it: {type(error).__name__}, {error.reason}")

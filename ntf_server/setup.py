@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -64,6 +66,7 @@ def init(options: InitOptions, now: datetime) -> Config:
     for name in (*IDENTITY_FILES, VAPID_KEY):  # also those that were brought along
         if (options.config_dir / name).exists():
             (options.config_dir / name).chmod(0o600)
+    give_to_owner(options.config_dir, CONFIG_FILES)
     return config
 
 
@@ -77,6 +80,16 @@ def put_aside(folder: Path, names: Sequence[str], now: datetime) -> Path | None:
     for file in files:
         file.rename(aside / file.name)
     return aside
+
+
+def give_to_owner(folder: Path, names: Sequence[str]) -> None:
+    """What root has made in a folder of somebody else belongs to them: else the server could not read it."""
+    if os.geteuid() != 0:
+        return
+    owner = folder.stat()
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.chown(folder / name, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _initial_config(options: InitOptions, vapid_key: Path) -> Config:
@@ -101,7 +114,7 @@ def address(config_dir: Path, config: Config, port: int | None = None) -> NtfSer
 
 def data_folder(config: Config) -> Path:
     if config.STORE.data_dir is None:
-        raise ConfigError("[STORE] data_dir is not set")
+        raise ConfigError("[STORE] data_dir is not set; it is the folder of the database")
     return config.STORE.data_dir
 
 

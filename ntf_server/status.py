@@ -9,6 +9,7 @@ from cryptography import x509
 from ntf_server import setup
 from ntf_server.clock import SystemClock, as_datetime
 from ntf_server.config import Config
+from ntf_server.data_folder import expect_database
 from ntf_server.stores import make_store
 from protocol.addresses import NtfServer
 from protocol.encoding import NO_ENTITY
@@ -42,10 +43,12 @@ async def _print_store(config_dir: Path, config: Config) -> None:
     place = "PostgreSQL"
     if config.STORE.database == "sqlite":
         place = str(setup.database_path(config))
-        if not setup.database_path(config).exists():
-            print(f"store        {place} does not exist yet")
-            return
     try:
+        if config.STORE.database == "sqlite":
+            expect_database(config_dir, setup.database_path(config))
+            if not setup.database_path(config).exists():
+                print(f"store        {place} does not exist yet")
+                return
         store = make_store(config_dir, config, auto_migrate=False)
         try:
             await store.open()

@@ -38,8 +38,11 @@ PROVIDERS = {
 
 
 class StatusPage:
-    def __init__(self, clock: Clock, health: Health, routers: OwnRouters, providers: frozenset[str]) -> None:
-        """`providers`: tags of those that are set up."""
+    def __init__(
+        self, name: str, clock: Clock, health: Health, routers: OwnRouters, providers: frozenset[str]
+    ) -> None:
+        """`name`: of this server among others. `providers`: tags of those that are set up."""
+        self._name = name
         self._clock = clock
         self._health = health
         self._routers = routers
@@ -57,7 +60,9 @@ class StatusPage:
     def data(self) -> dict[str, Any]:
         values = current_values()
         return {
+            "name": self._name,
             "time": self._clock.now(),
+            "since": self.history.samples[0][0] if self.history.samples else self._began,
             "began": self._began,
             "version": metadata.version("ntf-server"),
             "missing": self._health.missing(),
@@ -68,7 +73,7 @@ class StatusPage:
                 "Routers connected": values.get("smp_sessions", 0),
                 "Routers watched": values.get("smp_routers", 0),
                 "Waiting notifications": values.get("notifications_unsent", 0),
-                "Oldest of them, in seconds": round(values.get("notifications_oldest_unsent_seconds", 0)),
+                "Seconds the oldest waits": round(values.get("notifications_oldest_unsent_seconds", 0)),
                 "Pushes under way": values.get("push_under_way", 0),
             },
             "providers": [self._provider(tag, values) for tag in sorted(self._providers)],

@@ -88,6 +88,10 @@ class SchemaError(StoreError):
     """The database is of another program or of a later version."""
 
 
+class SchemaOld(SchemaError):
+    """It is of an earlier version, and was not to be changed."""
+
+
 class TokenMoves(Protocol):
     async def move_token(self, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
         """Durable. What happened to the token as it was `seen`; None if it is gone, has another device or

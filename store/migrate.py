@@ -30,7 +30,8 @@ def schema_version(db: sqlite3.Connection) -> int:
     if version == application_id == tables == 0:
         return 0
     if application_id != APPLICATION_ID:
-        raise SchemaError("the database file belongs to another program")
+        (_, _, file) = db.execute("PRAGMA database_list").fetchone()
+        raise SchemaError(f"{file} belongs to another program: choose another folder for the data")
     STEPS.check(version)
     return int(version)
 

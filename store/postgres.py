@@ -16,7 +16,7 @@ from store import (
     postgres_subscriptions,
     postgres_tokens,
 )
-from store.interface import SchemaError, StoreUnavailable
+from store.interface import SchemaOld, StoreUnavailable
 from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
 from store.postgres_engine import (
@@ -119,7 +119,7 @@ class PostgresStore(SqlStore):
     async def _prepare(self, db: asyncpg.Connection) -> None:
         version = await schema_version(db)
         if version != STEPS.latest and not self._auto_migrate:
-            raise SchemaError("the database has an old schema: run the migration")
+            raise SchemaOld("the database has an old schema: start, or `ntf-server migrate`, upgrades it")
         await migrate(db)
 
     async def close(self) -> None:

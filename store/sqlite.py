@@ -21,7 +21,7 @@ from store import (
     sqlite_subscriptions,
     sqlite_tokens,
 )
-from store.interface import SchemaError, StoreUnavailable
+from store.interface import SchemaOld, StoreUnavailable
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, RowCaps
 from store.records import (
     CreatedSubscription,
@@ -151,7 +151,7 @@ class SqliteStore(SqlStore):
         # First of all: nothing may be written to a file that is not ours.
         steps = migrate.STEPS.plan(migrate.schema_version(db), migrate.STEPS.latest)
         if steps and not self._auto_migrate:
-            raise SchemaError(f"{self._path} has an old schema: run the migration")
+            raise SchemaOld(f"{self._path} has an old schema: start, or `ntf-server migrate`, upgrades it")
         _set_up(db)
         migrate.apply(db, steps)
         # A lock or a missing permission shows now, not at the first command.

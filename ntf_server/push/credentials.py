@@ -31,12 +31,20 @@ class KeyFileError(ValueError):
     """A key file cannot be used."""
 
 
+def read_key_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
+
+
 def load_p256_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The P-256 private key of a PEM file (`.p8` or made by `make_vapid_key`)."""
+    text = read_key_file(path)
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise KeyFileError(f"cannot read the private key in {path}: {type(error).__name__}") from None
+        key = serialization.load_pem_private_key(text, password=None)
+    except (ValueError, TypeError):
+        raise KeyFileError(f"{path} holds no private key; it must be a PEM file without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise KeyFileError(f"the key in {path} is not a P-256 private key")
     return key

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ntf_server.config import FcmConfig
-from ntf_server.push.credentials import KeyFileError, Reloading, WallClock
+from ntf_server.push.credentials import KeyFileError, Reloading, WallClock, read_key_file
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.payloads import fcm_data
 from ntf_server.push.provider import (
@@ -80,15 +80,20 @@ class ServiceAccount:
 
 def load_service_account(path: Path) -> ServiceAccount:
     """Read the JSON file that Google gives out."""
+    text = read_key_file(path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(text)
         key = serialization.load_pem_private_key(value["private_key"].encode(), password=None)
         if not isinstance(key, rsa.RSAPrivateKey):
             raise TypeError
         names = (value["client_email"], value["project_id"], value["token_uri"])
         return ServiceAccount(*names, key, value.get("private_key_id"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise KeyFileError(f"{path} is not a service account file: {type(error).__name__}") from None
+    except KeyError as missing:
+        raise KeyFileError(f"{path} is not a service account file: {missing} is missing") from None
+    except (ValueError, TypeError, AttributeError):
+        raise KeyFileError(
+            f"{path} is not a service account file: it must be the JSON file that Google gives out"
+        ) from None
 
 
 class AccessToken:

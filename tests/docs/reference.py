@@ -20,6 +20,7 @@ from ntf_server.__main__ import _parser as server_parser
 from ntf_server.config import ENV_PREFIX, SECTIONS
 from ntf_server.metrics import PREFIX
 from smp_router.__main__ import make_parser as router_parser
+from tests.docs import mistakes
 from tests.test_architecture import ROOT
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
@@ -43,8 +44,7 @@ def configuration() -> str:
         parts += [
             f"\n## {name}\n",
             f"{section.__doc__}\n",
-            "| key | default | allowed | |",
-            "|---|---|---|---|",
+            *KEYS_HEAD,
         ]
         parts += [_key_row(field) for field in dataclasses.fields(section)]
     return "\n".join(parts) + "\n"
@@ -62,30 +62,44 @@ def _cell(text: str) -> str:
 
 
 def commands() -> str:
-    parts = ["# Commands\n", "All programs have `--help` and `--version`."]
+    parts = [
+        "# Commands\n",
+        "All programs have `--help` and `--version`; options of a program may stand behind its commands too.",
+    ]
     for name, make in PARSERS.items():
         parser = make()
         parts += [f"\n## {name}\n", parser.description or ""]
-        parts += _arguments(parser)
-        for command, about, sub in _subcommands(parser):
-            parts += [f"\n### {name} {command}\n", f"{about[:1].upper()}{about[1:]}."]
-            parts += _arguments(sub)
+        rows = _rows(parser)
+        parts += [*_table(rows), *_commands(name, parser, "###", frozenset(rows))]
     return "\n".join(parts) + "\n"
 
 
-def _arguments(parser: argparse.ArgumentParser) -> list[str]:
-    """A table; help texts as argparse fills them in, with `~` for whose home it is."""
+def _commands(name: str, parser: argparse.ArgumentParser, mark: str, told: frozenset[str]) -> Iterator[str]:
+    """Those of a program, and those of a command that has its own; without the rows that were `told`."""
+    for command, about, sub in _subcommands(parser):
+        yield f"\n{mark} {name} {command}\n"
+        yield f"{about[:1].upper()}{about[1:]}."
+        yield from _table([row for row in _rows(sub) if row not in told])
+        yield from _commands(f"{name} {command}", sub, f"{mark}#", told)
+
+
+def _table(rows: list[str]) -> list[str]:
+    return ["", "| argument | |", "|---|---|", *rows] if rows else []
+
+
+def _rows(parser: argparse.ArgumentParser) -> list[str]:
+    """Help texts as argparse fills them in, with `~` for whose home it is."""
     rows = []
     for action in parser._actions:
         if not isinstance(action, NOT_ARGUMENTS):
             text = parser._get_formatter()._expand_help(action) if action.help else ""
             shown = text.replace(os.path.expanduser("~") + "/.", "~/.")
             rows.append(f"| `{_words(action)}` | {_cell(shown)} |")
-    return ["", "| argument | |", "|---|---|", *rows] if rows else []
+    return rows
 
 
 def _words(action: argparse.Action) -> str:
-    value = str(action.metavar or "") if action.nargs != 0 else ""
+    value = str(action.metavar or "|".join(map(str, action.choices or ()))) if action.nargs != 0 else ""
     if action.option_strings:
         return f"{action.option_strings[-1]} {value}".strip()
     return value or action.dest
@@ -138,6 +152,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "metrics.md": metrics,
     "performance.md": performance,
+    "mistakes.md": mistakes.page,
 }
 
 

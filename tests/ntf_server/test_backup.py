@@ -11,17 +11,20 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ntf_server.backup import restore_backup
 from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.device_token import ApnsToken, Provider
 from protocol.ntf_commands import Tchk, Tkn
 from store import migrate
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ntf_server.test_cli import Finished, init, ntf_server, started
+from tests.store.test_failures import largest_file
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -120,10 +123,34 @@ async def test_what_was_there_is_put_aside(tmp_path: Path) -> None:
         device = Device.make(ApnsToken(Provider.APNS_NULL, b"00"))
         await device.register(client)
         devices.append(device)
-    assert restore(tmp_path / "b", tmp_path).returncode == 0
+    done = restore(tmp_path / "b", tmp_path)
+    assert done.returncode == 0
     assert rows(tmp_path / "d" / "ntf-server.db") == 0
     (aside,) = (tmp_path / "d").glob("replaced-*")
+    assert f"What was there before: {aside}\n" in done.stdout
     assert rows(aside / "ntf-server.db") == 1
+
+
+def test_a_full_disk_costs_nothing_of_what_was_there(made: Path) -> None:
+    database = made / "d" / "ntf-server.db"
+    before = database.read_bytes()
+    with pytest.raises(OSError, match="File too large"), largest_file(4096):
+        restore_backup(made / "b", made / "c", made / "d", datetime.now(UTC))
+    assert database.read_bytes() == before
+    assert not list((made / "d").glob("replaced-*"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be others")
+def test_what_root_does_belongs_to_the_owner_of_the_folders(made: Path) -> None:
+    """Else the server could not read its own certificate after `sudo ntf-server cert`."""
+    hand_over(made)
+    assert ntf_server("cert", "--config-dir", made / "c").returncode == 0
+    assert restore(made / "b", made).returncode == 0
+    (made / "c" / "ntf-server.ini").unlink()
+    assert init(made).returncode == 0
+    for folder in (made / "c", made / "d"):
+        files = [file for file in folder.iterdir() if file.is_file()]
+        assert {file.owner() for file in files} == {"nobody"}, files
 
 
 def rows(database: Path) -> int:

@@ -73,8 +73,11 @@ def test_bad_environment_is_named() -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="does not exist; `ntf-server init` makes it"):
         load_config(tmp_path / "none.ini", {})
+    marked = tmp_path / "m.ini"
+    marked.write_bytes(b"\xef\xbb\xbf[LOG]\nlevel = debug\n")
+    assert load_config(marked, {}).LOG.level == "debug"
     binary = tmp_path / "b.ini"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
@@ -85,3 +88,10 @@ def test_passwords_are_not_shown() -> None:
     config = parse_config("[AUTH]\ncontrol_port_admin_password = hunter2\n", "f.ini", {})
     assert config.AUTH.control_port_admin_password == "hunter2"
     assert "hunter2" not in repr(config)
+
+
+def test_own_hosts_are_spelt_as_in_addresses_of_routers() -> None:
+    config = parse_config(
+        "[SUBSCRIBER]\nown_hosts = smp1.example.org., [2001:db8::1] 2001:db8::2\n", "f.ini", {}
+    )
+    assert config.SUBSCRIBER.own_hosts == ("smp1.example.org", "[2001:db8::1]", "[2001:db8::2]")

@@ -19,9 +19,11 @@ from ntf_demo.demo import Playground, playground
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import CONFIG_FILE, load_config, render_config
+from store.migrate import STEPS
 from tests.agent.notifications.world import phone, verified, watched
+from tests.drills.world import free_port
 from tests.ntf_server.push.builders import pem
-from tests.ntf_server.test_cli import Finished, init, ntf_server
+from tests.ntf_server.test_cli import Finished, init, ntf_server, started
 
 
 @pytest.fixture
@@ -76,7 +78,8 @@ async def test_a_healthy_server(tmp_path: Path, world: Playground) -> None:
         world.router.faults.refuse()
         world.router.faults.drop_connections()
         code, said = await doctor(tmp_path)
-        assert (code, said["routers ok"]) == (0, ["0 of 1 in use answered"])
+        nobody = "0 of 1 in use answered: look at the network and DNS of this machine"
+        assert (code, said["routers problem"]) == (1, [nobody])
         assert world.router.address.hosts[0] in said["routers warning"][0]
 
 
@@ -126,6 +129,36 @@ async def test_google_knows_the_service_account_or_not(tmp_path: Path) -> None:
         assert (code, "FCM cannot be reached: " in line) == (1, True)
 
 
+async def test_own_routers_are_more_than_a_warning(tmp_path: Path, world: Playground) -> None:
+    async with phone(tmp_path / "phone.db", world.router.address) as alice:
+        await verified(world, alice.agent.notifications)
+        await alice.agent.create_invitation(pq=False)
+        await watched(world, alice)
+    world.router.faults.refuse()
+    env = {"NTF_SUBSCRIBER_OWN_HOSTS": world.router.address.hosts[0]}
+    done = await asyncio.to_thread(ntf_server, "doctor", "--config-dir", tmp_path / "etc", env=env)
+    assert f"routers       problem  {world.router.address.host_port}: " in done.stdout
+
+
+def test_a_server_that_is_not_ready_says_so_itself(tmp_path: Path, unused_tcp_port: int) -> None:
+    init(tmp_path)
+    env = {
+        "NTF_TRANSPORT_LISTEN": "127.0.0.1",
+        "NTF_TRANSPORT_PORT": str(unused_tcp_port),
+        "NTF_METRICS_PORT": str(free_port()),
+        "NTF_WEBPUSH_ENABLED": "off",
+    }
+    with started(tmp_path, env=env) as (process, _):
+        done = ntf_server("doctor", "--config-dir", tmp_path / "c", env=env)
+        assert "health        problem  providers: none is set up\n" in done.stdout
+        assert "push          problem  no provider is set up: nobody can be notified\n" in done.stdout
+        # One that runs and does not answer: as if it hung, or was started with another port.
+        env["NTF_TRANSPORT_PORT"] = "1"
+        done = ntf_server("doctor", "--config-dir", tmp_path / "c", env=env)
+    assert f"server        problem  process {process.pid} runs, but nobody answers on port 1: " in done.stdout
+    assert done.returncode == 1
+
+
 def test_everything_wrong_is_named(tmp_path: Path) -> None:
     init(tmp_path)
     (tmp_path / "c" / "server.key").chmod(0o644)
@@ -149,10 +182,36 @@ def test_everything_wrong_is_named(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "c" / "server.key").stat().st_mode) == 0o600
 
 
+def test_a_database_of_an_earlier_version_is_no_problem(tmp_path: Path) -> None:
+    """As an operator finds it who has installed a new version and not started it."""
+    init(tmp_path)
+    where = ("--config-dir", tmp_path / "c")
+    for version in (STEPS.latest, STEPS.latest - 1):
+        assert ntf_server("migrate", "--to", version, "--yes", *where).returncode == 0
+    done = ntf_server("doctor", *where)
+    assert done.returncode == 0, done.stdout
+    assert f"schema version {STEPS.latest - 1}, start brings it to {STEPS.latest}\n" in done.stdout
+    assert "routers       warning  none was asked: " in done.stdout
+
+
+def test_a_database_that_vanished(tmp_path: Path) -> None:
+    init(tmp_path)
+    where = ("--config-dir", tmp_path / "c")
+    assert ntf_server("start", "--maintenance", *where).returncode == 0
+    (tmp_path / "d" / "ntf-server.db").unlink()
+    told = "is missing or empty, but this server had a database"
+    assert ntf_server("doctor", *where).stdout.count(told) == 1
+    assert told in ntf_server("status", *where).stdout
+
+
 def test_no_configuration(tmp_path: Path) -> None:
     done = ntf_server("doctor", "--config-dir", tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith("configuration problem  cannot read")
+    assert done.stdout.splitlines() == [
+        f"configuration problem  {tmp_path / CONFIG_FILE} does not exist; `ntf-server init` makes it,"
+        " --config-dir says where",
+        "Problems: 1, warnings: 0",
+    ]
 
 
 async def test_one_real_push(tmp_path: Path, world: Playground) -> None:
@@ -166,7 +225,10 @@ async def test_one_real_push(tmp_path: Path, world: Playground) -> None:
         "apns-test did not take it: DeviceGone, UNREGISTERED\n",
     )
     unknown = await command(tmp_path, "test", "--provider", "fcm", "--token", "x")
-    assert (unknown.returncode, unknown.stderr) == (2, "ntf-server: fcm is not configured\n")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "ntf-server: fcm is not set up; see [FCM] of the configuration\n",
+    )
 
 
 async def test_one_real_web_push(tmp_path: Path, world: Playground) -> None:

@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # it comes with mkdocs
 from prometheus_client import REGISTRY, generate_latest
 
 from ntf_server.app import running
 from ntf_server.metrics import LATENCY_BUCKETS, OLD_GAUGES, PREFIX, LightHistogram, histogram
-from tests.docs.pages import anchors
+from tests.docs.pages import anchors, blocks
 from tests.docs.reference import families
 from tests.drills.world import free_port
 from tests.http import get
@@ -85,6 +86,16 @@ def test_rules_fire_when_they_should() -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@needs_promtool
+def test_the_documented_configuration(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks(ROOT / "docs" / "operations.md") if "scrape_configs" in b.text]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(block.text.replace("/etc/prometheus/ntf-server-alerts.yml", str(RULES)))
+    checked = promtool("check", "config", str(config))
+    assert (checked.returncode, f"{len(alerts())} rules found" in checked.stdout) == (0, True), checked
+    assert f'up{{job="{yaml.safe_load(block.text)["scrape_configs"][0]["job_name"]}"}}' in RULES.read_text()
+
+
 def alerts() -> set[str]:
     return set(re.findall(r"- alert: (\w+)", RULES.read_text()))
 
@@ -101,7 +112,7 @@ def test_every_alert_is_tested_and_has_its_section() -> None:
 def test_metrics_that_are_asked_for_exist(path: Path) -> None:
     known = {sample for family in families() for sample in (family.name, f"{family.name}_total")}
     named = set(re.findall(rf"{PREFIX}\w+", path.read_text()))
-    assert {re.sub("_bucket$", "", word) for word in named} <= known
+    assert {re.sub("_(bucket|count)$", "", word) for word in named} <= known
 
 
 def test_the_dashboard_is_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -82,9 +83,12 @@ async def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     async with running(make_app(tmp_path, make_config(tmp_path, METRICS={"port": port}))):
         page = await get(port, "/")
         data = json.loads((await get(port, "/status.json")).partition("\r\n\r\n")[2])
+        for link in re.findall(r'<a href="(.*?)">', page):
+            assert (await get(port, f"/{link}")).startswith("HTTP/1.1 200"), link
     assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "innerHTML" not in page
     assert data["providers"][0]["name"] == "Web Push (WP)"
+    assert data["name"] == "127.0.0.1"
 
 
 def test_what_is_kept_is_bounded() -> None:
