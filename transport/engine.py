@@ -29,6 +29,8 @@ RECEIVE_SIZE = 8 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # the most that is read fr
 ENCRYPTED_AT_ONCE = 4 * MAX_PLAINTEXT  # the most that becomes one piece for a socket
 OUTGOING_SIZE = 5 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # with room for what OpenSSL sends on its own
 RECORD_TYPES = range(20, 24)
+SILENT_RECORDS = 64  # without data, as key updates are: far more than anybody needs
+DATA_PER_SILENT_RECORD = 4096  # bytes received at once that make up for one of them
 
 
 class _Scratch(threading.local):
@@ -64,7 +66,16 @@ class Agreed(NamedTuple):
 class TlsEngine:
     """Handshake, then records. Raises only `TransportError`s."""
 
-    __slots__ = ("_client_side", "_connection", "_incoming", "_outgoing", "_ssl", "_waiting", "established")
+    __slots__ = (
+        "_client_side",
+        "_connection",
+        "_incoming",
+        "_outgoing",
+        "_silent",
+        "_ssl",
+        "_waiting",
+        "established",
+    )
 
     def __init__(self, context: SSL.Context, *, client_side: bool) -> None:
         connection = SSL.Connection(context)
@@ -75,6 +86,7 @@ class TlsEngine:
         self._client_side = client_side
         # Ciphertext not yet given to OpenSSL; from `feed` to the next call it is a view of the lent buffer.
         self._waiting: bytes | memoryview = b""
+        self._silent = 0
         self.established = False
         if client_side:
             connection.set_connect_state()
@@ -123,6 +135,9 @@ class TlsEngine:
             elif self._said_goodbye(size):
                 closed, start = True, len(data)  # what follows a goodbye means nothing
                 break
+            else:
+                self._count_silent()
+        self._silent = max(0, self._silent - taken // DATA_PER_SILENT_RECORD)
         self._waiting = bytes(data[start:])
         return ffi.buffer(plaintext, taken)[:], closed
 
@@ -195,6 +210,12 @@ class TlsEngine:
         if reason == lib.SSL_ERROR_ZERO_RETURN:
             return True
         raise ConnectionClosed(_last_error())
+
+    def _count_silent(self) -> None:
+        """A record held no data. Each key update makes OpenSSL answer, whether the peer reads that or not."""
+        self._silent += 1
+        if self._silent > SILENT_RECORDS:
+            raise ConnectionClosed("the peer sends records without data")
 
     def _record_end(self, data: bytes | memoryview, start: int) -> int:
         """Where the record at `start` ends; 0 if it is not complete."""

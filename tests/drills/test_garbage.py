@@ -1,4 +1,4 @@
-"""Clients that send blocks of nonsense, and clients that ask and never read the answers."""
+"""Clients that send blocks of nonsense, clients that never read, and clients that only change their keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from protocol.ntf_commands import Ping
 from protocol.versions import NTF_BLOCK_SIZE
 from tests.drills.world import world
 from tests.ntf_server.ntf_client import NtfClient
+from tests.transport.key_updates import UpdatingClient
 from transport.errors import TransportError
 
 SECONDS = 5.0
-FLOODERS, DEAF = 8, 60
+FLOODERS, DEAF, UPDATERS = 8, 60, 8
+UPDATES_AT_ONCE = 500
 EMPTIES = bytes([254]) + bytes(2 * 254)
 "254 transmissions in 512 bytes, none of which is one."
 
@@ -56,6 +58,26 @@ async def _deaf(address: NtfServer, *, nonsense: bool) -> None:
         )
 
 
+async def update_keys(address: NtfServer, seconds: float) -> None:
+    """Key updates of TLS as fast as the server takes them; their answers are not read."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(UPDATERS):
+            tasks.create_task(_updater(address))
+
+
+async def _updater(address: NtfServer) -> None:
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(address.hosts[0], address.port_number)
+            client = UpdatingClient()
+            writer.write(client.shake_hands())
+            while not client.is_connected:
+                writer.write(client.shake_hands(await reader.read(1 << 16)))
+            while True:
+                writer.write(b"".join(client.update() for _ in range(UPDATES_AT_ONCE)))
+                await writer.drain()
+
+
 async def _read(client: NtfClient) -> None:
     with suppress(TransportError, TimeoutError):
         await client.is_closed_by_server()
@@ -89,4 +111,17 @@ async def test_clients_that_do_not_read_cost_little(tmp_path: Path) -> None:
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.peak_memory < DEAF * 500_000
+    assert service.log_bytes_per_second < 10_000
+
+
+async def test_clients_that_only_change_keys_cost_little(tmp_path: Path) -> None:
+    async with world(tmp_path, seconds=SECONDS) as drill:
+        service = await drill.measure(SECONDS, attack=update_keys)
+        print(service.row("clients that only change keys"))
+        assert "Traceback" not in drill.daemon.log.read_text()
+    assert service.lost == 0
+    assert service.commands.answered == service.commands.asked
+    assert service.newcomers.answered == service.newcomers.asked
+    assert service.peak_memory < 20_000_000
+    assert service.pushes.p50 < 1
     assert service.log_bytes_per_second < 10_000
