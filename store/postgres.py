@@ -27,7 +27,7 @@ from store.postgres_engine import (
     read,
     run_each,
 )
-from store.postgres_errors import CAUGHT, store_error
+from store.postgres_errors import store_errors
 from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.postgres_notifications import Arrived
@@ -104,9 +104,8 @@ class PostgresStore(SqlStore):
         cannot be used."""
         db = await self._pools.connect()
         try:
-            await self._prepare(db)
-        except CAUGHT as error:
-            raise store_error(error) from None
+            with store_errors():
+                await self._prepare(db)
         finally:
             await db.close()
         await self._pools.open()
