@@ -16,7 +16,7 @@ from store import (
     postgres_subscriptions,
     postgres_tokens,
 )
-from store.interface import SchemaError, StoreUnavailable
+from store.interface import SchemaError, StoreUnavailable, StoreVanished
 from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
 from store.postgres_engine import (
@@ -75,8 +75,12 @@ class PostgresStore(SqlStore):
         durability: Durability = Durability.PROCESS,
         duties: Collection[Duty] = frozenset(Duty),
         on_commit: CommitObserver | None = None,
+        vanished: str | None = None,
     ) -> None:
+        """`vanished`: says that there was a database; one without anything of ours is refused in these
+        words."""
         self._auto_migrate = auto_migrate
+        self._vanished = vanished
         self._syncs_arrivals = durability is Durability.MACHINE
         self._pools = Pools(url, name=name, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
@@ -116,6 +120,8 @@ class PostgresStore(SqlStore):
 
     async def _prepare(self, db: asyncpg.Connection) -> None:
         version = await schema_version(db)
+        if version == 0 and self._vanished is not None:
+            raise StoreVanished(self._vanished)
         if version != STEPS.latest and not self._auto_migrate:
             raise SchemaError("the database has an old schema: run the migration")
         await migrate(db)
