@@ -82,7 +82,9 @@ class App:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._credentials = load_server_files(config_dir)
         self._journal = self._make_journal()
-        self._providers = make_providers(config, data_dir, self._clock.now)
+        self._providers = make_providers(
+            config, data_dir, self._clock.now, idle_connections=self.descriptors.idle_pushes
+        )
         self.dispatcher = self._make_dispatcher(self._providers)
         self.subscriber = RouterSubscriber(
             self.store,
@@ -264,6 +266,7 @@ class App:
             journal=self._journal,
             ownership=self.store.ownership,
             title=self._config.STATEMENTS.title,
+            web_pushes=self.descriptors.web_pushes,
         )
 
     def _make_ownership_loop(self) -> OwnershipLoop | None:

@@ -74,12 +74,20 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 def expect_database(config_dir: Path, database: Path) -> None:
     """StoreVanished if there was a database and now there is none, or an empty file."""
-    mark = config_dir / MADE_MARK
-    if mark.exists() and not (database.is_file() and database.stat().st_size):
+    if has_database(config_dir) and not (database.is_file() and database.stat().st_size):
         raise StoreVanished(
             f"{database} is missing or empty, but this server had a database: mount its volume or restore a"
-            f" backup; to begin with an empty one, remove {mark}"
+            f" backup; {begin_anew(config_dir)}"
         )
+
+
+def has_database(config_dir: Path) -> bool:
+    """Whether one was made."""
+    return (config_dir / MADE_MARK).exists()
+
+
+def begin_anew(config_dir: Path) -> str:
+    return f"to begin with an empty one, remove {config_dir / MADE_MARK}"
 
 
 def remember_database(config_dir: Path) -> None:

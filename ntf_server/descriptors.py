@@ -8,10 +8,14 @@ from ntf_server.config import ConfigError
 
 OWN = 96
 "Store, journal, logs, listening sockets, control port, metrics, resolver threads, with room to spare."
-PUSHES = 128
-"Connections of the HTTP/2 clients: a few per provider, one per Web Push host in use."
+PUSHES = 3000
+"Connections of the HTTP/2 clients: a few per provider, one for each push to a host that clients chose."
+PROVIDERS = 32
+"Of these, those of the providers that the operator chose."
 PUSH_SHARE = 8
 "Under a low limit pushes get one in so many,"
+IDLE_SHARE = 4
+"of which one in so many may be idle,"
 ROUTER_SHARE = 4
 "routers one in so many, and clients the rest,"
 GATEWAY_SHARE = 8
@@ -36,6 +40,16 @@ class DescriptorBudget:
     routers: int
     clients: int
     gateway: int = 0
+
+    @property
+    def idle_pushes(self) -> int:
+        """Connections that no push uses."""
+        return self.pushes // IDLE_SHARE
+
+    @property
+    def web_pushes(self) -> int:
+        """Pushes of Web Push under way: each may be at another host, and need a connection of its own."""
+        return self.pushes - self.idle_pushes - min(PROVIDERS, self.pushes // IDLE_SHARE)
 
     def __str__(self) -> str:
         return (

@@ -88,6 +88,8 @@ async def _migrate_postgres(args: argparse.Namespace, config: Config) -> int:
             return refused
         await check_no_daemon(db)
         await postgres_migrate.migrate(db, to=args.to)
+        if args.to == 0:
+            (args.config_dir / MADE_MARK).unlink(missing_ok=True)
     print("PostgreSQL: done")
     return 0
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
+from ntf_server.limits import SECONDS_PER_DAY
 from protocol.addresses import SmpServer
+from transport.limits import Rate, RateLimiter
+
+NAMED_ROUTERS = 20_000
+"Remembered, so that they count once."
 
 
 class RouterPlaces:
@@ -19,6 +24,9 @@ class RouterPlaces:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def __contains__(self, server: SmpServer) -> bool:
+        return server in self._holders
 
     def has_room(self, server: SmpServer, client: str | None) -> bool:
         """Routers from the store (no client) are stopped by the total only."""
@@ -46,3 +54,27 @@ class RouterPlaces:
 
     def brought_by(self, server: SmpServer) -> str | None:
         return self._brought_by.get(server)
+
+
+class NamedRouters:
+    """Where daemons share the routers, the one whose client names a router seldom watches it, and does not
+    learn when another one stops to. So here an address may name so many a day for the first time."""
+
+    def __init__(self, per_client: int) -> None:
+        self._new = RateLimiter(Rate.over(per_client, SECONDS_PER_DAY))
+        self._named_by: OrderedDict[SmpServer, str] = OrderedDict()
+
+    def allows(self, server: SmpServer, client: str, now: float) -> bool:
+        if server in self._named_by:
+            self._named_by.move_to_end(server)
+            return True
+        if not self._new.allows(client, now):
+            return False
+        self._named_by[server] = client
+        if len(self._named_by) > NAMED_ROUTERS:
+            self._named_by.popitem(last=False)
+        return True
+
+    def named_by(self, server: SmpServer) -> str | None:
+        """Who named it first, as far as it is remembered."""
+        return self._named_by.get(server)

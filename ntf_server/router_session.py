@@ -39,6 +39,7 @@ from smp_client.subscriptions import (
     ServiceBalance,
     SubscribeOutcomes,
     WaitingQueues,
+    WaitingRoom,
     queue_event,
     sort_outcomes,
 )
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 WAITING_LIMIT = 10_000
 "New queues kept in memory per router; more are found in the store."
+WAITING_IN_ALL, WAITING_SHARE = 200_000, 64
+"Those of all routers together, some 300 bytes each; and what each router may keep in any case."
 BATCH_SIZE = 900
 "Queues asked for at once."
 UNANSWERED_DELAY = 10.0
@@ -107,14 +110,14 @@ class TakenOver(EndSession):
 class KnownRouter:
     """A router as the store knows it, and what of it outlives a session."""
 
-    def __init__(self, key: ServerKey, server: SmpServer, *, own: bool) -> None:
+    def __init__(self, key: ServerKey, server: SmpServer, room: WaitingRoom, *, own: bool) -> None:
         self.key = key
         self.server = server
         self.name = server.host_port
         "In logs and in the journal."
         self.host = canonical_host(server.hosts[0])
         self.is_own = own
-        self.waiting: WaitingQueues[QueueRow] = WaitingQueues(WAITING_LIMIT)
+        self.waiting: WaitingQueues[QueueRow] = WaitingQueues(WAITING_LIMIT, room)
         self.balance = ServiceBalance()
         self.former: FormerSession | None = None
         "The session before this one, as long as it may bring something."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ntf_server import setup
 from ntf_server.config import Config, ConfigError, StoreConfig
-from ntf_server.data_folder import expect_database, held, remember_database
+from ntf_server.data_folder import begin_anew, expect_database, has_database, held, remember_database
 from store.interface import NtfStore
 from store.leases import Duty
 from store.policy import Durability, RowCaps
@@ -18,18 +18,25 @@ from store.sqlite import SqliteStore
 
 OnCommit = Callable[[float, int], None]
 
+_VANISHED = (
+    "the PostgreSQL database is empty, but this server had one: check [STORE] url, move it (ntf-server"
+    " migrate --to postgres) or restore a backup; "
+)
+
 
 def make_store(
     config_dir: Path, config: Config, *, auto_migrate: bool = True, on_commit: OnCommit | None = None
 ) -> NtfStore:
-    """Not yet open. StoreVanished if there was a database and now there is none."""
+    """Not yet open. StoreVanished if there was a database and now there is none; with PostgreSQL when it is
+    opened."""
     section = config.STORE
     caps = RowCaps(
         subscriptions_per_token=section.subscriptions_per_token, routers_per_token=section.routers_per_token
     )
     if section.database == "postgres":
         duties = frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS}
-        return _postgres(section, daemon_name(config), caps, duties, auto_migrate, on_commit)
+        vanished = _VANISHED + begin_anew(config_dir) if has_database(config_dir) else None
+        return _postgres(section, daemon_name(config), caps, duties, auto_migrate, on_commit, vanished)
     path = setup.database_path(config)
     expect_database(config_dir, path)
     return SqliteStore(
@@ -49,6 +56,7 @@ def _postgres(
     duties: Collection[Duty],
     auto_migrate: bool,
     on_commit: OnCommit | None,
+    vanished: str | None,
 ) -> NtfStore:
     need_driver()
     from store.postgres import PostgresStore
@@ -64,6 +72,7 @@ def _postgres(
         caps=caps,
         durability=Durability(section.durability),
         on_commit=on_commit,
+        vanished=vanished,
     )
 
 
@@ -105,6 +114,6 @@ async def opened(store: NtfStore, config_dir: Path, config: Config) -> AsyncIter
             stack.enter_context(held(setup.data_folder(config)))
         stack.push_async_callback(store.close)
         await store.open()
-        if is_file:
+        with nullcontext() if is_file else suppress(OSError):  # there it may be a volume for reading
             remember_database(config_dir)
         yield

@@ -14,12 +14,13 @@ from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import gauge
 from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus
-from ntf_server.router_places import RouterPlaces
-from ntf_server.router_session import KnownRouter, Surroundings
+from ntf_server.router_places import NamedRouters, RouterPlaces
+from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter, Surroundings
 from protocol.addresses import SmpServer, canonical_host
 from protocol.encoding import EntityId
 from protocol.errors import CMD_PROHIBITED, QUOTA, ErrorType
 from smp_client.dialer import Dialer, DialSlots, NetworkConfig
+from smp_client.subscriptions import WaitingRoom
 from store.interface import LeaseLost, SubscriberStore
 from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import DeletedSubscription, QueueRow, ServerKey, StoredRouter
@@ -93,6 +94,8 @@ class RouterSubscriber:
             False: Dialing(dialer or make_dialer(config, clock), DialSlots(NEW_DIALS, NEW_DIALS_EACH)),
         }
         self._places = RouterPlaces(max_routers, config.routers_per_address)
+        self._named = NamedRouters(config.routers_per_address)
+        self._room = WaitingRoom(WAITING_IN_ALL, WAITING_SHARE)
         self._routers: dict[ServerKey, Router] = {}
         self._parked: dict[ServerKey, StoredRouter] = {}
         "They wait for a place, in this order."
@@ -140,11 +143,11 @@ class RouterSubscriber:
         self._places.take(server.canonical, None)
         self._parked.pop(key, None)
         router = self._routers[key] = Router(
-            KnownRouter(key, server, own=canonical_host(server.hosts[0]) in self._own_hosts),
+            KnownRouter(key, server, self._room, own=canonical_host(server.hosts[0]) in self._own_hosts),
             self._parts,
             self._config,
             self._dialing.__getitem__,
-            brought_by=self._places.brought_by(server.canonical) or key,
+            brought_by=self._brought_by(server.canonical) or key,
             was_there=was_there,
             is_crowded=lambda: bool(self._parked),
         )
@@ -178,6 +181,7 @@ class RouterSubscriber:
             # Without a pause since the store was asked, so that no queue can be handed over in between.
             del self._routers[key], self._running[key]
             self._places.leave(router.known.server.canonical)
+            router.known.waiting.clear()
         if gave_way:
             self._parked[key] = StoredRouter(key, router.known.server, was_there=False)
         if self._parked:
@@ -214,7 +218,7 @@ class RouterSubscriber:
             place = server.canonical
             if not self._dialing[False].dialer.permits(place):
                 refused[server] = CMD_PROHIBITED
-            elif not self._places.has_room(place, client):
+            elif not (self._places.has_room(place, client) and self._may_name(place, client)):
                 refused[server] = QUOTA
             else:
                 self._places.take(place, client)
@@ -224,6 +228,15 @@ class RouterSubscriber:
         finally:
             for place in taken:
                 self._places.leave(place)
+
+    def _may_name(self, place: SmpServer, client: str) -> bool:
+        """Of routers that others may watch; those that are watched here have a place, and count by that."""
+        if not self._ownership.is_shared or place in self._places:
+            return True
+        return self._named.allows(place, client, self._parts.clock.monotonic())
+
+    def _brought_by(self, place: SmpServer) -> str | None:
+        return self._places.brought_by(place) or self._named.named_by(place)
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """Hand a stored queue to its router's task; before `run` it is found in the store. That of another

@@ -32,15 +32,26 @@ class Queue(Protocol):
 Q = TypeVar("Q", bound=Queue)
 
 
+@dataclass(slots=True)
+class WaitingRoom:
+    """What the queues of all routers may take up together; each router has `share` places in any case."""
+
+    places: int
+    share: int
+    taken: int = 0
+
+
 class WaitingQueues(Generic[Q]):
     """Queues to be subscribed soon, in order of arrival.
 
-    Bounded: beyond `limit` only the fact remains that there are more (`overflowed`), and the owner looks for
-    them where they are stored.
+    Bounded: beyond `limit`, or where the room is full, only the fact remains that there are more
+    (`overflowed`), and the owner looks for them where they are stored.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, room: WaitingRoom | None = None) -> None:
         self._limit = limit
+        self._room = room or WaitingRoom(limit, limit)
+        self._taken = 0
         self._ready: dict[EntityId, Q] = {}
         self._later: dict[EntityId, tuple[float, Q]] = {}
         self.overflowed = False
@@ -48,29 +59,43 @@ class WaitingQueues(Generic[Q]):
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
 
+    @property
+    def _is_full(self) -> bool:
+        room, size = self._room, len(self)
+        return size >= self._limit or (size >= room.share and room.taken >= room.places)
+
+    def _count(self) -> None:
+        """Tell the room what changed."""
+        self._room.taken += len(self) - self._taken
+        self._taken = len(self)
+
     def add(self, queue: Q) -> None:
-        if len(self) < self._limit:
-            self._later.pop(queue.notifier_id, None)
-            self._ready[queue.notifier_id] = queue
-        else:
+        if self._is_full:
             self.overflowed = True
+            return
+        self._later.pop(queue.notifier_id, None)
+        self._ready[queue.notifier_id] = queue
+        self._count()
 
     def add_later(self, queues: Iterable[Q], at: float) -> None:
         """Try these again, but not before `at`."""
         for queue in queues:
-            if len(self) < self._limit:
-                self._later[queue.notifier_id] = (at, queue)
-            else:
+            if self._is_full:
                 self.overflowed = True
+                return
+            self._later[queue.notifier_id] = (at, queue)
+            self._count()
 
     def discard(self, notifier_id: EntityId) -> None:
         self._ready.pop(notifier_id, None)
         self._later.pop(notifier_id, None)
+        self._count()
 
     def clear(self) -> None:
         """All of them are about to be found in the store."""
         self._ready.clear()
         self._later.clear()
+        self._count()
         self.overflowed = False
 
     def take(self, limit: int, now: float) -> list[Q]:
@@ -81,6 +106,7 @@ class WaitingQueues(Generic[Q]):
         batch = list(islice(self._ready.values(), limit))
         for queue in batch:
             del self._ready[queue.notifier_id]
+        self._count()
         return batch
 
     def next_at(self) -> float | None:

@@ -16,7 +16,7 @@ from store import (
     postgres_subscriptions,
     postgres_tokens,
 )
-from store.interface import SchemaOld, StoreUnavailable
+from store.interface import SchemaOld, StoreUnavailable, StoreVanished
 from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
 from store.postgres_engine import (
@@ -27,7 +27,7 @@ from store.postgres_engine import (
     read,
     run_each,
 )
-from store.postgres_errors import CAUGHT, store_error
+from store.postgres_errors import store_errors
 from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.postgres_notifications import Arrived
@@ -75,8 +75,12 @@ class PostgresStore(SqlStore):
         durability: Durability = Durability.PROCESS,
         duties: Collection[Duty] = frozenset(Duty),
         on_commit: CommitObserver | None = None,
+        vanished: str | None = None,
     ) -> None:
+        """`vanished`: says that there was a database; one without anything of ours is refused in these
+        words."""
         self._auto_migrate = auto_migrate
+        self._vanished = vanished
         self._syncs_arrivals = durability is Durability.MACHINE
         self._pools = Pools(url, name=name, size=pool_size, statement_timeout=statement_timeout)
         self._daemon_id = 0
@@ -104,10 +108,9 @@ class PostgresStore(SqlStore):
         cannot be used."""
         db = await self._pools.connect()
         try:
-            await self._pools.check_sessions(db)
-            await self._prepare(db)
-        except CAUGHT as error:
-            raise store_error(error) from None
+            with store_errors():
+                await self._pools.check_sessions(db)
+                await self._prepare(db)
         finally:
             await db.close()
         await self._pools.open()
@@ -118,6 +121,8 @@ class PostgresStore(SqlStore):
 
     async def _prepare(self, db: asyncpg.Connection) -> None:
         version = await schema_version(db)
+        if version == 0 and self._vanished is not None:
+            raise StoreVanished(self._vanished)
         if version != STEPS.latest and not self._auto_migrate:
             raise SchemaOld("the database has an old schema: start, or `ntf-server migrate`, upgrades it")
         await migrate(db)

@@ -18,7 +18,7 @@ import asyncpg
 from protocol.encoding import EntityId
 from store.interface import LeaseLost, StoreError, StoreUnavailable
 from store.leases import FORGET, Duty, Lease, of_router
-from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error
+from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error, store_errors
 from store.postgres_migrate import SCHEMA
 from store.records import ServerKey
 from store.router_sums import SUM_COLUMNS, RouterSums
@@ -214,10 +214,8 @@ class Pools:
 
     async def connect(self) -> asyncpg.Connection:
         """One more connection, of the caller's own."""
-        try:
+        with store_errors(ValueError):
             return await asyncpg.connect(self._url, timeout=CONNECT_TIMEOUT)
-        except (*CAUGHT, ValueError) as error:
-            raise store_error(error) from None
 
     async def check_sessions(self, db: asyncpg.Connection) -> None:
         """StoreError if a pooler in between deals sessions of the database out anew for every transaction.
@@ -249,7 +247,7 @@ class Pools:
             # Not as parameters of the connection: a pooler in between would refuse them.
             await connection.execute(settings)
 
-        try:
+        with store_errors(ValueError):
             return await asyncpg.create_pool(
                 self._url,
                 min_size=0,  # whoever needs a connection makes it, and is told if that fails
@@ -260,8 +258,6 @@ class Pools:
                 init=prepare,
                 reset=_leave_as_it_is,
             )
-        except (*CAUGHT, ValueError) as error:
-            raise store_error(error) from None
 
 
 async def _leave_as_it_is(connection: asyncpg.Connection) -> None:
@@ -368,11 +364,9 @@ async def _retried(call: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
 
 async def read(pools: Pools, call: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
     """One read on a connection of its own."""
-    try:
+    with store_errors():
         async with pools.durable.acquire(timeout=CONNECT_TIMEOUT) as connection:
             return await call(connection)
-    except CAUGHT as error:
-        raise store_error(error) from None
 
 
 async def run_each(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import asyncpg
 
@@ -55,3 +58,21 @@ def store_error(error: Exception) -> StoreError:
         if isinstance(error, kind):
             return StoreUnavailable(f"PostgreSQL {message} ({type(error).__name__})")
     return StoreError(f"PostgreSQL: {type(error).__name__} ({getattr(error, 'sqlstate', '')})")
+
+
+@contextmanager
+def store_errors(*more: type[Exception]) -> Iterator[None]:
+    """PostgreSQL's errors, and `more`, as the store's.
+
+    A task that was cancelled meanwhile ends: when the connection is gone as well, the driver's clean-up fails
+    in the place of the cancellation, and whoever waits for a store that is away would wait for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    except (*CAUGHT, *more) as error:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError from None
+        raise store_error(error) from None

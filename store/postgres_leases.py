@@ -34,7 +34,7 @@ from store.leases import (
     of_router,
 )
 from store.postgres_engine import CHANNEL, SAY, Pools
-from store.postgres_errors import CAUGHT, store_error
+from store.postgres_errors import CAUGHT, store_errors
 from store.postgres_routers import SERVERS_AMONG
 from store.records import ServerKey, StoredRouter, TokenKey
 from store.rows import QUEUE_COLUMNS, queue_row, smp_server, stored_router
@@ -408,12 +408,13 @@ class PostgresLeases:
 
     async def _run(self, call: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
         async with self._lock:
-            try:
-                async with asyncio.timeout(self._patience):
-                    return await call(await self._connected())
-            except CAUGHT as error:
-                await self.disconnect()
-                raise store_error(error) from None
+            with store_errors():
+                try:
+                    async with asyncio.timeout(self._patience):
+                        return await call(await self._connected())
+                except CAUGHT:
+                    await self.disconnect()
+                    raise
 
     async def _connected(self) -> asyncpg.Connection:
         if self._db is None or self._db.is_closed():

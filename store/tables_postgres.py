@@ -10,7 +10,7 @@ import asyncpg
 from store.interface import SchemaError, StoreError
 from store.policy import STATEMENT_TIMEOUT
 from store.postgres_engine import Pools
-from store.postgres_errors import CAUGHT, store_error
+from store.postgres_errors import store_errors
 from store.postgres_migrate import SCHEMA, STEPS, migrate, schema_version
 from store.tables import BYTE_KEYS, COUNT_TOKEN_ROUTERS, PAGE, SOURCE_NOTE, TABLES, Key, Marks, Row, Table
 
@@ -50,10 +50,9 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     pools = Pools(url, size=1, statement_timeout=STATEMENT_TIMEOUT)
     db = await pools.connect()
     try:
-        await pools.check_sessions(db)
-        yield db
-    except CAUGHT as error:
-        raise store_error(error) from None
+        with store_errors():
+            await pools.check_sessions(db)
+            yield db
     finally:
         await db.close()
 

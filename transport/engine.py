@@ -29,6 +29,9 @@ RECEIVE_SIZE = 8 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # the most that is read fr
 ENCRYPTED_AT_ONCE = 4 * MAX_PLAINTEXT  # the most that becomes one piece for a socket
 OUTGOING_SIZE = 5 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # with room for what OpenSSL sends on its own
 RECORD_TYPES = range(20, 24)
+SLIGHT_RECORD = 128  # bytes: less is not worth its cost, least of all a key update, which holds none
+SLIGHT_RECORDS = 64  # of a connection: far more than anybody needs who sends blocks
+DATA_PER_SLIGHT_RECORD = 4096  # bytes that make up for one of them
 
 
 class _Scratch(threading.local):
@@ -64,7 +67,16 @@ class Agreed(NamedTuple):
 class TlsEngine:
     """Handshake, then records. Raises only `TransportError`s."""
 
-    __slots__ = ("_client_side", "_connection", "_incoming", "_outgoing", "_ssl", "_waiting", "established")
+    __slots__ = (
+        "_client_side",
+        "_connection",
+        "_incoming",
+        "_outgoing",
+        "_slight",
+        "_ssl",
+        "_waiting",
+        "established",
+    )
 
     def __init__(self, context: SSL.Context, *, client_side: bool) -> None:
         connection = SSL.Connection(context)
@@ -75,6 +87,7 @@ class TlsEngine:
         self._client_side = client_side
         # Ciphertext not yet given to OpenSSL; from `feed` to the next call it is a view of the lent buffer.
         self._waiting: bytes | memoryview = b""
+        self._slight = 0
         self.established = False
         if client_side:
             connection.set_connect_state()
@@ -118,11 +131,17 @@ class TlsEngine:
             # There is room: no plaintext is longer than its record, and all records were in one buffer.
             size = lib.SSL_read(self._ssl, plaintext + taken, RECEIVE_SIZE - taken)
             start = end
+            if size >= SLIGHT_RECORD:
+                taken += size
+                continue
             if size > 0:
                 taken += size
             elif self._said_goodbye(size):
                 closed, start = True, len(data)  # what follows a goodbye means nothing
                 break
+            self._count_slight()
+        if self._slight:
+            self._slight = max(0, self._slight - taken)
         self._waiting = bytes(data[start:])
         return ffi.buffer(plaintext, taken)[:], closed
 
@@ -195,6 +214,13 @@ class TlsEngine:
         if reason == lib.SSL_ERROR_ZERO_RETURN:
             return True
         raise ConnectionClosed(_last_error())
+
+    def _count_slight(self) -> None:
+        """A record held little. It costs as much as a block, a key update also an answer that the peer need
+        not read; and no limit of the protocol above sees it."""
+        self._slight += DATA_PER_SLIGHT_RECORD
+        if self._slight > SLIGHT_RECORDS * DATA_PER_SLIGHT_RECORD:
+            raise ConnectionClosed("the peer sends records with hardly any data")
 
     def _record_end(self, data: bytes | memoryview, start: int) -> int:
         """Where the record at `start` ends; 0 if it is not complete."""

@@ -37,7 +37,7 @@ from ntf_server.push.provider import (
     destination_of,
 )
 from ntf_server.push.push_events import PushEvents
-from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
+from ntf_server.push.scheduler import ANY_NUMBER, Added, Ended, PushScheduler, Taken
 from ntf_server.push.time_limit import TimeLimit
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
@@ -90,8 +90,9 @@ class Dispatcher:
         call_later: CallLater | None = None,
         ownership: Ownership = SOLE_OWNER,
         title: str = "",
+        web_pushes: int = ANY_NUMBER,
     ) -> None:
-        """`title` is what alerts of statements show."""
+        """`title` is what alerts of statements show; `web_pushes` may be under way at once."""
         self._store = store
         self._ownership = ownership
         self._under_way: Counter[Lease] = Counter()
@@ -102,7 +103,7 @@ class Dispatcher:
         self._clock = clock
         self._call_later = call_later
         chance = partial(random_part, random)
-        self._scheduler = PushScheduler(config, chance)
+        self._scheduler = PushScheduler(config, chance, web_pushes=web_pushes)
         self._composer = Composer(config, random, title)
         self._events = PushEvents(journal, clock.now)
         self._events.watch(self._scheduler)

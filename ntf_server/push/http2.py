@@ -35,6 +35,7 @@ GATHER_PER_STREAM: Final = 10e-6  # seconds
 FEW_STREAMS: Final = 16  # looked at without waiting
 MAX_BODY: Final = 64 * 1024  # an answer is a short JSON text; more is a hostile peer
 MAX_ORIGINS: Final = 256  # clients choose the hosts of Web Push: idle connections must not pile up
+IDLE_PER_HOST: Final = 1  # of Web Push: one carries a hundred pushes
 ORIGIN_IDLE: Final = 300.0  # seconds without a request after which an origin's connections are closed
 SWEEP_INTERVAL: Final = 60.0  # how often idle connections are looked for
 MIN_CONNECTION_AGE: Final = 1.0  # seconds; a service that answers 5xx now and then gets no more connections
@@ -161,8 +162,10 @@ class CurlHttp2:
     another connection without the caller noticing, and so is once what a connection ended under.
     """
 
-    def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+    def __init__(self, *, max_in_flight: int = MAX_IN_FLIGHT, max_idle: int = 0) -> None:
+        """`max_idle`: origins with connections that nobody uses; 0: as many as are good for anything."""
         self._limits = OriginLimits(max_in_flight)
+        self._max_origins = min(max_idle or MAX_ORIGINS, MAX_ORIGINS)
         self._thread: _CurlThread | None = None
         self._closed = False
 
@@ -177,7 +180,7 @@ class CurlHttp2:
             if self._closed:
                 raise closed_error()
             if self._thread is None or self._thread.ended:
-                self._thread = _CurlThread(loop)
+                self._thread = _CurlThread(loop, self._max_origins)
             left = max(deadline - loop.time(), 0.001)
             job = _Job(origin, path, headers, body, left, loop.create_future())
             self._thread.submit(job)
@@ -218,6 +221,8 @@ class _Connections:
         self.multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
         self.multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, MAX_CONNECTIONS)
         self.multi.setopt(pycurl.M_MAX_CONCURRENT_STREAMS, MAX_STREAMS)
+        if origin.address is not None:
+            self.multi.setopt(pycurl.M_MAXCONNECTS, IDLE_PER_HOST)
 
     def _on_socket(self, event: int, fd: int, _multi: object, _data: object) -> None:
         if event == pycurl.POLL_REMOVE:
@@ -341,8 +346,9 @@ class _Connections:
 class _CurlThread:
     """The push thread: everything here except submit, abandon and stop runs in it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_origins: int) -> None:
         self._loop = loop
+        self._max_origins = max_origins
         self._commands: deque[tuple[_Job, bool]] = deque()
         self._awake = False
         self._stopping = False
@@ -443,7 +449,7 @@ class _CurlThread:
     def _start(self, job: _Job, now: float) -> None:
         connections = self._origins.get(job.origin)
         if connections is None:
-            if len(self._origins) >= MAX_ORIGINS:
+            if len(self._origins) >= self._max_origins:
                 self._close_oldest_idle()
             connections = _Connections(job.origin, self._selector)
             self._origins[job.origin] = connections

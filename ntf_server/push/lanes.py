@@ -22,6 +22,8 @@ from transport.limits import Bucket, Rate
 MAX_URGENT = 8_192
 "Urgent jobs per provider, and for all tokens whose destination is not known yet."
 URGENT_CONCURRENCY = 100
+URGENT_SHARE = 16
+"Where open files are few: one push in so many is an urgent one to a fast host, another one to a slow host."
 HOST_URGENT = 256
 HOST_URGENT_CONCURRENCY = 10
 MAX_HOSTS = 4_096
@@ -151,11 +153,12 @@ class Lane:
 class Shared:
     """What all hosts of Web Push have together. Those that are fast do not wait for those that are not."""
 
-    def __init__(self, config: PushConfig) -> None:
+    def __init__(self, config: PushConfig, under_way: int) -> None:
+        """`under_way`: pushes of all pools together, so that their connections leave open files to others."""
+        urgent = min(URGENT_CONCURRENCY, under_way // URGENT_SHARE)
+        limits = {True: urgent, False: min(config.concurrency, under_way // 2 - urgent)}
         self.pools = {
-            (urgent, slow): Pool(URGENT_CONCURRENCY if urgent else config.concurrency)
-            for urgent in (True, False)
-            for slow in (True, False)
+            (urgent, slow): Pool(limits[urgent]) for urgent in (True, False) for slow in (True, False)
         }
         self.bound = config.queue_size
         self.messages = 0
@@ -208,12 +211,12 @@ class Target:
 class Targets:
     """The destinations in memory; hosts of Web Push come and go."""
 
-    def __init__(self, config: PushConfig, random: Callable[[], float]) -> None:
+    def __init__(self, config: PushConfig, random: Callable[[], float], web_pushes: int) -> None:
         self._config = config
         self._random = random
         self._by_destination: dict[Destination, Target] = {}
         self._hosts: dict[Destination, None] = {}
-        self._shared = Shared(config)
+        self._shared = Shared(config, web_pushes)
         self.rate = Rate(per_second=config.host_rate, burst=config.host_rate)
         self.turned_away = False
         "Jobs of a host stay in the store, and nothing here remembers it."

@@ -6,6 +6,7 @@ breakers and token statuses belong to its caller.
 
 from __future__ import annotations
 
+import ipaddress
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,10 +67,21 @@ WHOLE: Final[Mapping[Provider, Destination]] = {
 
 
 def destination_of(token: DeviceToken) -> Destination:
-    """Where a device's pushes go. Ports of one host count as one, so that nobody has 65,535 of them."""
+    """Where a device's pushes go. Ports of one host count as one, so that nobody has 65,535 of them, and so
+    do the spellings of an IPv6 address."""
     if isinstance(token, WebPushToken):
-        return Destination(token.provider, token.host)
+        return Destination(token.provider, one_spelling(token.host) if b":" in token.host else token.host)
     return WHOLE[token.provider]
+
+
+def one_spelling(host: bytes) -> bytes:
+    """Of an IPv6 address, which may stand for an IPv4 one; what is none stays as it is, and is never pushed
+    to."""
+    try:
+        address = ipaddress.IPv6Address(host.decode("ascii"))
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address).encode()
 
 
 class PushError(Exception):

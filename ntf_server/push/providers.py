@@ -72,19 +72,24 @@ class Providers:
 class SharedHttp:
     """The one libcurl client, made when the first provider asks for it."""
 
+    def __init__(self, idle_connections: int) -> None:
+        self._idle_connections = idle_connections
+
     @cached_property
     def client(self) -> CurlHttp2:
         from ntf_server.push.http2 import CurlHttp2
 
-        return CurlHttp2()
+        return CurlHttp2(max_idle=self._idle_connections)
 
     async def close(self) -> None:
         if "client" in vars(self):
             await self.client.close()
 
 
-def make_providers(config: Config, data_dir: Path, clock: Callable[[], float]) -> Providers:
-    shared = SharedHttp()
+def make_providers(
+    config: Config, data_dir: Path, clock: Callable[[], float], *, idle_connections: int = 0
+) -> Providers:
+    shared = SharedHttp(idle_connections)
     timeout = config.PUSH.response_timeout
     providers: dict[Provider, PushProvider] = {Provider.APNS_NULL: NullProvider()}
     providers |= _apns(config, data_dir, shared, clock)

@@ -37,6 +37,7 @@ RATE_PAUSE = 0.1
 "Seconds until a host that was pushed to too often has its next turn."
 SWEEP_PAUSE, SWEEP_INTERVAL = 1.0, 900.0
 "Seconds between two looks for unsent tokens in the store, at least and at most."
+ANY_NUMBER = 1 << 20
 HOSTS_PAUSE = 60.0
 "Seconds until a host that found no room is looked for again."
 
@@ -78,12 +79,16 @@ class Ended(NamedTuple):
 
 
 class PushScheduler:
-    """`random` gives numbers from 0 to 1. `now` must never go back from call to call."""
+    """`random` gives numbers from 0 to 1. `now` must never go back from call to call.
 
-    def __init__(self, config: PushConfig, random: Callable[[], float]) -> None:
+    `web_pushes`: of all hosts of Web Push, under way at once."""
+
+    def __init__(
+        self, config: PushConfig, random: Callable[[], float], *, web_pushes: int = ANY_NUMBER
+    ) -> None:
         self._config = config
         self._entries: dict[Job, Entry] = {}
-        self._targets = Targets(config, random)
+        self._targets = Targets(config, random, web_pushes)
         self._known: dict[TokenKey, Destination] = {}
         self._unknown = {
             True: Lane(None, True, LOAD_BATCH, MAX_URGENT),

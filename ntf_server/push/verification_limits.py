@@ -7,6 +7,7 @@ stranger's phone or at a Web Push host. Pure: time is an argument, memory is bou
 from __future__ import annotations
 
 import hashlib
+from urllib.parse import unquote_to_bytes
 
 from ntf_server.config import LimitsConfig
 from ntf_server.limits import SECONDS_PER_HOUR
@@ -15,6 +16,7 @@ from protocol.device_token import DeviceToken, WebPushToken, encode_device_token
 from transport.limits import UNLIMITED, Rate, RateLimiter
 
 KEY_SIZE = 16
+DEFAULT_PORT = b"443"
 
 
 class VerificationLimits:
@@ -39,7 +41,11 @@ class VerificationLimits:
 def device_key(device: DeviceToken) -> bytes:
     """The same for one device however it is written, and nothing that anybody could push to."""
     if isinstance(device, WebPushToken):  # its keys are free to choose: the endpoint is what gets the push
-        text = b"\0".join((device.host, device.port or b"443", device.path))
+        text = b"\0".join((destination_of(device).host, _port(device.port), unquote_to_bytes(device.path)))
     else:
         text = encode_device_token(device)
     return hashlib.blake2b(text, digest_size=KEY_SIZE).digest()
+
+
+def _port(port: bytes) -> bytes:
+    return port.lstrip(b"0") or DEFAULT_PORT

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from ntf_server.metrics import counter
 from transport.accepting import Acceptor
-from transport.limits import ConnectionCounter, source_of
+from transport.limits import ConnectionCounter, Turns, source_of
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ SILENCE = 20.0
 "Seconds until a connection without a whole head of a request is closed."
 BODY_TIMEOUT = 30.0
 HANDSHAKE_TIMEOUT = 15.0
+HANDSHAKES_PER_TURN = 1
+"Of the event loop: each is a millisecond or two of arithmetic, and hundreds may come at once."
 LINGER = 2.0
 "Seconds in which the rest of a request that was answered is read."
 SHUTDOWN_TIMEOUT = 2.0
@@ -41,6 +43,7 @@ class HttpServer:
         self._acceptor: Acceptor | None = None
         self._tls: ssl.SSLContext | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._handshakes = Turns(HANDSHAKES_PER_TURN)
 
     async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
         """Returns the port."""
@@ -76,11 +79,33 @@ class HttpServer:
         timeout = HANDSHAKE_TIMEOUT if self._tls else None
         with ExitStack() as counted, suppress(OSError):  # it does not speak TLS, or is gone
             counted.callback(self._connections.release, source)
+            if self._tls is not None:
+                await self._its_turn(sock)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
             if connection.transport is not None:
                 connection.counted = counted.pop_all()
+
+    async def _its_turn(self, sock: socket.socket) -> None:
+        """To shake hands. Who says nothing keeps nobody from it."""
+        try:
+            await _begins(sock)
+            await self._handshakes.take(1)
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def _begins(sock: socket.socket) -> None:
+    """Wait until the peer says something."""
+    loop, said = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, said.set)
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            await said.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 class _Connection(web.RequestHandler):

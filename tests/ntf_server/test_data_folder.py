@@ -15,6 +15,7 @@ from store.interface import StoreVanished
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
 from tests.ntf_server.test_cli import TIMEOUT, init, ntf_server, started
+from tests.postgres import PostgresCluster
 
 
 def test_nobody_else_touches_the_data_of_a_running_server(tmp_path: Path) -> None:
@@ -66,6 +67,25 @@ def test_a_database_that_vanished_is_no_empty_start(tmp_path: Path, loss: str) -
     assert not database.exists() or not database.stat().st_size
     (tmp_path / "c" / "database.made").unlink()
     assert ntf_server("start", "--maintenance", *where).returncode == 0
+
+
+def test_a_postgres_database_that_vanished_is_no_empty_start(
+    tmp_path: Path, postgres: PostgresCluster
+) -> None:
+    init(tmp_path)
+    where = ("--config-dir", tmp_path / "c")
+    kept, empty = (
+        {"NTF_STORE_DATABASE": "postgres", "NTF_STORE_URL": postgres.new_database()} for _ in range(2)
+    )
+    assert ntf_server("start", "--maintenance", *where, env=kept).returncode == 0
+    assert ntf_server("start", "--maintenance", *where, env=kept).returncode == 0
+    for _ in range(2):
+        refused = ntf_server("start", *where, env=empty)
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines()[-1].startswith("ntf-server: the PostgreSQL database is empty")
+        assert "Traceback" not in refused.stderr
+    assert ntf_server("migrate", "--to", 0, "--yes", *where, env=kept).returncode == 0
+    assert ntf_server("start", "--maintenance", *where, env=empty).returncode == 0
 
 
 def test_a_database_taken_down_on_purpose_may_be_made_again(tmp_path: Path) -> None:

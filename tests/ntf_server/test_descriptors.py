@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ntf_server.config import PushConfig
 from ntf_server.descriptors import MINIMUM, TooFewDescriptors, descriptor_budget
+from ntf_server.push.lanes import URGENT_CONCURRENCY, Shared
 from tests.ntf_server.test_cli import init
 
 
@@ -22,14 +24,27 @@ def test_everybody_has_a_share_and_none_has_anothers(limit: int, max_clients: in
     assert sum(parts) <= limit
     assert all(part > 0 for part in parts)
     assert not max_clients or budget.clients <= max_clients
+    assert 0 < budget.idle_pushes + budget.web_pushes < budget.pushes
+    pools = Shared(PushConfig(), budget.web_pushes).pools.values()
+    assert sum(pool.limit for pool in pools) <= budget.web_pushes
+    assert all(pool.limit > 0 for pool in pools)
 
 
 @pytest.mark.parametrize(
-    ("limit", "clients", "routers"), [(256, 64, 64), (1024, 544, 256), (20_000, 14_776, 5000)]
+    ("limit", "clients", "routers"), [(256, 64, 64), (1024, 544, 256), (20_000, 12_404, 5000)]
 )
 def test_shares(limit: int, clients: int, routers: int) -> None:
     budget = descriptor_budget(limit, 50_000)
     assert (budget.clients, budget.routers) == (clients, routers)
+
+
+def test_with_files_enough_nothing_is_held_back() -> None:
+    config = PushConfig()
+    pools = Shared(config, descriptor_budget(24_000).web_pushes).pools
+    assert {urgent: pool.limit for (urgent, _), pool in pools.items()} == {
+        True: URGENT_CONCURRENCY,
+        False: config.concurrency,
+    }
 
 
 def test_far_too_few_are_refused() -> None:

@@ -26,6 +26,7 @@ from smp_client.subscriptions import (
     Flight,
     ServiceBalance,
     WaitingQueues,
+    WaitingRoom,
     queue_event,
     sort_outcomes,
 )
@@ -83,6 +84,27 @@ def test_waiting_queues_are_bounded_and_lose_nothing_silently(steps: list[tuple[
             expected.discard(queue)
         assert len(waiting) <= 8
     assert waiting.overflowed or set(waiting.take(99, 1.0)) == expected
+
+
+def rows(start: int, count: int) -> list[Row]:
+    return [Row(EntityId(bytes([number]))) for number in range(start, start + count)]
+
+
+def test_all_routers_share_a_room_but_each_has_some_places() -> None:
+    room = WaitingRoom(places=6, share=2)
+    greedy, modest = WaitingQueues[Row](8, room), WaitingQueues[Row](8, room)
+    for row in rows(0, 8):
+        greedy.add(row)
+    assert (len(greedy), greedy.overflowed, room.taken) == (6, True, 6)
+    modest.add_later(rows(10, 3), 0.0)
+    assert (len(modest), modest.overflowed, room.taken) == (2, True, 8)
+    assert greedy.take(4, 0.0) == rows(0, 4)
+    modest.add(Row(A))
+    assert room.taken == 5
+    greedy.discard(rows(4, 1)[0].notifier_id)
+    greedy.clear()
+    modest.clear()
+    assert room.taken == 0
 
 
 def test_outcomes() -> None:

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.chains import ALPN, make_chain
-from transport.engine import ENCRYPTED_AT_ONCE, MAX_PLAINTEXT, RECORD_OVERHEAD, TlsEngine
+from tests.transport.key_updates import UpdatingClient
+from transport.engine import (
+    DATA_PER_SLIGHT_RECORD,
+    ENCRYPTED_AT_ONCE,
+    MAX_PLAINTEXT,
+    RECORD_OVERHEAD,
+    SLIGHT_RECORDS,
+    TlsEngine,
+)
 from transport.errors import ConnectionClosed, TlsFailed
 from transport.tls import client_context, server_context
 
@@ -138,3 +146,53 @@ def test_noise_instead_of_a_handshake(noise: bytes, kind: int) -> None:
     give(server, header + noise)
     with contextlib.suppress(TlsFailed):
         assert not server.shake_hands()
+
+
+def updating(client: UpdatingClient) -> TlsEngine:
+    """Its server."""
+    server = TlsEngine(SERVER, client_side=False)
+    give(server, client.shake_hands())
+    while not server.shake_hands():
+        give(server, client.shake_hands(server.take_outgoing()))
+    server.finish_handshake()
+    return server
+
+
+def test_keys_may_change_now_and_then() -> None:
+    client = UpdatingClient()
+    server = updating(client)
+    for _ in range(SLIGHT_RECORDS):
+        give(server, client.update())
+        assert server.decrypt(NO_LIMIT) == (b"", False)
+    assert server.take_outgoing()  # its own keys change too
+
+
+def test_a_peer_that_only_changes_keys_is_given_up() -> None:
+    """Each costs an answer that nobody has to take, and arithmetic that nothing counts."""
+    client = UpdatingClient()
+    server = updating(client)
+    give(server, b"".join(client.update() for _ in range(10 * SLIGHT_RECORDS)))
+    with pytest.raises(ConnectionClosed, match="hardly any data"):
+        server.decrypt(NO_LIMIT)
+
+
+def test_nor_may_it_send_a_byte_at_a_time() -> None:
+    client, server = connected()
+    for record in [client.encrypt(b"x") for _ in range(SLIGHT_RECORDS)]:
+        give(server, record)
+        assert server.decrypt(NO_LIMIT) == (b"x", False)
+    give(server, client.encrypt(b"x"))
+    with pytest.raises(ConnectionClosed, match="hardly any data"):
+        server.decrypt(NO_LIMIT)
+
+
+def test_data_makes_up_for_records_without() -> None:
+    client = UpdatingClient()
+    server = updating(client)
+    for _ in range(3):
+        for _ in range(SLIGHT_RECORDS):
+            give(server, client.update())
+            assert server.decrypt(NO_LIMIT) == (b"", False)
+        for _ in range(SLIGHT_RECORDS * DATA_PER_SLIGHT_RECORD // MAX_PLAINTEXT):
+            give(server, client.data(b"x" * MAX_PLAINTEXT))
+            assert server.decrypt(NO_LIMIT) == (b"x" * MAX_PLAINTEXT, False)

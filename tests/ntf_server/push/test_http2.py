@@ -41,15 +41,14 @@ async def test_origins_do_not_share_connections(fake: FakePushServer, http: Curl
     assert fake.connections_made == 2
 
 
-async def test_idle_origins_are_closed(
-    fake: FakePushServer, http: CurlHttp2, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http2, "MAX_ORIGINS", 3)
+async def test_idle_origins_are_closed(fake: FakePushServer) -> None:
+    http = CurlHttp2(max_idle=3)
     for last in range(1, 9):  # eight origins: the whole of 127/8 is this machine
         origin = Origin("localhost", fake.port, "127.0.0.1", f"{fake.ca_file.parent}/{'./' * last}ca.pem")
         assert (await http.post(origin, "/x", HEADERS, BODY, 10.0)).status == FORBIDDEN
     assert fake.connections_made == 8
     await until(lambda: fake.connections <= 3)
+    await http.close()
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ntf_server.config import LimitsConfig
+from ntf_server.push.provider import destination_of
 from ntf_server.push.verification_limits import VerificationLimits, device_key
 from protocol.device_token import (
     ApnsToken,
@@ -43,6 +46,19 @@ def test_another_spelling_is_the_same_device() -> None:
     assert device_key(endpoint(b"/a")) == device_key(endpoint(b"/a", key=b"\x04" + bytes(64)))
     default_port = WebPushToken(b"push.example", b"443", b"/a", bytes(16), bytes(65))
     assert device_key(endpoint(b"/a")) == device_key(default_port)
+    assert device_key(endpoint(b"/a")) == device_key(replace(default_port, port=b"0443"))
+    assert device_key(endpoint(b"/a")) == device_key(endpoint(b"/%61"))
+    assert device_key(endpoint(b"/a")) != device_key(replace(default_port, port=b"4430"))
+
+
+def test_an_ipv6_host_is_one_host_however_it_is_written() -> None:
+    short, *others = (b"2001:db8::1", b"2001:DB8:0::1", b"2001:0db8:0:0:0:0:0:1", b"2001:db8::0.0.0.1")
+    for other in others:
+        assert destination_of(endpoint(b"/a", host=short)) == destination_of(endpoint(b"/a", host=other))
+        assert device_key(endpoint(b"/a", host=short)) == device_key(endpoint(b"/a", host=other))
+    mapped, plain = endpoint(b"/a", host=b"::ffff:192.0.2.1"), endpoint(b"/a", host=b"192.0.2.1")
+    assert destination_of(mapped) == destination_of(plain)
+    assert destination_of(endpoint(b"/a", host=b"not:an:address\xff")).host == b"not:an:address\xff"
 
 
 def test_texts_with_a_case_of_their_own_stay_as_they_are() -> None:

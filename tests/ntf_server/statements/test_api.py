@@ -30,6 +30,7 @@ from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
 from tests.faults import StoreFaults, with_faults
+from transport.limits import Turns
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -409,6 +410,35 @@ async def test_handshakes_are_counted(tmp_path: Path) -> None:
             for _, writer in silent:
                 writer.close()
             await api.close()
+
+
+async def test_handshakes_wait_for_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds at once would hold up everything else; and who never begins is let go."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class OneDay(Turns):
+        async def take(self, amount: int) -> None:
+            begun.set()
+            await go_on.wait()
+
+    monkeypatch.setattr(http_server, "Turns", OneDay)
+    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 0.5)
+    ca_file, server_file = make_certificates(tmp_path / "tls")
+    context = ssl.create_default_context(cafile=ca_file)
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        config = replace(world.config.STATEMENTS, port=0, cert_file=server_file, key_file=server_file)
+        api = another_api(app.store, config)
+        port = await api.open()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        assert not begun.is_set()
+        connecting = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", port, ssl=context))
+        await begun.wait()
+        assert not connecting.done()
+        go_on.set()
+        (await connecting)[1].close()
+        await api.close()
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

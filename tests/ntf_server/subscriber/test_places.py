@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any, cast
 
-from ntf_server.router_places import RouterPlaces
+import pytest
+
+from ntf_server import router_places
+from ntf_server.clock import SystemClock
+from ntf_server.journal import NullJournal
+from ntf_server.limits import SECONDS_PER_DAY
+from ntf_server.router_places import NamedRouters, RouterPlaces
+from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
+from protocol.errors import QUOTA
+from store.leases import Lease, SoleOwner
+from tests.ntf_server.subscriber.conftest import QUICK, CollectingSink
 
 A, B, C, D = (SmpServer((f"{name}.example",), "", bytes(32)) for name in "abcd")
 
@@ -50,3 +62,52 @@ def test_nothing_is_left_behind() -> None:
     for server in held.elements():
         places.leave(server)
     assert places._holders == {} == places._brought_by == places._brought
+
+
+def test_new_names_of_one_client_in_a_day() -> None:
+    named = NamedRouters(per_client=2)
+    assert named.allows(A, "x", 0)
+    assert named.allows(B, "x", 0)
+    assert not named.allows(C, "x", 0)
+    assert named.allows(A, "x", 0), "it is known"
+    assert named.allows(C, "y", 0)
+    assert named.allows(C, "x", 0), "another one named it"
+    assert not named.allows(D, "x", 0)
+    assert named.allows(D, "x", SECONDS_PER_DAY)
+    assert [named.named_by(server) for server in (A, C, D)] == ["x", "y", "x"]
+
+
+def test_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_places, "NAMED_ROUTERS", 2)
+    named = NamedRouters(per_client=9)
+    for server in (A, B, A, C):
+        assert named.allows(server, "x", 0)
+    assert named.named_by(B) is None
+    assert named.named_by(A) == named.named_by(C) == "x"
+
+
+class OwnsNothing(SoleOwner):
+    """As a daemon on a database that others use: routers come to it by way of leases, if at all."""
+
+    is_shared = True
+
+    def owns(self, lease: Lease) -> bool:
+        return False
+
+
+async def test_routers_that_other_daemons_watch_count_too() -> None:
+    """Their places are given back as soon as they are stored: without a count of names there was no limit."""
+    subscriber = RouterSubscriber(
+        cast("Any", None),
+        CollectingSink(),
+        SystemClock(),
+        replace(QUICK, routers_per_address=2),
+        NullJournal(),
+        max_routers=100,
+        ownership=OwnsNothing(),
+    )
+    for servers, refused in (([A, B], {}), ([C], {C: QUOTA}), ([A], {})):
+        with subscriber.admission(servers, "192.0.2.1") as answers:
+            assert answers == refused
+    with subscriber.admission([C], "192.0.2.2") as answers:
+        assert answers == {}
