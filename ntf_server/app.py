@@ -97,7 +97,7 @@ class App:
         self.health = Health(
             lambda: self._store_watch.problem,
             self._own_routers,
-            self.dispatcher,
+            self.dispatcher.provider_watch,
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
         )

@@ -12,7 +12,7 @@ from ntf_server.metrics import LightHistogram, counter, gauge
 from ntf_server.push.composing import Entry, Push
 from ntf_server.push.lanes import Kind
 from ntf_server.push.provider import Destination, ProviderRefusesUs, PushError
-from ntf_server.push.scheduler import PushScheduler
+from ntf_server.push.scheduler import Added, PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
 from store.journal_schema import CALL_PUSH, MESSAGE_PUSH, STATEMENT_PUSH, JournalEvent
@@ -141,8 +141,13 @@ class PushEvents:
             server = _server(push.entries)
             self._record(JournalEvent.PUSH_RETRIED, **_about(push), server=server, error=reason)
 
-    def left(self) -> None:
-        DEFERRED.inc()
+    def not_started(self, kind: Kind, added: Added | None) -> None:
+        """What the scheduler said about a job that is not pushed now; None: nothing."""
+        if added is Added.LEFT:
+            DEFERRED.inc()
+        elif added is Added.DROPPED:
+            self.urgent_failed(kind)
+            log.warning("a %s push was dropped: too many wait", kind.name.lower())
 
     def token_invalid(self, token: TokenRecord, reason: InvalidReason) -> None:
         TOKENS_INVALID.labels(reason.value).inc()
