@@ -104,7 +104,6 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
             server="smp.example",
             status_from="PENDING",
             status_to="ACTIVE",
-            error="TIMEOUT",
         )
         assert journal.recorded == 2
     (path,) = segments(tmp_path)
@@ -128,12 +127,7 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
     }
     assert int(first["time"].timestamp() * 1_000_000) == NOON
     assert second["subscription"] == pseudonym(KEY, b"s" * 24)
-    assert (second["status_from"], second["status_to"], second["error"], second["seq"]) == (
-        "PENDING",
-        "ACTIVE",
-        "TIMEOUT",
-        1,
-    )
+    assert (second["status_from"], second["status_to"], second["seq"]) == ("PENDING", "ACTIVE", 1)
     assert not open_segments(tmp_path)
 
 
