@@ -36,8 +36,8 @@ from store.work_queue import WorkQueue
 T = TypeVar("T")
 
 
-class Lane(NamedTuple):
-    """Commands of one lane are worked off in order; a dead router holds up its own lane only."""
+class Strand(NamedTuple):
+    """Commands of one strand are worked off in order; a dead router holds up its own strand only."""
 
     connection_id: int
     queue_id: int = 0
@@ -56,7 +56,7 @@ class Tx:
     "Send queues that have something to send."
     hurried: set[int] = field(default_factory=set)
     "Send queues whose wait for the next attempt is over."
-    commands: set[Lane] = field(default_factory=set)
+    commands: set[Strand] = field(default_factory=set)
     "Where there is something to do."
     subscriptions: set[str] = field(default_factory=set)
     "Servers with new receive queues."

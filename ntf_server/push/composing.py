@@ -20,6 +20,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.scheduler import Taken
 from ntf_server.statements.payloads import Matched, NotifyType, payload
 from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.encoding import NONCE_SIZE
 from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import TokenStatus
 from store.records import LastNotification, SubKey, TokenPush, TokenRecord
@@ -27,12 +28,11 @@ from store.statement_records import Channel, StatementPush
 
 MAX_ENTRIES = 6
 "Entries of one push."
-NONCE_SIZE = 24
 NONCES_DRAWN = 128
 PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
-Entry = LastNotification | StatementPush
+PushEntry = LastNotification | StatementPush
 Content = TokenRecord | TokenPush | StatementPush
 "What the store told about a job: a token to be written to, one with notifications, a statement."
 E = TypeVar("E", LastNotification, StatementPush)
@@ -130,11 +130,11 @@ class Push(NamedTuple):
     started: float
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[PushEntry]:
         return self.composed.entries if self.composed else ()
 
     @property
-    def unsent(self) -> Sequence[Entry]:
+    def unsent(self) -> Sequence[PushEntry]:
         return self.composed.unsent if self.composed else ()
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from ntf_server.app import running
 from ntf_server.clock import SystemClock
 from ntf_server.daemon_life import DROPPED, REJECTED, DaemonLife
-from ntf_server.journal import Journal, JournalSettings
+from ntf_server.journal import Journal, WriterConfig
 from ntf_server.router import RouterStatus
 from ntf_server.setup import JOURNAL_FOLDER
 from protocol.encoding import NO_ENTITY
@@ -64,7 +64,7 @@ async def test_the_journal_tells_what_it_lost_and_what_routers_have(tmp_path: Pa
         await beats.acquire()
 
     journal = Journal(
-        JournalSettings(folder=tmp_path / "journal", key=bytes(32), flush_seconds=0.01, buffered_events=5),
+        WriterConfig(folder=tmp_path / "journal", key=bytes(32), flush_seconds=0.01, buffered_events=5),
         lambda: 1_767_614_400_000_000,
     )
     store = SqliteStore(tmp_path / "ntf.db")

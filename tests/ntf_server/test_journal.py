@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from psutil import Process
 
-from ntf_server.journal import Journal, JournalSettings, NullJournal
+from ntf_server.journal import Journal, NullJournal, WriterConfig
 from ntf_server.journal_items import ContractError, JournalItem, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
@@ -49,8 +49,8 @@ class Clock:
         return self.now
 
 
-def settings(folder: Path, **changes: Any) -> JournalSettings:
-    return JournalSettings(**{"folder": folder, "key": KEY, "flush_seconds": 0.01, **changes})
+def settings(folder: Path, **changes: Any) -> WriterConfig:
+    return WriterConfig(**{"folder": folder, "key": KEY, "flush_seconds": 0.01, **changes})
 
 
 @asynccontextmanager
@@ -351,12 +351,12 @@ def test_sealing_again_after_a_crash_in_between_adds_nothing(tmp_path: Path) -> 
 WRITING_PROCESS = """
 import asyncio, os, sys, time
 from pathlib import Path
-from ntf_server.journal import Journal, JournalSettings
+from ntf_server.journal import Journal, WriterConfig
 
 async def main():
     clock = lambda: time.time_ns() // 1000
     options = dict(folder=Path(sys.argv[1]), key=bytes(32), flush_seconds=0.005, segment_bytes=60_000)
-    journal = Journal(JournalSettings(**options), clock)
+    journal = Journal(WriterConfig(**options), clock)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(journal.run())
         while True:
