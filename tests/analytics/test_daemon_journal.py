@@ -37,8 +37,9 @@ from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
 from store.journal_schema import JournalEvent as E
 from tests.analytics.rollup_reference import write_rollups
 from tests.ntf_server.conftest import changed, code_of, make_app
-from tests.ntf_server.life import DEADLINE, Life, journal_config, until
+from tests.ntf_server.life import Life, journal_config
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.waiting import DEADLINE, until
 
 QUEUES = 20
 LOST = 8

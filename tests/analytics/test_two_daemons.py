@@ -18,9 +18,10 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from tests.analytics.test_daemon_journal import report_on
 from tests.ntf_server.conftest import changed, code_of, make_app
-from tests.ntf_server.life import journal_config, until
+from tests.ntf_server.life import journal_config
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.postgres import PostgresCluster
+from tests.waiting import until
 
 QUEUES = 4
 "Of each of two routers."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +22,7 @@ from smp_router.router import Router
 from tests.ntf_server.conftest import changed, code_of, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.store.builders import queue_states
-
-DEADLINE = 60.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.02)
+from tests.waiting import DEADLINE
 
 
 def journal_config(folder: Path, push: FakePushServer) -> Config:

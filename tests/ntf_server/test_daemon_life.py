@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from store.journal_schema import JournalEvent
 from store.sqlite import SqliteStore
 from tests.ntf_server.conftest import changed, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
+from tests.waiting import until
 
 ROUTER = "smp://AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=@Smp.Example"
 
@@ -45,11 +45,6 @@ def status(**changes: Any) -> RouterStatus:
 def value(metric: Any) -> float:
     (family,) = metric.collect()
     return float(family.samples[0].value)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

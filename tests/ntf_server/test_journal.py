@@ -33,10 +33,10 @@ from store.journal_schema import (
     load_or_create_key,
     pseudonym,
 )
+from tests.waiting import DEADLINE, until
 
 KEY = bytes(range(KEY_SIZE))
 NOON = 1_767_614_400_000_000  # 2026-01-05 12:00
-DEADLINE = 60.0
 
 
 class Clock:
@@ -77,12 +77,6 @@ def open_segments(folder: Path) -> list[Path]:
 def rows(folder: Path) -> list[dict[str, Any]]:
     tables = [pq.read_table(path, partitioning=None) for path in segments(folder)]
     return [row for table in tables for row in table.to_pylist()]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from protocol.connection import Connection
 from smp_client.requests import RequestSession
 from smp_router.router import Router
 from tests.ntf_server.conftest import make_app
-from tests.ntf_server.life import Life, journal_config, until
+from tests.ntf_server.life import Life, journal_config
 from tests.ntf_server.ntf_client import NtfClient
+from tests.waiting import until
 from transport.streams import TlsStream
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,7 +18,8 @@ from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
 from store.records import Stored, SubKey
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import DEADLINE, Device, World, apns_token, make_world, running, until
+from tests.ntf_server.dispatch.world import Device, World, apns_token, make_world, running
+from tests.waiting import DEADLINE, until
 
 
 async def test_single_notification_reaches_its_device(world: World) -> None:

@@ -17,8 +17,9 @@ from store.journal_schema import DeletionReason, JournalEvent
 from store.records import DeletedSubscription, QueueRow, ServerKey
 from store.rows import DELETED_PAGE
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import Device, World, make_world, until
+from tests.ntf_server.dispatch.world import Device, World, make_world
 from tests.store.builders import look_and_move, new_subscription
+from tests.waiting import until
 
 
 class Forgotten:
