@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.measure import Row, best_of, figure
 from bench.part import Part
-from ntf_server.journal import FLUSH_EVENTS, Journal, JournalSettings
+from ntf_server.journal import FLUSH_EVENTS, Journal, WriterConfig
 from ntf_server.journal_items import JournalItem, ReceivedBlock
 from ntf_server.journal_items import Row as JournalRow
 from ntf_server.journal_segments import SegmentWriter
@@ -101,7 +101,7 @@ def recording(journal: Journal, ids: Ids) -> dict[str, Work]:
 def measure(folder: Path, *, rounds: int = 20, segments: int = 4) -> list[Row]:
     ids = [(os.urandom(24), os.urandom(24)) for _ in range(SUBSCRIPTIONS)]
     written, events = folder / "journal", SEGMENT_FLUSHES * FLUSH_EVENTS
-    settings = JournalSettings(folder=written, key=bytes(32), buffered_events=1 << 40)
+    settings = WriterConfig(folder=written, key=bytes(32), buffered_events=1 << 40)
     loop = best_of(recording(Journal(settings, lambda: NOW), ids), rounds)
     works: dict[str, Work] = {
         "received": (writing(written, received_blocks(ids)), events),

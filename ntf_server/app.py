@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntf_server import setup
-from ntf_server.clock import Clock, SharedClock, SystemClock
-from ntf_server.commands import CommandRules, Commands
+from ntf_server.clock import MICROSECONDS, Clock, SharedClock, SystemClock
+from ntf_server.commands import Commands
 from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
 from ntf_server.daemon_life import DaemonLife
@@ -22,7 +22,7 @@ from ntf_server.figures import Figures, watch_loop
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
-from ntf_server.journal import MEGABYTE, Journal, JournalSettings, NullJournal
+from ntf_server.journal import MEGABYTE, Journal, NullJournal, WriterConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PUSH_DRAIN_TIMEOUT = 10.0
-MICROSECONDS = 1_000_000
 
 COMMIT_SECONDS = histogram("store_commit_seconds", "Time of a group of writes up to its commit")
 
@@ -100,7 +99,7 @@ class App:
         self.health = Health(
             lambda: self._store_watch.problem,
             self._own_routers,
-            self.dispatcher,
+            self.dispatcher.provider_watch,
             self._providers.set_up,
             own_percent=config.METRICS.ready_own_percent,
         )
@@ -247,14 +246,14 @@ class App:
         section = self._config.JOURNAL
         if not section.enabled:
             return NullJournal()
-        settings = JournalSettings(
+        config = WriterConfig(
             folder=self._data_dir / setup.JOURNAL_FOLDER,
             key=load_or_create_key(self._data_dir / setup.JOURNAL_KEY),
             format="jsonl" if section.format == "jsonl" else "parquet",
             segment_bytes=section.segment_mb * MEGABYTE,
             segment_seconds=section.segment_seconds,
         )
-        return Journal(settings, lambda: int(self._clock.now() * MICROSECONDS))
+        return Journal(config, lambda: int(self._clock.now() * MICROSECONDS))
 
     def _make_dispatcher(self, providers: Providers) -> Dispatcher:
         return Dispatcher(
@@ -309,10 +308,8 @@ class App:
             self.dispatcher,
             clock=self._clock,
             random=self._random,
-            rules=CommandRules(
-                providers=frozenset(self._providers.by_tag),
-                verifications=self._verifications,
-            ),
+            providers=frozenset(self._providers.by_tag),
+            verifications=self._verifications,
             journal=self._journal,
             deletions=self._deletions,
         )

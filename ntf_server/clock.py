@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 SECONDS_PER_DAY = 86_400
+MICROSECONDS = 1_000_000
+"In a second."
 
 
 class Clock(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -78,14 +77,6 @@ SUBSCRIPTIONS_DELETED = counter("subscriptions_deleted", "Subscriptions deleted 
 COMMANDS = counter("commands", "Commands by tag and outcome", ["command", "outcome"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandRules:
-    """What the configuration allows clients to do."""
-
-    providers: frozenset[Provider]
-    verifications: VerificationLimits
-
-
 class Commands:
     """Runs commands against the store. One for the whole server; connections have no state here."""
 
@@ -97,7 +88,8 @@ class Commands:
         *,
         clock: Clock,
         random: Callable[[int], bytes],
-        rules: CommandRules,
+        providers: frozenset[Provider],
+        verifications: VerificationLimits,
         journal: EventSink,
         deletions: Deletions,
     ) -> None:
@@ -106,7 +98,8 @@ class Commands:
         self._push = push
         self._clock = clock
         self._random = random
-        self._rules = rules
+        self._providers = providers
+        self._verifications = verifications
         self._journal = journal
         self._deletions = deletions
         self._authenticator = Authenticator(store)
@@ -227,9 +220,9 @@ class Commands:
         return Ok() if await self._store.set_cron(token.key, command.minutes, due) else Err(AUTH)
 
     def _check_device(self, device_token: DeviceToken) -> None:
-        if device_token.provider not in self._rules.providers:
+        if device_token.provider not in self._providers:
             raise ProtocolError(CMD_PROHIBITED)
-        if not self._rules.verifications.allows(device_token, self._clock.monotonic()):
+        if not self._verifications.allows(device_token, self._clock.monotonic()):
             raise ProtocolError(QUOTA)
 
     # Subscriptions

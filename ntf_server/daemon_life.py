@@ -12,7 +12,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from ntf_server.clock import Clock
+from ntf_server.clock import MICROSECONDS, Clock
 from ntf_server.journal import Journal
 from ntf_server.metrics import AskedCounter
 from ntf_server.router import RouterStatus
@@ -26,7 +26,6 @@ RECORDED = AskedCounter("journal_events", "Events written to the journal or abou
 DROPPED = AskedCounter("journal_dropped", "Events lost because the journal could not be written for too long")
 REJECTED = AskedCounter("journal_rejected", "Events left out of the journal because they broke its contract")
 
-MICROSECONDS = 1_000_000
 ALIVE_INTERVAL = 60.0
 BEATS_PER_SAMPLE = 60
 

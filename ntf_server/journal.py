@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from ntf_server.clock import MICROSECONDS
 from ntf_server.config import JournalConfig
 from ntf_server.journal_items import (
     JournalItem,
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 MEGABYTE = 1 << 20
 FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
 
-Clock = Callable[[], int]
+WallClock = Callable[[], int]
 """Wall time in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JournalSettings:
+class WriterConfig:
     """How the journal is written."""
 
     folder: Path
@@ -117,13 +118,13 @@ class Journal:
     strict = False
     is_on = True
 
-    def __init__(self, settings: JournalSettings, clock: Clock, writer_id: bytes | None = None) -> None:
-        self._settings = settings
+    def __init__(self, config: WriterConfig, clock: WallClock, writer_id: bytes | None = None) -> None:
+        self._config = config
         self._clock = clock
         self._items: list[JournalItem] = []
         self._buffered = 0
-        self._limit = settings.buffered_events
-        self._wake_at = min(FLUSH_EVENTS, settings.buffered_events)
+        self._limit = config.buffered_events
+        self._wake_at = min(FLUSH_EVENTS, config.buffered_events)
         self._wake = asyncio.Event()
         self._stopping = False
         self._refused = 0
@@ -132,13 +133,13 @@ class Journal:
         from ntf_server.journal_segments import SegmentWriter
 
         self._segments = SegmentWriter(
-            folder=settings.folder,
-            key=settings.key,
+            folder=config.folder,
+            key=config.key,
             writer_id=writer_id or os.urandom(WRITER_ID_SIZE),
-            file_format=settings.format,
-            segment_bytes=settings.segment_bytes,
-            segment_us=int(settings.segment_seconds * 1_000_000),
-            pending_limit=settings.buffered_events,
+            file_format=config.format,
+            segment_bytes=config.segment_bytes,
+            segment_us=int(config.segment_seconds * MICROSECONDS),
+            pending_limit=config.buffered_events,
         )
 
     @property
@@ -237,7 +238,7 @@ class Journal:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.flush_seconds):
+            async with asyncio.timeout(self._config.flush_seconds):
                 await self._wake.wait()
         self._wake.clear()
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
+from ntf_server.clock import MICROSECONDS
 from ntf_server.config import SubscriberConfig
 from ntf_server.former_session import FormerSession
 from ntf_server.metrics import counter
@@ -272,7 +273,7 @@ class Router:
         self._last_error = None
         logger.info("%s: connected, version %d", self.known.name, session.params.version)
         self._parts.journal.record(
-            JournalEvent.SMP_CONNECTED, server=self.known.name, latency_us=int(took * 1_000_000)
+            JournalEvent.SMP_CONNECTED, server=self.known.name, latency_us=int(took * MICROSECONDS)
         )
 
     async def _not_connected(self, error: ClientError) -> float | None:

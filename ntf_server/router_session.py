@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ntf_server.clock import Clock
+from ntf_server.clock import MICROSECONDS, Clock
 from ntf_server.former_session import FormerSession
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
@@ -316,7 +316,7 @@ class RouterSession:
 
     def _report_healed(self, check: ServiceCheck, gained: int, started: float) -> None:
         name, healed = self._router.name, max(0, gained)
-        took = int((self._clock.monotonic() - started) * 1_000_000)
+        took = int((self._clock.monotonic() - started) * MICROSECONDS)
         HEALED.inc(healed)
         logger.info("%s has %d queues of this service again, %d more", name, check.routers.count, healed)
         self._journal.record(JournalEvent.SMP_HEALED, server=name, count=healed, latency_us=took)

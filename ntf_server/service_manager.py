@@ -9,9 +9,9 @@ import socket
 import time
 from collections.abc import Mapping
 
-logger = logging.getLogger(__name__)
+from ntf_server.clock import MICROSECONDS
 
-MICROSECONDS = 1_000_000
+logger = logging.getLogger(__name__)
 
 
 class ServiceManager:

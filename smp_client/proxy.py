@@ -20,7 +20,7 @@ from protocol.addresses import SmpServer
 from protocol.authorization import authorize
 from protocol.blocks import pack_batches, split_batch
 from protocol.connection import Rejected, read_item
-from protocol.crypto import AuthPrivateKey, X25519PrivateKey, X25519PublicKey
+from protocol.crypto import KEY_SIZE, AuthPrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, short
 from protocol.errors import PROXY_NO_SESSION, DecodeError, HandshakeError, TooLarge, proxy_broker_error
 from protocol.proxy import ClientLayer, relay_session_key
@@ -42,7 +42,6 @@ Sessions = Callable[[SmpServer], Awaitable[SmpSession]]
 
 UNREACHABLE = (proxy_broker_error(b"HOST"), proxy_broker_error(b"TRANSPORT VERSION"))
 "The proxy cannot serve this router, now or later. Other failures pass, or the command may have been done."
-KEY_SEED_SIZE = 32
 
 
 class ProxyPolicy(Enum):
@@ -102,7 +101,7 @@ class Route:
 
     async def request(self, command: Command) -> SmpMessage:
         """The destination's answer, or the proxy's `Err` if there is none. Raises `ClientError`."""
-        own = X25519PrivateKey(os.urandom(KEY_SEED_SIZE))
+        own = X25519PrivateKey(os.urandom(KEY_SIZE))
         try:
             layer = ClientLayer.agree(own, self._relay_key, command.corr_id)
             sealed = layer.seal_command(_transmission(self._params, command))

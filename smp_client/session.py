@@ -20,7 +20,7 @@ from OpenSSL import SSL
 from protocol import ntf_commands, smp_messages
 from protocol.addresses import NtfServer, ServerAddress, SmpServer
 from protocol.connection import Connection, Outgoing, Received
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.crypto import KEY_SIZE, Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
 from protocol.ntf_handshake import NtfClientHandshake
@@ -35,8 +35,6 @@ from smp_client.requests import SESSION_DEFAULTS, Request, RequestSession, Sessi
 from transport.certificates import Credentials
 from transport.streams import TlsStream
 from transport.tls import client_context
-
-KEY_SEED_SIZE = 32
 
 S = TypeVar("S", bound=RequestSession[Any, Any])
 SmpEvents = Callable[[list[Received[SmpMessage]]], Awaitable[None]]
@@ -163,13 +161,13 @@ def _smp_handshake(
             service.role,
             service.credentials.chain,
             service.credentials.signing_key,
-            Ed25519PrivateKey(random(KEY_SEED_SIZE)),
+            Ed25519PrivateKey(random(KEY_SIZE)),
         )
     return SmpClientHandshake(
         stream.session_id,
         server.key_hash,
         stream.peer_chain,
-        X25519PrivateKey(random(KEY_SEED_SIZE)),
+        X25519PrivateKey(random(KEY_SIZE)),
         login,
         versions,
         proxy=proxy,

@@ -62,6 +62,8 @@ from store.statement_records import (
 
 KEPT_NOTIFICATIONS = 6
 "Last notifications kept per token; unsent ones are kept beyond it."
+UNSENT_LOADED = 64
+"Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
 
 
 class StoreError(Exception):
@@ -202,7 +204,7 @@ class PushStore(TokenMoves, Protocol):
         """Those that exist, in any state."""
 
     async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
-        """For ACTIVE tokens that have entries; at most 64 unsent ones of each, the oldest."""
+        """For ACTIVE tokens that have entries; at most `UNSENT_LOADED` unsent ones of each, the oldest."""
 
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
         """Entries replaced by a newer one meanwhile stay unsent."""

@@ -154,24 +154,24 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
     E.TOKEN_REPLACED: _event("TRPL: a new device token in the same record", _TOKEN, "", SECOND_US),
     E.TOKEN_DELETED: _event(
         "gone with its subscriptions (count); error is a DeletionReason",
-        f"{_TOKEN} error",
-        "count",
+        f"{_TOKEN} error count",
+        "",
         SECOND_US,
     ),
     E.TOKEN_INVALID: _event(
         "error: BAD, TOPIC, EXPIRED or UNREGISTERED, as the provider said", f"{_TOKEN} error", "", SECOND_US
     ),
-    E.SUB_CREATED: _event("SNEW", _SUB, "status_to", SECOND_US),
+    E.SUB_CREATED: _event("SNEW", _SUB, "", SECOND_US),
     E.SUB_STATUS_CHANGED: _event(
         "one subscription; not noted: to PENDING, and what changes a router's subscriptions together",
         f"{_SUB} status_from status_to",
-        "error",
+        "",
         SECOND_US,
     ),
     E.SUB_DELETED: _event(
         "error is a DeletionReason; none is written for those that go with their token",
         f"{_SUB} error",
-        "status_from",
+        "",
         SECOND_US,
     ),
     E.SMP_CONNECTED: _event("latency_us: of connecting and logging in", "server latency_us"),
@@ -219,7 +219,7 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
     ),
     E.SERVER_STARTED: _event("count: subscriptions to be made active again", "daemon uptime_us count"),
     E.SERVER_ALIVE: _event(
-        "from time to time; total: subscriptions, count: active", "daemon uptime_us", "count total"
+        "from time to time; total: subscriptions, count: active", "daemon uptime_us count total"
     ),
     E.SERVER_STOPPED: _event("orderly", "daemon uptime_us"),
     E.EVENTS_LOST: _event("count: events missing from the journal; error: why", "count error"),

@@ -10,7 +10,7 @@ import asyncpg
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store.interface import KEPT_NOTIFICATIONS
+from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED
 from store.leases import Duty, of_router
 from store.postgres_engine import Fences
 from store.postgres_tokens import OWN_PUSHES
@@ -27,9 +27,6 @@ from store.records import (
 )
 from store.rows import TOKEN_COLUMNS, last_notification, token_record
 from store.work_queue import Failed
-
-UNSENT_LOADED = 64
-"Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
 
 # Of several notifications of one queue the last one stays. Rows are locked in the order of their keys, as by
 # everyone who locks more than one of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -222,6 +222,3 @@ def notification_row(row: Source) -> Row:
         raise Unreadable("nmsg_data is empty")
     nonce = _bytes(row, "nmsg_nonce", NONCE_SIZE)
     return row["token_key"], row["sub_key"], row["seq"], int(sent_at.timestamp()), nonce, meta
-
-
-Convert = Callable[[Source], Row]

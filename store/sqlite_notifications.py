@@ -10,7 +10,7 @@ from typing import Any
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
-from store.interface import KEPT_NOTIFICATIONS
+from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED
 from store.records import (
     Counts,
     LastNotification,
@@ -24,9 +24,6 @@ from store.records import (
 )
 from store.rows import TOKEN_COLUMNS, last_notification, token_record
 from store.sqlite_transaction import Transaction, insert_rows, select_in, update_in
-
-UNSENT_LOADED = 64
-"Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
 
 # One row with all answers: each row that SQLite hands over gives up the interpreter lock, and gets it back
 # only when the event loop pauses.

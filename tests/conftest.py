@@ -23,3 +23,12 @@ def postgres() -> Iterator[PostgresCluster]:
     """A real one; each test takes a new database of it."""
     with running_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """Empty: the server keeps its data in a file."""
+    if request.param == "sqlite":
+        return ""
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    return cluster.new_database()

@@ -76,7 +76,7 @@ def test_sizes(path: Path) -> None:
 
 
 STATE_NAMES = {*TokenStatus, *SubState}
-ROLES = {"NtfStore", "SqliteStore"}
+ROLES = {"NtfStore", "SqlStore", "SqliteStore", "PostgresStore"}
 "All roles of the store at once: for those who make it, not for those who use it."
 MAKE_THE_STORE = {"ntf_server/stores.py"}
 INTO_A_STORE = re.compile(r"\bstore\._[a-z]|setattr\([\w.]*\bstore,")

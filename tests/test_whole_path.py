@@ -7,8 +7,6 @@ import json
 import stat
 from pathlib import Path
 
-import pytest
-
 from agent.notifications.records import Mode, SubAction
 from ntf_demo.demo import playground
 from protocol.statuses import TokenStatus
@@ -22,16 +20,6 @@ from tests.agent.notifications.world import (
     verified,
     watched,
 )
-from tests.postgres import PostgresCluster
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def postgres_url(request: pytest.FixtureRequest) -> str:
-    """Empty: the server keeps its data in a file."""
-    if request.param == "sqlite":
-        return ""
-    cluster: PostgresCluster = request.getfixturevalue("postgres")
-    return cluster.new_database()
 
 
 async def test_message_wakes_the_phone_that_then_reads_it(tmp_path: Path, postgres_url: str) -> None:

@@ -51,7 +51,7 @@ from agent.duplex.replies import checked
 from agent.duplex.routers import Acknowledgement, RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
-from agent.duplex.store import Change, DuplexStore, Lane, Tx
+from agent.duplex.store import Change, DuplexStore, Strand, Tx
 from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
     add_command,
@@ -157,7 +157,7 @@ class DuplexAgent:
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
-        self._command_workers: Workers[Lane] = Workers("commands of connection", tasks, self._command_step)
+        self._command_workers: Workers[Strand] = Workers("commands of connection", tasks, self._command_step)
         self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
         self._fetches = Fetches(tasks, store, self._transact, self._ask, self._publish, self._room.wait)
         self._ntf_sessions = NtfSessions(self._connect_ntf)
@@ -182,8 +182,8 @@ class DuplexAgent:
             self._publish(message)
         for server in servers:
             self._keep(server)
-        for lane in commands:
-            self._command_workers.wake(lane)
+        for strand in commands:
+            self._command_workers.wake(strand)
         for queue_id in deliveries:
             self._delivery_workers.wake(queue_id)
         await self.notifications.start()
@@ -232,8 +232,8 @@ class DuplexAgent:
             self._publish(event)
         for server in tx.subscriptions:
             self._keep(parse_smp_server(server)).subscribe_more()
-        for lane in tx.commands:
-            self._command_workers.wake(lane, hurry=lane in tx.hurried)
+        for strand in tx.commands:
+            self._command_workers.wake(strand, hurry=strand in tx.hurried)
         for queue_id in tx.deliveries:
             self._delivery_workers.wake(queue_id, hurry=queue_id in tx.hurried)
         self.notifications.wake(tx.notifications)
@@ -287,8 +287,8 @@ class DuplexAgent:
             for each in workers:
                 await each.idle.wait()
 
-    async def _command_step(self, lane: Lane, wait: Wait) -> bool:
-        command = await self._store.read(lambda db: next_command(db, lane))
+    async def _command_step(self, strand: Strand, wait: Wait) -> bool:
+        command = await self._store.read(lambda db: next_command(db, strand))
         if command is None:
             return False
         await self._commands.run(command, wait)

@@ -6,7 +6,7 @@ import sqlite3
 
 from agent.duplex.events import Deleted
 from agent.duplex.outgoing import end_deliveries
-from agent.duplex.store import Lane, Tx
+from agent.duplex.store import Strand, Tx
 from agent.duplex.tables import add_command, connection, send_queues, set_connection
 
 DELETE = "delete"
@@ -31,10 +31,10 @@ def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
 def _end_commands(tx: Tx, connection_id: int) -> None:
     """What one waits to try again is not wanted any more, and the deletion does not wait for it."""
     sql = "SELECT DISTINCT connection_id, queue_id FROM commands WHERE connection_id = ?"
-    lanes = {Lane(*row) for row in tx.db.execute(sql, (connection_id,))}
+    strands = {Strand(*row) for row in tx.db.execute(sql, (connection_id,))}
     tx.db.execute("DELETE FROM commands WHERE connection_id = ?", (connection_id,))
-    tx.commands |= lanes
-    tx.hurried |= lanes
+    tx.commands |= strands
+    tx.hurried |= strands
 
 
 def is_pending(db: sqlite3.Connection, connection_id: int) -> bool:

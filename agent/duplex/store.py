@@ -36,8 +36,8 @@ from store.work_queue import WorkQueue
 T = TypeVar("T")
 
 
-class Lane(NamedTuple):
-    """Commands of one lane are worked off in order; a dead router holds up its own lane only."""
+class Strand(NamedTuple):
+    """Commands of one strand are worked off in order; a dead router holds up its own strand only."""
 
     connection_id: int
     queue_id: int = 0
@@ -54,9 +54,9 @@ class Tx:
     events: list[Event] = field(default_factory=list)
     deliveries: set[int] = field(default_factory=set)
     "Send queues that have something to send."
-    hurried: set[int | Lane] = field(default_factory=set)
-    "Send queues and lanes whose wait for the next attempt is over."
-    commands: set[Lane] = field(default_factory=set)
+    hurried: set[int | Strand] = field(default_factory=set)
+    "Send queues and strands whose wait for the next attempt is over."
+    commands: set[Strand] = field(default_factory=set)
     "Where there is something to do."
     subscriptions: set[str] = field(default_factory=set)
     "Servers with new receive queues."

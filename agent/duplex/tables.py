@@ -16,7 +16,7 @@ from agent.duplex.records import (
     SendQueue,
     SndSwitch,
 )
-from agent.duplex.store import Lane, Tx, insert, update
+from agent.duplex.store import Strand, Tx, insert, update
 from agent.errors import AgentError
 from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
@@ -278,12 +278,12 @@ def add_command(tx: Tx, connection_id: int, kind: str, arguments: bytes = b"", *
         arguments=arguments,
         delay=FAST.initial,
     )
-    tx.commands.add(Lane(connection_id, queue_id))
+    tx.commands.add(Strand(connection_id, queue_id))
 
 
-def next_command(db: sqlite3.Connection, lane: Lane) -> Command | None:
+def next_command(db: sqlite3.Connection, strand: Strand) -> Command | None:
     sql = "SELECT * FROM commands WHERE connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1"
-    row = db.execute(sql, lane).fetchone()
+    row = db.execute(sql, strand).fetchone()
     if row is None:
         return None
     retry = Retry(row["delay"], row["elapsed"])
@@ -302,8 +302,8 @@ def drop_command(tx: Tx, command_id: int) -> None:
     tx.db.execute("DELETE FROM commands WHERE command_id = ?", (command_id,))
 
 
-def unfinished(db: sqlite3.Connection) -> tuple[set[Lane], set[int]]:
-    """Lanes with commands, and send queues with deliveries: what a start goes on with."""
-    commands = {Lane(*row) for row in db.execute("SELECT DISTINCT connection_id, queue_id FROM commands")}
+def unfinished(db: sqlite3.Connection) -> tuple[set[Strand], set[int]]:
+    """Strands with commands, and send queues with deliveries: what a start goes on with."""
+    commands = {Strand(*row) for row in db.execute("SELECT DISTINCT connection_id, queue_id FROM commands")}
     deliveries = {row[0] for row in db.execute("SELECT DISTINCT queue_id FROM deliveries")}
     return commands, deliveries

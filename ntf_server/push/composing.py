@@ -20,6 +20,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.scheduler import Taken
 from ntf_server.statements.payloads import Matched, NotifyType, payload
 from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.encoding import NONCE_SIZE
 from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import TokenStatus
 from store.records import LastNotification, SubKey, TokenPush, TokenRecord
@@ -27,12 +28,13 @@ from store.statement_records import Channel, StatementPush
 
 MAX_ENTRIES = 6
 "Entries of one push."
-NONCE_SIZE = 24
 NONCES_DRAWN = 128
 PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
-Entry = LastNotification | StatementPush
+PushEntry = LastNotification | StatementPush
+Content = TokenRecord | TokenPush | StatementPush
+"What the store told about a job: a token to be written to, one with notifications, a statement."
 E = TypeVar("E", LastNotification, StatementPush)
 
 
@@ -128,11 +130,11 @@ class Push(NamedTuple):
     started: float
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[PushEntry]:
         return self.composed.entries if self.composed else ()
 
     @property
-    def unsent(self) -> Sequence[Entry]:
+    def unsent(self) -> Sequence[PushEntry]:
         return self.composed.unsent if self.composed else ()
 
 
@@ -146,14 +148,23 @@ class Composer:
         self._random = random
         self._nonces: list[bytes] = []
 
-    def has_content(self, taken: Taken, token: TokenRecord, push: TokenPush | None) -> bool:
+    def has_content(self, taken: Taken, content: Content) -> bool:
+        if isinstance(content, TokenPush):
+            return self._repeats(taken) or any(not entry.sent for entry in content.entries)
+        if isinstance(content, StatementPush):
+            return True
         if taken.job.kind is Kind.VERIFICATION:
-            return token.status.allows_verification
-        if push is None:
-            return token.status is TokenStatus.ACTIVE
-        return self._repeats(taken) or any(not entry.sent for entry in push.entries)
+            return content.status.allows_verification
+        return content.status is TokenStatus.ACTIVE
 
-    def message(self, taken: Taken, push: TokenPush, now: float) -> Push:
+    def compose(self, taken: Taken, content: Content, now: float) -> Push:
+        if isinstance(content, TokenPush):
+            return self._messages(taken, content, now)
+        if isinstance(content, StatementPush):
+            return self._statement(taken, content, now)
+        return self._urgent(taken, content, now)
+
+    def _messages(self, taken: Taken, push: TokenPush, now: float) -> Push:
         """Its `entries` are empty if all there is to say fits in no push."""
         token = push.token
         padding = self._padding(token)
@@ -163,7 +174,7 @@ class Composer:
         push_id = _message_id(token, composed.entries)
         return Push(taken, token, push_id, MessageList(nonce, boxed), composed, now)
 
-    def statement(self, taken: Taken, push: StatementPush, now: float) -> Push:
+    def _statement(self, taken: Taken, push: StatementPush, now: float) -> Push:
         is_voip = push.channel is Channel.VOIP
         notify_type = NotifyType.VOIP if is_voip or push.is_call else NotifyType.ALERT
         text = payload(push.channel, notify_type, Matched(push.sender, push.topic, push.data), self._title)
@@ -172,7 +183,7 @@ class Composer:
         notice = StatementNotice(text.body, is_voip, collapse_id)
         return Push(taken, push, _statement_id(push), notice, Composed(b"", (push,), (push,)), now)
 
-    def urgent(self, taken: Taken, token: TokenRecord, now: float) -> Push:
+    def _urgent(self, taken: Taken, token: TokenRecord, now: float) -> Push:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
             nonce = self._nonce()

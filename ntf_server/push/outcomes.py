@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ntf_server.clock import Clock, day
 from ntf_server.config import PushConfig
-from ntf_server.push.composing import Entry, Push
+from ntf_server.push.composing import Push, PushEntry
 from ntf_server.push.lanes import Kind
 from ntf_server.push.patience import Patience
 from ntf_server.push.provider import (
@@ -70,8 +70,8 @@ class Decision(NamedTuple):
     """Entries in `done` are never pushed again; those in `lost` reached nobody, because of `why`."""
 
     ended: Ended
-    done: Sequence[Entry] = ()
-    lost: Sequence[Entry] = ()
+    done: Sequence[PushEntry] = ()
+    lost: Sequence[PushEntry] = ()
     why: str = ""
 
 

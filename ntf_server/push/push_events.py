@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ntf_server.clock import MICROSECONDS
 from ntf_server.journal import EventSink
 from ntf_server.metrics import LightHistogram, counter, gauge
-from ntf_server.push.composing import Entry, Push
+from ntf_server.push.composing import Push, PushEntry
 from ntf_server.push.lanes import Kind
 from ntf_server.push.provider import Destination, ProviderRefusesUs, PushError
-from ntf_server.push.scheduler import PushScheduler
+from ntf_server.push.scheduler import Added, PushScheduler
 from protocol.device_token import Provider
 from protocol.statuses import InvalidReason
 from store.journal_schema import CALL_PUSH, MESSAGE_PUSH, STATEMENT_PUSH, JournalEvent
@@ -53,8 +54,6 @@ FAILURES = counter("push_failures", "Pushes given up, of any kind", ["provider",
 BREAKER = gauge("push_breaker_state", "0: pushes flow, 1: provider is down, 2: trying again", ["provider"])
 
 HOSTS_DOWN = gauge("push_hosts_down", "Web Push hosts that are down or refuse us")
-
-MICROSECONDS = 1_000_000
 
 
 class PushEvents:
@@ -116,7 +115,7 @@ class PushEvents:
             total=len(entries),
         )
 
-    def gave_up(self, push: Push, entries: Sequence[Entry], reason: str) -> None:
+    def gave_up(self, push: Push, entries: Sequence[PushEntry], reason: str) -> None:
         """`reason` is a class of reasons, fit for a label."""
         FAILURES.labels(_tag(push.token), push.taken.job.kind.name.lower(), reason).inc()
         if push.composed is None:
@@ -141,8 +140,13 @@ class PushEvents:
             server = _server(push.entries)
             self._record(JournalEvent.PUSH_RETRIED, **_about(push), server=server, error=reason)
 
-    def left(self) -> None:
-        DEFERRED.inc()
+    def not_started(self, kind: Kind, added: Added | None) -> None:
+        """What the scheduler said about a job that is not pushed now; None: nothing."""
+        if added is Added.LEFT:
+            DEFERRED.inc()
+        elif added is Added.DROPPED:
+            self.urgent_failed(kind)
+            log.warning("a %s push was dropped: too many wait", kind.name.lower())
 
     def token_invalid(self, token: TokenRecord, reason: InvalidReason) -> None:
         TOKENS_INVALID.labels(reason.value).inc()
@@ -207,7 +211,7 @@ def _tag(token: TokenRecord | StatementPush) -> str:
     return token.device_token.provider.tag
 
 
-def _server(entries: Sequence[Entry]) -> str | None:
+def _server(entries: Sequence[PushEntry]) -> str | None:
     """The router of the oldest entry."""
     first = entries[0] if entries else None
     return first.server.host_port if isinstance(first, LastNotification) else None

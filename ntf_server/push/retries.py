@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ntf_server.push.breaker import LONGEST_WISH
+
 FIRST_DELAY = 2.0
 "Seconds until the first retry; doubled with each further one."
 LONGEST_DELAY = 300.0
-LONGEST_WISH = 900.0
-"Seconds that a provider may ask us to wait; a longer wish is cut to this."
 JITTER = 0.25
 "Up to this part of a delay is added at random."
 MAX_ATTEMPTS = 8

@@ -12,9 +12,7 @@ from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
 
 KEM_PUBLIC_SIZE = 1158
-KEM_SECRET_SIZE = 1763
 KEM_CIPHERTEXT_SIZE = 1039
-KEM_SHARED_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)

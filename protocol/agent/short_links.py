@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import quote
 
-from protocol.addresses import SmpServer, parse_smp_server
+from protocol.addresses import KEY_HASH_SIZE, SmpServer, parse_smp_server
 from protocol.encoding import EntityId, Reader, Writer, b64
 from protocol.errors import DecodeError
 from protocol.link_crypto import LINK_ID_SIZE, LINK_KEY_SIZE
 from protocol.query import parse_bytes, split_query
-
-KEY_HASH_SIZE = 32
 
 
 class LinkKind(Enum):

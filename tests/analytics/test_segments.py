@@ -12,7 +12,7 @@ from analytics.generator import Plan, write_journal
 from analytics.segments import Segment, check_segment, split_overlapping
 from analytics.spark import LazySpark
 from analytics.spark_segments import check_on_executors, read_events
-from ntf_server.journal import Journal, JournalSettings
+from ntf_server.journal import Journal, WriterConfig
 from store.journal_schema import JournalEvent
 
 
@@ -99,7 +99,7 @@ def test_only_segments_that_may_share_events_are_compared() -> None:
 
 async def test_the_daemons_segments_of_both_formats_are_read(spark: LazySpark, tmp_path: Path) -> None:
     for file_format in ("parquet", "jsonl"):
-        settings = JournalSettings(folder=tmp_path, key=bytes(32), format=file_format)
+        settings = WriterConfig(folder=tmp_path, key=bytes(32), format=file_format)
         journal = Journal(settings, lambda: 1_767_614_400_123_456)
         journal.record(JournalEvent.SMP_CONNECTED, server="smp.example:5223", latency_us=5)
         journal.stop()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from ntf_demo.statement_gateway import gateway_parts, key_pair, signed_statement
 from ntf_server.clock import SystemClock
 from ntf_server.setup import JOURNAL_FOLDER
 from store.journal_schema import CALL_PUSH, CONTRACT, GIVEN_COLUMNS, STATEMENT_PUSH, JournalEvent
+from tests.waiting import until
 
-DEADLINE = 60.0
 ALICE = key_pair("alice")
 TOPIC = b"t" * 32
 DEVICES: dict[str, dict[str, Any]] = {
@@ -26,12 +25,6 @@ DEVICES: dict[str, dict[str, Any]] = {
     "voip": {"token": "b2" * 32},
     "fcm": {"token": "fcm:call", "call": True},
 }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def live(folder: Path) -> None:

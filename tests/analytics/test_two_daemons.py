@@ -16,10 +16,12 @@ from protocol.addresses import SmpQueueNtf
 from protocol.device_token import ApnsToken, Provider
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from tests.analytics.test_daemon_journal import journal_config, report_on, until
+from tests.analytics.test_daemon_journal import report_on
 from tests.ntf_server.conftest import changed, code_of, make_app
+from tests.ntf_server.life import journal_config
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.postgres import PostgresCluster
+from tests.waiting import until
 
 QUEUES = 4
 "Of each of two routers."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 from ntf_server.app import running
 from ntf_server.clock import SystemClock
 from ntf_server.daemon_life import DROPPED, REJECTED, DaemonLife
-from ntf_server.journal import Journal, JournalSettings
+from ntf_server.journal import Journal, WriterConfig
 from ntf_server.router import RouterStatus
 from ntf_server.setup import JOURNAL_FOLDER
 from protocol.encoding import NO_ENTITY
@@ -22,6 +21,7 @@ from store.journal_schema import JournalEvent
 from store.sqlite import SqliteStore
 from tests.ntf_server.conftest import changed, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
+from tests.waiting import until
 
 ROUTER = "smp://AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=@Smp.Example"
 
@@ -47,11 +47,6 @@ def value(metric: Any) -> float:
     return float(family.samples[0].value)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     tables = [pq.read_table(path, partitioning=None) for path in sorted(folder.glob("date=*/*.parquet"))]
     return list(pa.concat_tables(tables).sort_by("seq").to_pylist())
@@ -64,7 +59,7 @@ async def test_the_journal_tells_what_it_lost_and_what_routers_have(tmp_path: Pa
         await beats.acquire()
 
     journal = Journal(
-        JournalSettings(folder=tmp_path / "journal", key=bytes(32), flush_seconds=0.01, buffered_events=5),
+        WriterConfig(folder=tmp_path / "journal", key=bytes(32), flush_seconds=0.01, buffered_events=5),
         lambda: 1_767_614_400_000_000,
     )
     store = SqliteStore(tmp_path / "ntf.db")

@@ -16,7 +16,7 @@ from smp_router.router import Router
 from tests import builders
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
-from tests.ntf_server.subscriber.conftest import until
+from tests.waiting import until
 
 KEY = bytes(32)
 

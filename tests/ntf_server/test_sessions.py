@@ -202,7 +202,9 @@ async def test_client_that_does_not_read_is_dropped(tmp_path: Path, caplog: pyte
                 while True:
                     client.stream.write(pings)
                     await client.stream.drain()
-        assert "it took no answers for 0.3 seconds" in caplog.text
+        said = [record for record in caplog.records if "a client was disconnected" in record.getMessage()]
+        assert [(record.levelname, record.exc_info) for record in said] == [("INFO", None)]
+        assert "it took no answers for 0.3 seconds" in said[0].getMessage()
         assert "Traceback" not in caplog.text
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

@@ -23,8 +23,8 @@ from tests.drills.world import free_port
 from tests.ntf_server.conftest import active_device, changed, make_app, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.postgres import PostgresCluster
+from tests.waiting import DEADLINE, until
 
-DEADLINE = 60.0
 ROUTERS = 2
 
 
@@ -32,12 +32,6 @@ ROUTERS = 2
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "BALANCE_INTERVAL", 0.1)
     monkeypatch.setattr(ownership, "LATE_READING", 0.2)
-
-
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +24,7 @@ from tests.ntf_server.conftest import make_config
 from tests.ntf_server.ntf_client import NtfClient
 from tests.ntf_server.test_cli import init, ntf_server
 from tests.postgres import PostgresCluster
-
-DEADLINE = 60.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.05)
+from tests.waiting import DEADLINE, until
 
 
 def test_a_file_is_for_one_process(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
     command = python.with_name("ntf-server")
     use_server(command, tmp_path)
     assert "nothing is left behind" in run(command, "demo", cwd=tmp_path)
-    for name in ("ntf-agent", "smp-router"):
+    for name in ("ntf-agent", "ntf-analytics", "smp-router"):
         assert "0.1.0" in run(command.with_name(name), "--version", cwd=tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -107,10 +106,3 @@ async def receive_exactly(stream: TlsStream, size: int) -> bytes:
         parts += data
     assert len(parts) == size
     return bytes(parts)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until `condition` holds."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)

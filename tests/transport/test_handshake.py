@@ -12,7 +12,8 @@ import pytest
 from cryptography import x509
 from OpenSSL import SSL, crypto
 
-from tests.transport.chains import ALPN, NOW, clock, make_chain, reach, running, until
+from tests.transport.chains import ALPN, NOW, clock, make_chain, reach, running
+from tests.waiting import until
 from transport.certificates import Credentials, KeyAlgorithm, make_service
 from transport.errors import ChainInvalid, ConnectionClosed, TlsFailed, TransportError
 from transport.identity import check_chain

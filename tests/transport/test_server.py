@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from tests.transport.chains import echo, make_chain, reach, running, until
+from tests.transport.chains import echo, make_chain, reach, running
+from tests.waiting import until
 from transport import accepting
 from transport import server as serving
 from transport.engine import TlsEngine

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.transport.chains import ALPN, clock, echo, make_chain, reach, receive_exactly, running, until
+from tests.transport.chains import ALPN, clock, echo, make_chain, reach, receive_exactly, running
+from tests.waiting import until
 from transport.engine import MAX_PLAINTEXT, SLIGHT_RECORD
 from transport.errors import ConnectionClosed
 from transport.streams import READ_LIMIT, TlsStream, connect

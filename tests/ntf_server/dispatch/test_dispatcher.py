@@ -18,7 +18,8 @@ from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
 from store.records import Stored, SubKey
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import DEADLINE, Device, World, apns_token, make_world, running, until
+from tests.ntf_server.dispatch.world import Device, World, apns_token, make_world, running
+from tests.waiting import DEADLINE, until
 
 
 async def test_single_notification_reaches_its_device(world: World) -> None:
@@ -236,13 +237,13 @@ async def test_a_provider_that_is_not_set_up_loses_nothing_and_is_named(
 ) -> None:
     world = slow_world
     device = await world.add_device(queues=1, token=ApnsToken(Provider.APNS_NULL, b"00"))
-    assert world.dispatcher.trouble() == {}
+    assert world.dispatcher.provider_watch.trouble() == {}
     await world.receive(device.queues[0])
-    while not world.dispatcher.trouble():
+    while not world.dispatcher.provider_watch.trouble():
         tries = len(world.journal.of(JournalEvent.PUSH_RETRIED))
         await until(lambda tries=tries: len(world.journal.of(JournalEvent.PUSH_RETRIED)) > tries)
         clock.advance(60)
-    assert world.dispatcher.trouble() == {"AN": "refuses us: provider AN is not set up"}
+    assert world.dispatcher.provider_watch.trouble() == {"AN": "refuses us: provider AN is not set up"}
     assert "provider AN refuses us: provider AN is not set up" in caplog.text
     assert await world.unsent() == 1
 
@@ -263,7 +264,7 @@ async def test_verification_is_not_delayed_by_a_flood(tmp_path: Path) -> None:
 async def test_unsent_entries_of_an_earlier_run_are_pushed_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntf_server.push.dispatcher.SWEEP_PAGE", 3)
+    monkeypatch.setattr("ntf_server.push.reading.SWEEP_PAGE", 3)
     async with make_world(tmp_path, SystemClock(), PushConfig()) as world:
         devices = [await world.add_device(queues=2) for _ in range(10)]
         await world.dispatcher.stop(0.0)

@@ -13,7 +13,8 @@ from ntf_server import memory
 from ntf_server.memory import Tidying
 from ntf_server.push.http2 import NoAnswer
 from ntf_server.push.provider import PushError
-from tests.ntf_server.dispatch.world import World, until
+from tests.ntf_server.dispatch.world import World
+from tests.waiting import until
 
 
 class Knot:

@@ -21,8 +21,9 @@ from store.records import DeletedSubscription, QueueRow, ServerKey
 from store.rows import DELETED_PAGE
 from tests.faults import StoreFaults, with_faults
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import Device, World, make_world, until
+from tests.ntf_server.dispatch.world import Device, World, make_world
 from tests.store.builders import look_and_move, new_subscription
+from tests.waiting import until
 
 
 class Forgotten:

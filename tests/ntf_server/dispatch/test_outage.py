@@ -13,7 +13,8 @@ from ntf_server.clock import SystemClock
 from ntf_server.push.breaker import JITTER, LONGEST_PAUSE
 from store.journal_schema import JournalEvent
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import World, make_world, running, until
+from tests.ntf_server.dispatch.world import World, make_world, running
+from tests.waiting import until
 
 DEVICES, QUEUES = 500, 2
 BLOCKS, BLOCK = 100, 100

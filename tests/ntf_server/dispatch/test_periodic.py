@@ -13,7 +13,8 @@ import pytest
 from ntf_server.periodic import SHARED_PAUSE, Periodic, first_due, next_due
 from store.records import TokenKey
 from tests.ntf_server.dispatch.clock import START, SimulatedClock
-from tests.ntf_server.dispatch.world import Device, World, until
+from tests.ntf_server.dispatch.world import Device, World
+from tests.waiting import until
 
 MINUTE = 60.0
 

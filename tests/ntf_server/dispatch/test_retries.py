@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 
+from ntf_server.push.breaker import LONGEST_WISH
 from ntf_server.push.retries import (
     FIRST_DELAY,
     JITTER,
     LONGEST_DELAY,
-    LONGEST_WISH,
     failed_again,
     retry_delay,
 )

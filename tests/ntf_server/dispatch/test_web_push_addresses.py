@@ -16,8 +16,9 @@ from protocol.device_token import Provider, WebPushToken
 from protocol.statuses import TokenStatus
 from store.journal_schema import JournalEvent
 from tests.ntf_server.dispatch.clock import SimulatedClock
-from tests.ntf_server.dispatch.world import World, make_world, running, until
+from tests.ntf_server.dispatch.world import World, make_world, running
 from tests.ntf_server.push.test_webpush import Device as Browser
+from tests.waiting import until
 
 IMPOSSIBLE = [
     *(b"", b"..", b"-", b"a b", b"h\xc3\xb6st", b"\xff" * 255, b"x/y", b"0x7f000001", b"127.1"),

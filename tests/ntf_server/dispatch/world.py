@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one
 
-DEADLINE = 60.0
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
 
 
@@ -205,16 +204,6 @@ def write_key(path: Path) -> Path:
         )
     )
     return path
-
-
-async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            result = condition()
-            if result if isinstance(result, bool) else await result:
-                return
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

@@ -82,10 +82,3 @@ async def push(provider: ApnsProvider, number: int, push_id: uuid.UUID | None = 
 async def push_all(provider: ApnsProvider, count: int) -> list[PushError | None]:
     """Deliver messages to the tokens 0 .. count - 1 at once."""
     return await asyncio.gather(*(push(provider, number) for number in range(count)))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.002)

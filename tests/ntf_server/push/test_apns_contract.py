@@ -38,9 +38,9 @@ from tests.ntf_server.push.builders import (
     make_provider,
     push,
     push_all,
-    until,
     write_key,
 )
+from tests.waiting import until
 
 BAD_TOKEN = apns_token(7).token.decode()
 
@@ -358,7 +358,7 @@ async def test_more_pushes_than_places(fake: FakePushServer, key_file: Path) -> 
         fake.add_fault(Fault(action="silence", count=5))
         waiting = [asyncio.ensure_future(push(apns, number)) for number in range(10)]
         requests = fake.requests
-        await until(lambda requests=requests: fake.requests == requests + 5)  # type: ignore[misc]
+        await until(lambda requests=requests: fake.requests == requests + 5)
         waiting[7].cancel()  # one that waits for a place
         waiting[2].cancel()  # one that has one: the next takes it
         results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -19,7 +19,8 @@ from ntf_server.push.apns_client import ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt
 from ntf_server.push.http2 import CurlHttp2, Origin
 from ntf_server.push.provider import DeviceGone, ProviderDown
-from tests.ntf_server.push.builders import ManualClock, make_provider, push, until
+from tests.ntf_server.push.builders import ManualClock, make_provider, push
+from tests.waiting import until
 
 
 async def test_process(

@@ -10,7 +10,7 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.push import http2
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, OriginLimits
-from tests.ntf_server.push.builders import until
+from tests.waiting import until
 
 HEADERS = ["ttl: 60", "content-encoding: aes128gcm"]
 BODY = bytes(200)

@@ -6,15 +6,15 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.statement_gateway import GatewayWorld, key_pair
 from ntf_server.config import CONFIG_FILE, render_config
+from tests.waiting import DEADLINE
 
-DEADLINE = 60.0
 ALICE, TOPIC = key_pair("alice"), b"1" * 32
 DEVICES = {"apns": "a1" * 32, "voip": "b2" * 32, "fcm": "fcm:token"}
 
@@ -46,12 +46,6 @@ async def daemon(world: GatewayWorld, name: str = "") -> AsyncIterator[Daemon]:
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def register(world: GatewayWorld, port: int) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
 from tests.faults import StoreFaults, with_faults
+from tests.waiting import until
 from transport.limits import Turns
 
 APNS = "a1" * 32
@@ -439,11 +440,6 @@ async def test_handshakes_wait_for_their_turn(tmp_path: Path, monkeypatch: pytes
         go_on.set()
         (await connecting)[1].close()
         await api.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:

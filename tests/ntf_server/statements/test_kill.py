@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, signed_statement
-from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register, until
+from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register
+from tests.waiting import until
 
 
 async def waiting_are(world: GatewayWorld, count: int, unknown: int) -> None:

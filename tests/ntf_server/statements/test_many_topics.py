@@ -8,7 +8,8 @@ from ntf_demo.statement_gateway import gateway_world, key_pair, signed_statement
 from ntf_server.statements.openapi import RULES
 from ntf_server.statements.topic_groups import MAX_GROUP
 from tests.ntf_server.statements.builders import topic
-from tests.ntf_server.statements.process import of, until
+from tests.ntf_server.statements.process import of
+from tests.waiting import until
 
 TOPICS = 10_000
 GROUPS = -(-TOPICS // MAX_GROUP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,12 @@ from ntf_server.statements.payloads import APNS_LIMIT, FCM_LIMIT, VOIP_LIMIT
 from ntf_server.statements.pipeline import DROPPED, LIMITED
 from protocol.statements import statement_hash
 from store.statement_rate import COOL_DOWN, LIMIT, WINDOW
-from tests.postgres import PostgresCluster
+from tests.waiting import until
 
 DEADLINE = 40.0
 APNS, VOIP, FCM = "a1" * 32, "b2" * 32, "fcm:token"
 ALICE, BOB = key_pair("alice"), key_pair("bob")
 T1, T2 = b"1" * 32, b"2" * 32
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def postgres_url(request: pytest.FixtureRequest) -> str:
-    """Empty: the server keeps its data in a file."""
-    if request.param == "sqlite":
-        return ""
-    cluster: PostgresCluster = request.getfixturevalue("postgres")
-    return cluster.new_database()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def pushed(world: GatewayWorld, count: int) -> list[RecordedPush]:

@@ -16,8 +16,8 @@ from ntf_server.statements import service
 from ntf_server.statements.service import StatementGateway
 from store.leases import Lease, SoleOwner
 from tests.ntf_server.statements.builders import topic
-from tests.ntf_server.statements.process import until
 from tests.ntf_server.statements.test_pipeline import Recorder
+from tests.waiting import until
 
 
 class Asked(Recorder):

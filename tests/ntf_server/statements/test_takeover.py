@@ -14,8 +14,9 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import wall_clock
 from ntf_demo.statement_gateway import gateway_parts, signed_statement
 from store.leases import STATEMENTS
-from tests.ntf_server.statements.process import ALICE, DEADLINE, DEVICES, TOPIC, daemon, of, register, until
+from tests.ntf_server.statements.process import ALICE, DEVICES, TOPIC, daemon, of, register
 from tests.postgres import PostgresCluster
+from tests.waiting import DEADLINE, until
 
 LEASE = 4.0
 TAKEN_OVER = 30.0

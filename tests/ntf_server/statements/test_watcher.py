@@ -17,6 +17,7 @@ from ntf_server.statements.node_client import MALFORMED, NodeError, connected
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
 from tests.ntf_server.statements.builders import sender, signed, topic
+from tests.waiting import until
 
 
 class Heard:
@@ -27,11 +28,6 @@ class Heard:
 
     async def take(self, statements: list[bytes]) -> None:
         self.statements += statements
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

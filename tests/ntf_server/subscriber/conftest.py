@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from store.records import NewSubscription, NewToken, QueueRow, ServerKey, Stored
 from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one, queue_states
+from tests.waiting import until
 
 DATABASE = "ntf.db"
 QUICK = SubscriberConfig(
@@ -224,18 +225,6 @@ async def add_token(store: SqliteStore) -> TokenKey:
 
 def new_device_token() -> DeviceToken:
     return ApnsToken(Provider.APNS_PROD, os.urandom(32).hex().encode())
-
-
-async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait for a condition, or fail."""
-    async with asyncio.timeout(timeout):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

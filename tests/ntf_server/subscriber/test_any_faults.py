@@ -20,7 +20,8 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.records import ServerKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, tune, until
+from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, tune
+from tests.waiting import until
 
 FAULTS = 14
 SETTLED_WITHIN = 25.0

@@ -14,7 +14,8 @@ from ntf_server.router_session import FROM_START
 from protocol.addresses import SmpServer
 from protocol.statuses import SubState
 from smp_router.router import Router
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, until
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon
+from tests.waiting import until
 from transport.cancellation import TaskGroup
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

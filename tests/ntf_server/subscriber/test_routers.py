@@ -25,8 +25,9 @@ from smp_router.router import Router, make_credentials
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
 from store.records import StoredRouter
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune, until
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune
 from tests.smp_client.peer import PeerSession, scripted_router
+from tests.waiting import until
 from transport.address_guard import AddressGuard
 from transport.certificates import KeyAlgorithm, make_ca, make_online
 from transport.errors import TransportError
@@ -534,7 +535,7 @@ async def test_a_router_that_ends_unknown_queues_for_ever_is_left_alone(
     async with scripted_router(script) as server:
         await daemon.add(server, queues, hand_over=False)
         async with daemon.running():
-            await until(lambda: MISBEHAVIOURS._value.get() == before + 1, timeout=60)
+            await until(lambda: MISBEHAVIOURS._value.get() == before + 1, seconds=60)
             await until(lambda: daemon.count(SubState.INACTIVE) == 1)
             assert "nobody asked for" in (daemon.status().last_error or "")
 

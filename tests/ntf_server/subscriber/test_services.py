@@ -23,9 +23,10 @@ from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import ServerKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune, until
+from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune
 from tests.smp_client.peer import scripted_router
 from tests.smp_client.test_session import accept_all
+from tests.waiting import until
 
 
 def notifier_ids(queues: list[LoadQueue]) -> list[EntityId]:
