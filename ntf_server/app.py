@@ -105,13 +105,7 @@ class App:
         )
         name, usable = config.STORE.daemon or config.TRANSPORT.host, self._providers.set_up
         self._status = StatusPage(name, self._clock, self.health, self._own_routers, usable)
-        self._figures = Figures(
-            self.store,
-            self._clock,
-            data_dir,
-            setup.database_path(config) if config.STORE.database == "sqlite" else None,
-            lambda: self.listener.certificate_expiry,
-        )
+        self._figures = self._make_figures()
         self._verifications = VerificationLimits(config.LIMITS)
         self._gateway = self._make_gateway() if config.STATEMENTS.enabled else None
         self._deletions = Deletions(self.subscriber, self._journal)
@@ -254,6 +248,15 @@ class App:
             segment_seconds=section.segment_seconds,
         )
         return Journal(config, lambda: int(self._clock.now() * MICROSECONDS))
+
+    def _make_figures(self) -> Figures:
+        return Figures(
+            self.store,
+            self._clock,
+            self._data_dir,
+            setup.database_path(self._config) if self._config.STORE.database == "sqlite" else None,
+            lambda: self.listener.certificate_expiry,
+        )
 
     def _make_dispatcher(self, providers: Providers) -> Dispatcher:
         return Dispatcher(
