@@ -294,8 +294,17 @@ EVENTS = {End, Ends, Deld, Alls, Nmsg, Msg}
 "Not answers to a command of the one who gets them; see `test_events`."
 
 
+COMMANDS = (
+    b"PING NEW SUB SUBS KEY RKEY NKEY NDEL GET ACK OFF DEL QUE LSET LDEL SEND SKEY LKEY LGET PRXY PFWD RFWD"
+    b" NSUB NSUBS"
+)
+ROUTER_MESSAGES = b"IDS LNK SOK SOKS MSG ALLS NID NMSG PKEY PRES RRES END ENDS DELD INFO OK ERR PONG"
+"The words of the protocol's grammar, in its order."
+
+
 def test_the_table_is_complete() -> None:
-    assert set(TABLE) == set(SMP_COMMANDS.specs)
+    assert set(TABLE) == set(COMMANDS.split()) == set(SMP_COMMANDS.specs)
+    assert set(ROUTER_MESSAGES.split()) == set(SMP_MESSAGES.specs)
     answers = {row.answer for row in TABLE.values()} | EVENTS | {Err}
     assert answers == {spec.kind for spec in SMP_MESSAGES.specs.values()}
 
