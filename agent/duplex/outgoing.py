@@ -33,6 +33,7 @@ from protocol.agent.envelopes import (
     padded_sizes,
     seal_body,
 )
+from protocol.agent.errors import NoSendingChain
 from protocol.agent.messages import (
     AgentMessage,
     AMessage,
@@ -127,7 +128,7 @@ def queue_confirmation(
     plaintext = encode_agent_message(message)
     size = padded_sizes(conn.agent_version, conn.pq_support).connection_info
     _check_size(plaintext, size)
-    seal = encode_sealer(seal_next(tx, conn.connection_id, conn.pq_support))
+    seal = _next_seal(tx, conn, conn.pq_support)
     _add(tx, conn, [queue], _KINDS[type(message)], plaintext, size, seal=seal, params=params)
 
 
@@ -153,10 +154,18 @@ def queue_message(
     numbered = Numbered(conn.last_sent.message_id + 1, conn.last_sent.message_hash, message)
     plaintext = encode_agent_message(numbered)
     _check_size(plaintext, sizes.message)
-    seal = encode_sealer(seal_next(tx, conn.connection_id, pq))
+    seal = _next_seal(tx, conn, pq)
     if support != conn.pq_support:
         set_connection(tx, conn.connection_id, pq_support=1)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
+
+
+def _next_seal(tx: Tx, conn: Connection, pq: bool | None) -> bytes:
+    """A peer can leave us with a new ratchet that only he can begin to use."""
+    try:
+        return encode_sealer(seal_next(tx, conn.connection_id, pq))
+    except NoSendingChain:
+        raise Prohibited("the other side has to write first") from None
 
 
 def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:
