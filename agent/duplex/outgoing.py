@@ -14,6 +14,7 @@ from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
+    connection,
     drop_send_queue,
     next_local_id,
     receive_queues,
@@ -158,6 +159,29 @@ def queue_message(
     if support != conn.pq_support:
         set_connection(tx, conn.connection_id, pq_support=1)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
+
+
+def queue_user_message(
+    tx: Tx, connection_id: int, body: bytes, *, notification: bool, pq: bool | None = None
+) -> int:
+    conn = connection(tx.db, connection_id)
+    return queue_message(tx, conn, UserMessage(body), notification=notification, pq=pq)
+
+
+def queue_user_messages(
+    tx: Tx, messages: Sequence[tuple[int, bytes]], *, notification: bool
+) -> list[int | AgentError]:
+    """Their local ids; what one connection cannot send keeps no other from sending."""
+    if len(dict(messages)) < len(messages):
+        raise Prohibited("there can be one message for each connection")
+    made: list[int | AgentError] = []
+    for connection_id, body in messages:
+        try:
+            with tx.attempt():
+                made.append(queue_user_message(tx, connection_id, body, notification=notification))
+        except AgentError as error:
+            made.append(error)
+    return made
 
 
 def _next_seal(tx: Tx, conn: Connection, pq: bool | None) -> bytes:
