@@ -44,7 +44,7 @@ from agent.duplex.links import (
     prepare_link,
     sealed_user_data,
 )
-from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
+from agent.duplex.outgoing import Prohibited, next_delivery, queue_user_message, queue_user_messages
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
 from agent.duplex.replies import checked
@@ -55,7 +55,6 @@ from agent.duplex.store import Change, DuplexStore, Strand, Tx
 from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
     add_command,
-    connection,
     connections,
     connections_at,
     new_connection,
@@ -67,13 +66,13 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait, Workers
+from agent.errors import AgentError
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.errors import LinkError
-from protocol.agent.messages import UserMessage
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import DecodeError
@@ -493,14 +492,14 @@ class DuplexAgent:
     ) -> int:
         """The message's id; it is stored, and goes out in the background."""
         return await self._transact(
-            lambda tx: queue_message(
-                tx,
-                connection(tx.db, connection_id),
-                UserMessage(body),
-                notification=notification,
-                pq=pq,
-            )
+            lambda tx: queue_user_message(tx, connection_id, body, notification=notification, pq=pq)
         )
+
+    async def send_many(
+        self, messages: Sequence[tuple[int, bytes]], *, notification: bool = True
+    ) -> list[int | AgentError]:
+        """At most one to each connection, all stored together; an error where a connection cannot send."""
+        return await self._transact(lambda tx: queue_user_messages(tx, messages, notification=notification))
 
     async def ack(self, connection_id: int, message_id: int, receipt: bytes | None = None) -> None:
         """The message is dealt with; with `receipt` its sender is told."""

@@ -22,7 +22,7 @@ from agent.duplex.store import Tx
 from agent.duplex.tables import receive_queues
 from agent.duplex.workers import Wait
 from protocol.agent.retry import SECOND
-from protocol.errors import AUTH, QUOTA
+from protocol.errors import AUTH, QUOTA, TooLarge
 from smp_client.requests import Request
 
 MESSAGE_TIME = 2 * 86400
@@ -36,9 +36,13 @@ Transact = Callable[[Callable[[Tx], Any]], Awaitable[Any]]
 async def attempt(ask: Ask, delivery: Delivery, nonce: bytes) -> RouterFailure | None:
     """What went wrong, if anything did."""
     failure: RouterFailure | None = None
+    try:
+        command = delivery.command(nonce)
+    except TooLarge as error:
+        return RouterRefused(error.error)
     for key in delivery.keys:
         try:
-            await ask(delivery.queue.server, Request(delivery.queue.sender_id, delivery.command(nonce), key))
+            await ask(delivery.queue.server, Request(delivery.queue.sender_id, command, key))
         except RouterFailure as error:
             failure = error
         else:

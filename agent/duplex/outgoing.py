@@ -14,6 +14,7 @@ from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
+    connection,
     drop_send_queue,
     next_local_id,
     receive_queues,
@@ -33,6 +34,7 @@ from protocol.agent.envelopes import (
     padded_sizes,
     seal_body,
 )
+from protocol.agent.errors import NoSendingChain
 from protocol.agent.messages import (
     AgentMessage,
     AMessage,
@@ -127,7 +129,7 @@ def queue_confirmation(
     plaintext = encode_agent_message(message)
     size = padded_sizes(conn.agent_version, conn.pq_support).connection_info
     _check_size(plaintext, size)
-    seal = encode_sealer(seal_next(tx, conn.connection_id, conn.pq_support))
+    seal = _next_seal(tx, conn, conn.pq_support)
     _add(tx, conn, [queue], _KINDS[type(message)], plaintext, size, seal=seal, params=params)
 
 
@@ -153,10 +155,41 @@ def queue_message(
     numbered = Numbered(conn.last_sent.message_id + 1, conn.last_sent.message_hash, message)
     plaintext = encode_agent_message(numbered)
     _check_size(plaintext, sizes.message)
-    seal = encode_sealer(seal_next(tx, conn.connection_id, pq))
+    seal = _next_seal(tx, conn, pq)
     if support != conn.pq_support:
         set_connection(tx, conn.connection_id, pq_support=1)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
+
+
+def queue_user_message(
+    tx: Tx, connection_id: int, body: bytes, *, notification: bool, pq: bool | None = None
+) -> int:
+    conn = connection(tx.db, connection_id)
+    return queue_message(tx, conn, UserMessage(body), notification=notification, pq=pq)
+
+
+def queue_user_messages(
+    tx: Tx, messages: Sequence[tuple[int, bytes]], *, notification: bool
+) -> list[int | AgentError]:
+    """Their local ids; what one connection cannot send keeps no other from sending."""
+    if len(dict(messages)) < len(messages):
+        raise Prohibited("there can be one message for each connection")
+    made: list[int | AgentError] = []
+    for connection_id, body in messages:
+        try:
+            with tx.attempt():
+                made.append(queue_user_message(tx, connection_id, body, notification=notification))
+        except AgentError as error:
+            made.append(error)
+    return made
+
+
+def _next_seal(tx: Tx, conn: Connection, pq: bool | None) -> bytes:
+    """A peer can leave us with a new ratchet that only he can begin to use."""
+    try:
+        return encode_sealer(seal_next(tx, conn.connection_id, pq))
+    except NoSendingChain:
+        raise Prohibited("the other side has to write first") from None
 
 
 def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:

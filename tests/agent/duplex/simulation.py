@@ -115,6 +115,9 @@ class Routers:
     def _id(self) -> EntityId:
         return EntityId(next(self._numbers).to_bytes(24, "big"))
 
+    def has(self, sender_id: EntityId) -> bool:
+        return self._recipients.get(sender_id) in self.queues
+
     def answer(self, entity_id: EntityId, command: SmpCommand) -> SmpMessage:
         if isinstance(command, New):
             own, recipient_id, sender_id = X25519PrivateKey(self._id() + bytes(8)), self._id(), self._id()
