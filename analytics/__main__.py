@@ -166,7 +166,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
 def shown_progress(console: Console) -> "Iterator[Tell]":
     """A line that says what is being done and for how long; plain lines where there is no terminal."""
     if not console.is_terminal:
-        yield lambda text: console.print(text, highlight=False)
+        yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

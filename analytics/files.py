@@ -64,9 +64,8 @@ def is_within(path: str, journal: str) -> bool:
     """Whether readers of a journal would take what is written to a folder for segments."""
     if is_local(path) is not is_local(journal):
         return False
-    inner, outer = PurePosixPath(path), PurePosixPath(journal)
-    if is_local(path):
-        inner, outer = local_path(path).resolve(), local_path(journal).resolve()
+    plain = is_local(path)
+    inner, outer = (local_path(each).resolve() if plain else PurePosixPath(each) for each in (path, journal))
     return inner.is_relative_to(outer) and not is_hidden(inner.relative_to(outer).parts)
 
 

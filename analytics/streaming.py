@@ -5,7 +5,10 @@ numbers, copies and late segments included, and a batch that a crash interrupted
 """
 
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -20,6 +23,7 @@ from analytics.segments import JournalNotFoundError
 from analytics.spark import LazySpark
 from analytics.warehouse import open_warehouse
 
+LOOK_AGAIN = 0.5  # seconds
 CHECKPOINT_FOLDER = "_checkpoint"
 FILES = "path STRING, modificationTime TIMESTAMP, length LONG, content BINARY"
 
@@ -44,12 +48,28 @@ def keep_current(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
     """Write the health tables now, and anew whenever there are new segments; returns if `once`."""
     query = start(spark, job, progress)
     try:
-        query.awaitTermination()
+        with interrupts() as interrupted:
+            while query.isActive and not interrupted.wait(LOOK_AGAIN):
+                pass
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        query.awaitTermination()  # raises what ended it
     finally:
         query.stop()
         gateway = spark.session.sparkContext._gateway
         assert gateway is not None
         gateway.gateway_property.pool.dict.clear()  # a thread of Py4J outlives all else and holds `on_batch`
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Set by Ctrl-C, which must not hit Py4J in the middle of a command."""
+    event = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start(spark: LazySpark, job: StreamJob, progress: Progress) -> StreamingQuery:

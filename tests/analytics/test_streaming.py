@@ -1,5 +1,6 @@
 """The health tables are kept current over kills and with late segments, with the numbers of a report."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -82,8 +82,8 @@ def test_new_late_and_compacted_segments(spark: LazySpark, journal: Path, tmp_pa
 
 
 @contextmanager
-def streaming(journal: Path, out: Path) -> Iterator[IO[str]]:
-    """What the command says, until it is killed with everything it started."""
+def streaming(journal: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, until it is killed with everything it started."""
     command = [sys.executable, "-m", "analytics", "stream", "--journal", str(journal), "--out", str(out)]
     with subprocess.Popen(
         [*command, "--every", "1"],
@@ -92,16 +92,16 @@ def streaming(journal: Path, out: Path) -> Iterator[IO[str]]:
         cwd=Path(__file__).parents[2],
         start_new_session=True,
     ) as process:
-        assert process.stderr is not None
         try:
-            yield process.stderr
+            yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_for(said: IO[str], words: str) -> None:
+def wait_for(process: subprocess.Popen[str], words: str) -> None:
     lines = []
-    for line in said:
+    for line in process.stderr or ():
         lines.append(line)
         if words in line:
             return
@@ -111,12 +111,22 @@ def wait_for(said: IO[str], words: str) -> None:
 @pytest.mark.timeout(LINE_DEADLINE)
 def test_killed_in_the_middle_and_started_again(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with streaming(journal, out) as said:
-        wait_for(said, "are up to date")
+    with streaming(journal, out) as process:
+        wait_for(process, "are up to date")
         bring(journal, 1)
-        wait_for(said, "rolling up")
+        wait_for(process, "rolling up")
     bring(journal, 0)
     bring(journal, 1)
     told = stream(spark, journal, out)
     assert told[-1].endswith("are up to date")
     same_as_a_report(spark, journal, out)
+
+
+@pytest.mark.timeout(LINE_DEADLINE)
+def test_ctrl_c_ends_it_without_a_word(journal: Path, tmp_path: Path) -> None:
+    with streaming(journal, tmp_path / "out") as process:
+        wait_for(process, "are up to date")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait() == 130
