@@ -71,9 +71,7 @@ _LISTED = """
 SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at
 FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
 """
-_RULES = """
-SELECT sub_key, sender, topic FROM statement_rules WHERE sub_key = ANY($1::bigint[]) ORDER BY sender, topic
-"""
+_RULES = "SELECT sender, topic FROM statement_rules WHERE sub_key = $1 ORDER BY sender, topic"
 _RULE_COUNT = "SELECT count(*) FROM statement_rules WHERE sub_key = $1"
 _CLEAR_RULES = "DELETE FROM statement_rules WHERE sub_key = $1"
 _ADD_RULES = """
@@ -179,14 +177,15 @@ def _rows(tag: str) -> int:
     return int(tag.rpartition(" ")[2])
 
 
-async def _use(tx: Transaction, request: Request | None) -> bool:
+async def use(tx: Transaction, request: Request | None) -> bool:
+    """False: it was made before."""
     return request is None or _rows(await tx.db.execute(_USE, *request)) == 1
 
 
 async def subscribe(
     tx: Transaction, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
 ) -> TokenTaken | Refusal | None:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     await tx.db.execute(_LOCK, new.client_id)
     device_token = encode_device_token(new.device_token)
@@ -216,7 +215,7 @@ async def _taken(tx: Transaction, new: NewGatewaySubscription, device_token: byt
 async def unsubscribe(
     tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
 ) -> Refusal | None:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     keys = [row[0] for row in await tx.db.fetch(_OWNED, client_id, list(set(ids)))]
     if len(keys) < len(set(ids)):
@@ -225,16 +224,13 @@ async def unsubscribe(
     return None
 
 
-async def listed(
-    tx: Transaction, client_id: bytes, request: Request | None
-) -> list[GatewaySubscription] | Refusal:
-    if not await _use(tx, request):
-        return Refusal.REPLAYED
-    rows = await tx.db.fetch(_LISTED, client_id)
-    rules: dict[int, list[Any]] = {row[0]: [] for row in rows}
-    for key, *rule in await tx.db.fetch(_RULES, list(rules)):
-        rules[key].append(rule)
-    return [subscription_record(row, rules[row[0]]) for row in rows]
+async def listed(db: asyncpg.Connection, client_id: bytes) -> list[Sequence[Any]]:
+    """A client's subscriptions, for `with_rules`."""
+    return list(await db.fetch(_LISTED, client_id))
+
+
+async def with_rules(row: Sequence[Any], db: asyncpg.Connection) -> GatewaySubscription:
+    return subscription_record(row, await db.fetch(_RULES, row[0]))
 
 
 async def edit_rules(
@@ -248,7 +244,7 @@ async def edit_rules(
     caps: GatewayCaps,
     now: int,
 ) -> RulesEdited | Refusal:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     key = await tx.db.fetchval(_EDITED, client_id, subscription_id)
     if key is None:

@@ -23,6 +23,8 @@ SILENCE = 20.0
 "Seconds until a connection without a whole head of a request is closed."
 BODY_TIMEOUT = 30.0
 HANDSHAKE_TIMEOUT = 15.0
+SEND_TIMEOUT = 60.0
+"Seconds in which a client takes an answer that is long."
 LINGER = 2.0
 "Seconds in which the rest of a request that was answered is read."
 SHUTDOWN_TIMEOUT = 2.0
@@ -148,6 +150,19 @@ async def whole_body(request: web.Request) -> bytes:
         raise web.HTTPRequestTimeout from None
     except (web.RequestPayloadError, ConnectionError):
         raise web.HTTPBadRequest from None
+
+
+async def send(request: web.Request, response: web.Response) -> None:
+    """Returns when the client has taken it, but for what the system buffers; one that does not is let go."""
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # it is gone
 
 
 class _OneLine(logging.Filter):

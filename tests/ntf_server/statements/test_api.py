@@ -12,6 +12,7 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,40 @@ async def test_who_only_waits_is_let_go(world: GatewayWorld, monkeypatch: pytest
         writer.write(begun)
         assert (await reader.read()).partition(b"\r\n")[0] == answered
         writer.close()
+
+
+async def test_who_does_not_take_a_long_answer_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most = 20_000
+    async with gateway_world(tmp_path, rules_per_subscription=most) as world:
+        bob = world.client("bob")
+        for number in range(4):  # more than the system buffers
+            one = await bob.register("fcm", f"{number}")
+            await bob.allow(one, *((bytes(32), at.to_bytes(32, "big")) for at in range(most)))
+
+        async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            signed = f"Host: h\r\nAuthorization: {bob.authorization('GET', SUBSCRIPTIONS, b'')}"
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port, limit=1024)
+            writer.write(f"GET {SUBSCRIPTIONS} HTTP/1.1\r\n{signed}\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")  # and no more
+            return reader, writer
+
+        async def answers(status: int) -> bool:
+            return (await bob.ask("GET", SUBSCRIPTIONS)).status == status
+
+        _, writer = await begin()
+        assert await answers(429)  # a second list at the same time
+        writer.close()
+        await until(partial(answers, 200))
+        with monkeypatch.context() as patience:
+            patience.setattr(http_server, "SEND_TIMEOUT", 0.1)
+            reader, writer = await begin()
+        await until(partial(answers, 200))
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(4 * most * len(json.dumps(RULE)))
+        writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_who_goes_away_while_asking_is_no_error(
