@@ -26,7 +26,7 @@ from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.statements import http_server
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
-from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY
+from ntf_server.statements.http_server import ADDRESS_PART, LONG_BODIES, MAX_BODY, SHORT_BODY
 from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
@@ -401,6 +401,40 @@ async def test_connections_are_counted(tmp_path: Path) -> None:
             assert [await answers() for _ in range(6)] == [True] * 4 + [False] * 2
             opened[0].close()
             await until(answers)
+        finally:
+            for writer in opened:
+                writer.close()
+            await api.close()
+
+
+async def test_long_bodies_are_counted(tmp_path: Path) -> None:
+    """Whoever sends them is not known until they are there."""
+    most = LONG_BODIES // ADDRESS_PART
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        api = another_api(app.store, replace(world.config.STATEMENTS, port=0))
+        port = await api.open()
+
+        async def begin(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(size) + bytes(min(size, SHORT_BODY + 1)))
+            opened.append(writer)
+            return reader, writer
+
+        async def status(size: int) -> bytes:
+            return (await (await begin(size))[0].readline())[9:12]
+
+        async def so_many(count: int) -> bool:
+            return api._long_bodies.total == count
+
+        opened: list[asyncio.StreamWriter] = []
+        try:
+            for number in range(most):
+                await begin(MAX_BODY)
+                await until(partial(so_many, number + 1))
+            assert (await status(MAX_BODY), await status(SHORT_BODY)) == (b"429", b"401")
+            opened[0].close()
+            await until(partial(so_many, most - 1))
+            assert await status(SHORT_BODY + 1) == b"401"
         finally:
             for writer in opened:
                 writer.close()
