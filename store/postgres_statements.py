@@ -93,15 +93,11 @@ WITH RECURSIVE named(topic) AS (
 )
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """
-# Subscriptions that are matched may get other rules meanwhile, but are not deleted. Locked in order: no two
-# wait for each other.
 _MATCH = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
-FROM (
-    SELECT * FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
-    JOIN statement_rules USING (topic, sender) LIMIT $3
-) r JOIN statement_subscriptions s USING (sub_key)
-ORDER BY r.sub_key FOR KEY SHARE OF s
+FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
+JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
+LIMIT $3
 """
 _MATCH_PART = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
@@ -109,7 +105,12 @@ FROM unnest($1::bytea[]) i(topic) CROSS JOIN LATERAL (
     SELECT * FROM statement_rules WHERE topic = i.topic AND sender = $2 AND sub_key > $3
     ORDER BY sub_key LIMIT $4
 ) r JOIN statement_subscriptions s USING (sub_key)
-ORDER BY r.sub_key FOR KEY SHARE OF s
+ORDER BY r.sub_key
+"""
+# Those that are still there stay so; they may get other rules meanwhile. Locked in order: no two wait for
+# each other. Not locked when they are looked for: one that is gone would make a page look like the last.
+_KEEP = """
+SELECT sub_key FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[]) ORDER BY sub_key FOR KEY SHARE
 """
 _PUSHED = """
 SELECT p.subscription_id, p.statement_hash
@@ -276,7 +277,7 @@ async def accept(
     tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page
 ) -> Accepted:
     found = await _found(tx, statements, page)
-    chosen = candidates(found)
+    chosen = await _kept(tx, candidates(found))
     if not chosen:
         return Accepted([], cut=found.cut, following=found.following)
     ids = [one.match.subscription_id for one in chosen]
@@ -285,6 +286,14 @@ async def accept(
     pairs = {(one.statement.sender, one.match.client_id) for one in chosen}
     planned = plan(chosen, pushed, await _windows(tx, sorted(pairs)), now, page)
     return accepted(found, planned, await _store(tx, planned, now))
+
+
+async def _kept(tx: Transaction, chosen: Sequence[Candidate]) -> list[Candidate]:
+    """Without those whose subscription was deleted since it was found."""
+    if not chosen:
+        return []
+    keys = {row[0] for row in await tx.db.fetch(_KEEP, list({one.match.key for one in chosen}))}
+    return [one for one in chosen if one.match.key in keys]
 
 
 async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:
