@@ -71,9 +71,7 @@ _LISTED = """
 SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at
 FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
 """
-_RULES = """
-SELECT sub_key, sender, topic FROM statement_rules WHERE sub_key = ANY($1::bigint[]) ORDER BY sender, topic
-"""
+_RULES = "SELECT sender, topic FROM statement_rules WHERE sub_key = $1 ORDER BY sender, topic"
 _RULE_COUNT = "SELECT count(*) FROM statement_rules WHERE sub_key = $1"
 _CLEAR_RULES = "DELETE FROM statement_rules WHERE sub_key = $1"
 _ADD_RULES = """
@@ -95,15 +93,11 @@ WITH RECURSIVE named(topic) AS (
 )
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """
-# Subscriptions that are matched may get other rules meanwhile, but are not deleted. Locked in order: no two
-# wait for each other.
 _MATCH = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
-FROM (
-    SELECT * FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
-    JOIN statement_rules USING (topic, sender) LIMIT $3
-) r JOIN statement_subscriptions s USING (sub_key)
-ORDER BY r.sub_key FOR KEY SHARE OF s
+FROM unnest($1::bytea[], $2::bytea[]) i(topic, sender)
+JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
+LIMIT $3
 """
 _MATCH_PART = """
 SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id
@@ -111,7 +105,12 @@ FROM unnest($1::bytea[]) i(topic) CROSS JOIN LATERAL (
     SELECT * FROM statement_rules WHERE topic = i.topic AND sender = $2 AND sub_key > $3
     ORDER BY sub_key LIMIT $4
 ) r JOIN statement_subscriptions s USING (sub_key)
-ORDER BY r.sub_key FOR KEY SHARE OF s
+ORDER BY r.sub_key
+"""
+# Those that are still there stay so; they may get other rules meanwhile. Locked in order: no two wait for
+# each other. Not locked when they are looked for: one that is gone would make a page look like the last.
+_KEEP = """
+SELECT sub_key FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[]) ORDER BY sub_key FOR KEY SHARE
 """
 _PUSHED = """
 SELECT p.subscription_id, p.statement_hash
@@ -179,14 +178,15 @@ def _rows(tag: str) -> int:
     return int(tag.rpartition(" ")[2])
 
 
-async def _use(tx: Transaction, request: Request | None) -> bool:
+async def use(tx: Transaction, request: Request | None) -> bool:
+    """False: it was made before."""
     return request is None or _rows(await tx.db.execute(_USE, *request)) == 1
 
 
 async def subscribe(
     tx: Transaction, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
 ) -> TokenTaken | Refusal | None:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     await tx.db.execute(_LOCK, new.client_id)
     device_token = encode_device_token(new.device_token)
@@ -216,7 +216,7 @@ async def _taken(tx: Transaction, new: NewGatewaySubscription, device_token: byt
 async def unsubscribe(
     tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
 ) -> Refusal | None:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     keys = [row[0] for row in await tx.db.fetch(_OWNED, client_id, list(set(ids)))]
     if len(keys) < len(set(ids)):
@@ -225,16 +225,13 @@ async def unsubscribe(
     return None
 
 
-async def listed(
-    tx: Transaction, client_id: bytes, request: Request | None
-) -> list[GatewaySubscription] | Refusal:
-    if not await _use(tx, request):
-        return Refusal.REPLAYED
-    rows = await tx.db.fetch(_LISTED, client_id)
-    rules: dict[int, list[Any]] = {row[0]: [] for row in rows}
-    for key, *rule in await tx.db.fetch(_RULES, list(rules)):
-        rules[key].append(rule)
-    return [subscription_record(row, rules[row[0]]) for row in rows]
+async def listed(db: asyncpg.Connection, client_id: bytes) -> list[Sequence[Any]]:
+    """A client's subscriptions, for `with_rules`."""
+    return list(await db.fetch(_LISTED, client_id))
+
+
+async def with_rules(row: Sequence[Any], db: asyncpg.Connection) -> GatewaySubscription:
+    return subscription_record(row, await db.fetch(_RULES, row[0]))
 
 
 async def edit_rules(
@@ -248,7 +245,7 @@ async def edit_rules(
     caps: GatewayCaps,
     now: int,
 ) -> RulesEdited | Refusal:
-    if not await _use(tx, request):
+    if not await use(tx, request):
         return Refusal.REPLAYED
     key = await tx.db.fetchval(_EDITED, client_id, subscription_id)
     if key is None:
@@ -280,7 +277,7 @@ async def accept(
     tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page
 ) -> Accepted:
     found = await _found(tx, statements, page)
-    chosen = candidates(found)
+    chosen = await _kept(tx, candidates(found))
     if not chosen:
         return Accepted([], cut=found.cut, following=found.following)
     ids = [one.match.subscription_id for one in chosen]
@@ -289,6 +286,14 @@ async def accept(
     pairs = {(one.statement.sender, one.match.client_id) for one in chosen}
     planned = plan(chosen, pushed, await _windows(tx, sorted(pairs)), now, page)
     return accepted(found, planned, await _store(tx, planned, now))
+
+
+async def _kept(tx: Transaction, chosen: Sequence[Candidate]) -> list[Candidate]:
+    """Without those whose subscription was deleted since it was found."""
+    if not chosen:
+        return []
+    keys = {row[0] for row in await tx.db.fetch(_KEEP, list({one.match.key for one in chosen}))}
+    return [one for one in chosen if one.match.key in keys]
 
 
 async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:

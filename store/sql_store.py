@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from protocol.device_token import DeviceToken
@@ -261,7 +262,12 @@ class SqlStore(ABC):
     async def gateway_subscriptions(
         self, client_id: bytes, request: Request | None
     ) -> list[GatewaySubscription] | Refusal:
-        return await self._write(lambda tx: self._sql.statements.listed(tx, client_id, request))
+        """Each is read by itself: it may have thousands of rules, and others wait meanwhile."""
+        sql = self._sql.statements
+        if not await self._write(lambda tx: sql.use(tx, request)):
+            return Refusal.REPLAYED
+        rows = await self._read(lambda db: sql.listed(db, client_id))
+        return [await self._read(partial(sql.with_rules, row)) for row in rows]
 
     async def edit_rules(
         self,

@@ -137,14 +137,15 @@ _PURGES = (
 )
 
 
-def _use(tx: Transaction, request: Request | None) -> bool:
+def use(tx: Transaction, request: Request | None) -> bool:
+    """False: it was made before."""
     return request is None or tx.db.execute(_USE, request).rowcount == 1
 
 
 def subscribe(
     tx: Transaction, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
 ) -> TokenTaken | Refusal | None:
-    if not _use(tx, request):
+    if not use(tx, request):
         return Refusal.REPLAYED
     device_token = encode_device_token(new.device_token)
     if (row := tx.db.execute(_TAKEN, (device_token,)).fetchone()) is not None:
@@ -167,7 +168,7 @@ def _owned(tx: Transaction, client_id: bytes, ids: Sequence[bytes]) -> list[Gate
 def unsubscribe(
     tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
 ) -> Refusal | None:
-    if not _use(tx, request):
+    if not use(tx, request):
         return Refusal.REPLAYED
     keys = _owned(tx, client_id, ids)
     if keys is None:
@@ -176,13 +177,13 @@ def unsubscribe(
     return None
 
 
-def listed(tx: Transaction, client_id: bytes, request: Request | None) -> list[GatewaySubscription] | Refusal:
-    if not _use(tx, request):
-        return Refusal.REPLAYED
-    return [
-        subscription_record(row, tx.db.execute(_RULES, row[:1]).fetchall())
-        for row in tx.db.execute(_LISTED, (client_id,)).fetchall()
-    ]
+def listed(db: sqlite3.Connection, client_id: bytes) -> list[Sequence[Any]]:
+    """A client's subscriptions, for `with_rules`."""
+    return db.execute(_LISTED, (client_id,)).fetchall()
+
+
+def with_rules(row: Sequence[Any], db: sqlite3.Connection) -> GatewaySubscription:
+    return subscription_record(row, db.execute(_RULES, row[:1]).fetchall())
 
 
 def edit_rules(
@@ -196,7 +197,7 @@ def edit_rules(
     caps: GatewayCaps,
     now: int,
 ) -> RulesEdited | Refusal:
-    if not _use(tx, request):
+    if not use(tx, request):
         return Refusal.REPLAYED
     keys = _owned(tx, client_id, [subscription_id])
     if keys is None:

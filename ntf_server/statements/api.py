@@ -20,7 +20,15 @@ from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
 from ntf_server.statements import bodies
 from ntf_server.statements.bodies import BadBody
-from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY, HttpServer, json_error, whole_body
+from ntf_server.statements.http_server import (
+    ADDRESS_PART,
+    LONG_BODIES,
+    MAX_BODY,
+    HttpServer,
+    json_error,
+    send,
+    whole_body,
+)
 from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS, document
 from ntf_server.statements.signed_requests import SCHEME, Caller, Unauthenticated, authenticate
 from protocol.device_token import ApnsToken, FcmToken, Provider
@@ -93,9 +101,13 @@ class GatewayApi:
         )
         self._requests = RateLimiter(by_address)
         self._addresses = addresses
+        self._listing: set[bytes] = set()
+        self._one_list = asyncio.Lock()
         self._tls = _tls(config)
         self._spec = json.dumps(document(config)).encode()
-        per_address = 0 if config.client_header else -(-most_connections // ADDRESS_PART)
+        part = 0 if config.client_header else ADDRESS_PART
+        self._long_bodies = ConnectionCounter(LONG_BODIES, part and LONG_BODIES // part)
+        per_address = part and -(-most_connections // part)
         self._server = HttpServer(self.application(), ConnectionCounter(most_connections, per_address))
 
     async def open(self) -> int:
@@ -169,7 +181,7 @@ class GatewayApi:
         return caller.client_id, Request(caller.request_id, caller.valid_until)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await whole_body(request)
+        body = await whole_body(request, self._long_bodies)
         client_id, once = await self._caller(request, body)
         asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
         self._check_address(request, self._addresses.allow_token)
@@ -190,7 +202,7 @@ class GatewayApi:
         return web.json_response({"subscription_id": str(subscription_id)}, status=HTTPStatus.CREATED)
 
     async def _unsubscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await whole_body(request)
+        body = await whole_body(request, self._long_bodies)
         client_id, once = await self._caller(request, body)
         ids = bodies.subscription_ids(bodies.json_object(body))
         refusal = await self._store.delete_gateway_subscriptions(client_id, ids, once)
@@ -200,15 +212,28 @@ class GatewayApi:
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        client_id, once = await self._caller(request, await whole_body(request))
-        found = await self._store.gateway_subscriptions(client_id, once)
-        if isinstance(found, Refusal):
-            return _refused(found)
-        shown = []
-        for one in found:
-            shown.append(json.dumps(_shown(one)))
-            await asyncio.sleep(0)  # one may have thousands of rules: others have a turn
-        return web.json_response(text=f"[{','.join(shown)}]")
+        """One at a time for each client: a list may be long, and is in memory until the client took it."""
+        client_id, once = await self._caller(request, await whole_body(request, self._long_bodies))
+        if client_id in self._listing:
+            raise web.HTTPTooManyRequests
+        self._listing.add(client_id)
+        try:
+            response = await self._listed(client_id, once)
+            await send(request, response)
+        finally:
+            self._listing.remove(client_id)
+        return response
+
+    async def _listed(self, client_id: bytes, once: Request | None) -> web.Response:
+        async with self._one_list:  # its rules are in memory as objects
+            found = await self._store.gateway_subscriptions(client_id, once)
+            if isinstance(found, Refusal):
+                return _refused(found)
+            shown = []
+            for one in found:
+                shown.append(json.dumps(_shown(one)))
+                await asyncio.sleep(0)  # one may have thousands of rules: others have a turn
+            return web.json_response(text=f"[{','.join(shown)}]")
 
     async def _replace_rules(self, request: web.Request) -> web.StreamResponse:
         edited = await self._edit(request, RuleEdit.REPLACE)
@@ -228,7 +253,7 @@ class GatewayApi:
         return web.json_response({"removed": edited.changed, "total_rules": edited.total})
 
     async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited | web.Response:
-        body = await whole_body(request)
+        body = await whole_body(request, self._long_bodies)
         client_id, once = await self._caller(request, body)
         subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
         if edit is not RuleEdit.REMOVE:

@@ -25,11 +25,17 @@ BODY_TIMEOUT = 30.0
 HANDSHAKE_TIMEOUT = 15.0
 HANDSHAKES_PER_TURN = 1
 "Of the event loop: each is a millisecond or two of arithmetic, and hundreds may come at once."
+SEND_TIMEOUT = 60.0
+"Seconds in which a client takes an answer that is long."
 LINGER = 2.0
 "Seconds in which the rest of a request that was answered is read."
 SHUTDOWN_TIMEOUT = 2.0
 MAX_BODY = 4 * 1024 * 1024
 "Bytes of a request."
+SHORT_BODY = 64 * 1024
+"Longer ones are counted:"
+LONG_BODIES = 32
+"so many may come at once."
 
 REFUSED = counter("statements_connections_refused", "Connections to the statement gateway beyond the limit")
 
@@ -162,17 +168,50 @@ _CODES = {413: "too_large"}
 "Where the phrase is another in each version of Python."
 
 
-async def whole_body(request: web.Request) -> bytes:
-    """HTTPException if it is too long, or does not come, in time."""
-    if (size := request.content_length or 0) > MAX_BODY:
-        raise web.HTTPRequestEntityTooLarge(MAX_BODY, size)
+async def whole_body(request: web.Request, long_bodies: ConnectionCounter) -> bytes:
+    """HTTPException if it is too long, does not come in time, or so many long ones come already."""
+    if (request.content_length or 0) > MAX_BODY:
+        raise _too_large()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
-            return await request.read()
+            return await _read(request, long_bodies)
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
     except (web.RequestPayloadError, ConnectionError):
         raise web.HTTPBadRequest from None
+
+
+async def _read(request: web.Request, long_bodies: ConnectionCounter) -> bytes:
+    """Nobody knows who sends it until it is there: the room for long ones is shared out."""
+    body, source, is_long = bytearray(), source_of(request.remote or ""), False
+    with ExitStack() as counted:
+        while chunk := await request.content.readany():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise _too_large()
+            if len(body) > SHORT_BODY and not is_long:
+                if not long_bodies.admit(source):
+                    raise web.HTTPTooManyRequests
+                counted.callback(long_bodies.release, source)
+                is_long = True
+        return bytes(body)
+
+
+def _too_large() -> web.HTTPException:
+    return web.HTTPRequestEntityTooLarge(MAX_BODY, MAX_BODY)
+
+
+async def send(request: web.Request, response: web.Response) -> None:
+    """Returns when the client has taken it, but for what the system buffers; one that does not is let go."""
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # it is gone
 
 
 class _OneLine(logging.Filter):

@@ -423,3 +423,25 @@ async def test_statements_do_not_wait_for_changes_of_rules(postgres: PostgresClu
             assert len((await accept(store, statement(wanted))).pushes) == 1
     await db.close()
     await store.close()
+
+
+async def test_a_subscription_that_goes_does_not_hide_others(postgres: PostgresCluster) -> None:
+    """Deleted while a statement for many is matched: a page with one less is not the last one."""
+    url = postgres.new_database()
+    store = PostgresStore(url)
+    await store.open()
+    wanted = rule()
+    made = await crowd(store, PAGE + 10, wanted)
+    db = await asyncpg.connect(url, server_settings={"search_path": "ntf"})
+    async with db.transaction():
+        await db.execute(
+            "DELETE FROM statement_subscriptions WHERE subscription_id = $1", made[0].subscription_id
+        )
+        accepting = asyncio.create_task(accepted_pages(store, statement(wanted)))
+        blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        async with asyncio.timeout(10):
+            while not await db.fetchval(blocked):
+                await asyncio.sleep(0.01)
+    assert [len(page.pushes) for page in await accepting] == [PAGE - 1, 10]
+    await db.close()
+    await store.close()

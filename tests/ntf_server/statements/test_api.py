@@ -12,6 +12,7 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.statements import http_server
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
-from ntf_server.statements.http_server import ADDRESS_PART, MAX_BODY
+from ntf_server.statements.http_server import ADDRESS_PART, LONG_BODIES, MAX_BODY, SHORT_BODY
 from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
@@ -286,6 +287,40 @@ async def test_who_only_waits_is_let_go(world: GatewayWorld, monkeypatch: pytest
         writer.close()
 
 
+async def test_who_does_not_take_a_long_answer_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most = 20_000
+    async with gateway_world(tmp_path, rules_per_subscription=most) as world:
+        bob = world.client("bob")
+        for number in range(4):  # more than the system buffers
+            one = await bob.register("fcm", f"{number}")
+            await bob.allow(one, *((bytes(32), at.to_bytes(32, "big")) for at in range(most)))
+
+        async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            signed = f"Host: h\r\nAuthorization: {bob.authorization('GET', SUBSCRIPTIONS, b'')}"
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port, limit=1024)
+            writer.write(f"GET {SUBSCRIPTIONS} HTTP/1.1\r\n{signed}\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")  # and no more
+            return reader, writer
+
+        async def answers(status: int) -> bool:
+            return (await bob.ask("GET", SUBSCRIPTIONS)).status == status
+
+        _, writer = await begin()
+        assert await answers(429)  # a second list at the same time
+        writer.close()
+        await until(partial(answers, 200))
+        with monkeypatch.context() as patience:
+            patience.setattr(http_server, "SEND_TIMEOUT", 0.1)
+            reader, writer = await begin()
+        await until(partial(answers, 200))
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(4 * most * len(json.dumps(RULE)))
+        writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_who_goes_away_while_asking_is_no_error(
     world: GatewayWorld, bob: GatewayClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -368,6 +403,40 @@ async def test_connections_are_counted(tmp_path: Path) -> None:
             assert [await answers() for _ in range(6)] == [True] * 4 + [False] * 2
             opened[0].close()
             await until(answers)
+        finally:
+            for writer in opened:
+                writer.close()
+            await api.close()
+
+
+async def test_long_bodies_are_counted(tmp_path: Path) -> None:
+    """Whoever sends them is not known until they are there."""
+    most = LONG_BODIES // ADDRESS_PART
+    async with gateway_parts(tmp_path) as world, world.serving() as app:
+        api = another_api(app.store, replace(world.config.STATEMENTS, port=0))
+        port = await api.open()
+
+        async def begin(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(size) + bytes(min(size, SHORT_BODY + 1)))
+            opened.append(writer)
+            return reader, writer
+
+        async def status(size: int) -> bytes:
+            return (await (await begin(size))[0].readline())[9:12]
+
+        async def so_many(count: int) -> bool:
+            return api._long_bodies.total == count
+
+        opened: list[asyncio.StreamWriter] = []
+        try:
+            for number in range(most):
+                await begin(MAX_BODY)
+                await until(partial(so_many, number + 1))
+            assert (await status(MAX_BODY), await status(SHORT_BODY)) == (b"429", b"401")
+            opened[0].close()
+            await until(partial(so_many, most - 1))
+            assert await status(SHORT_BODY + 1) == b"401"
         finally:
             for writer in opened:
                 writer.close()
