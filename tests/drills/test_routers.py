@@ -17,6 +17,8 @@ from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
+from tests.drills.slow_names import SECONDS as SLOW_ANSWER
+from tests.drills.slow_names import SLOW_NAMES
 from tests.drills.world import World, free_port, world
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.smp_client.peer import PeerSession, scripted_router
@@ -92,6 +94,37 @@ async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path) -> 
         assert measured.commands.answered == measured.commands.asked
         assert measured.newcomers.answered == measured.newcomers.asked
         assert measured.log_bytes_per_second < 10_000
+
+
+async def name_slowly(drill: World, device: Device, answers: list[NtfResponse]) -> None:
+    """Routers whose names take ten seconds not to resolve."""
+    client = await NtfClient.open(drill.daemon.address)
+    servers = [SmpServer((f"r{number}{SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)]
+    answers += await client.ask_many([(snew(device, s), NO_ENTITY, device.key) for s in servers])
+    client.close()
+
+
+async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
+    answers: list[NtfResponse] = []
+    program = ("-m", "tests.drills.slow_names")
+    async with world(tmp_path, seconds=2 * SECONDS, host="localhost", program=program) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        device = await verified(drill, client)
+        client.close()
+        service = await drill.measure(SECONDS, beside=name_slowly(drill, device, answers))
+        print(service.row("names that resolve slowly"))
+        drill.router.faults.drop_connections()  # the honest router's name is looked up as well
+        later = await drill.measure(SECONDS / 2)
+        print(later.row("afterwards, the router reconnected"))
+        assert "Traceback" not in drill.daemon.log.read_text()
+    assert len(answers) == EACH
+    assert all(isinstance(answer, IdSub) for answer in answers)
+    for measured in (service, later):
+        assert measured.lost == 0
+        assert measured.commands.answered == measured.commands.asked
+        assert measured.newcomers.answered == measured.newcomers.asked
+        assert measured.log_bytes_per_second < 10_000
+    assert later.pushes.p99 < SLOW_ANSWER, "its lookup waited for others"
 
 
 async def flood(address: NtfServer, seconds: float) -> None:
