@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from enum import Enum
 
 from ntf_server.clock import MICROSECONDS
 from ntf_server.config import SubscriberConfig
@@ -51,6 +52,8 @@ LONGEST_NEW_DELAY = 300.0
 "Up to which the delay grows for one that was never there: clients may name what they like."
 IDENTITY_DELAY = 60.0
 "Between attempts while somebody else answers at a router's address: rare, but it may have moved."
+SLOW_DIAL = 5.0
+"Seconds: a router that takes longer to be connected to waits for its next attempt among those like it."
 FIRST_LEAVE, LONGEST_LEAVE = 60.0, 3600.0
 "After another instance took the service's subscriptions over, or the router sent nonsense."
 
@@ -84,6 +87,15 @@ class RouterStatus:
     last_error: str | None
 
 
+class Standing(Enum):
+    """With whom a router shares what there is for connecting. It takes one connection to be no newcomer any
+    more; so routers that were there and do not answer hold up each other only."""
+
+    NEW = "it was never there"
+    KNOWN = "it was there"
+    SLOW = "it was there, and took long the last time"
+
+
 @dataclass(frozen=True, slots=True)
 class Dialing:
     """A dialer, and how many may use it at once."""
@@ -100,7 +112,7 @@ class Router:
         known: KnownRouter,
         parts: Surroundings,
         config: SubscriberConfig,
-        dialing: Callable[[bool], Dialing],
+        dialing: Callable[[Standing], Dialing],
         *,
         brought_by: Hashable,
         was_there: bool,
@@ -118,6 +130,7 @@ class Router:
         self._dialing = dialing
         self._brought_by = brought_by
         self._was_there = was_there
+        self._is_slow = False
         self._is_crowded = is_crowded
         self._service = RouterService(
             parts.store,
@@ -253,16 +266,26 @@ class Router:
             await former.close()
 
     async def _connect(self, work: RouterSession) -> SmpSession:
-        dialing = self._dialing(self._was_there)
+        dialing = self._dialing(self._standing)
         async with dialing.slots.slot(self._brought_by):
-            return await connect_smp(
-                self.known.server,
-                dialing.dialer,
-                service=self._service.service,
-                on_events=work.receive,
-                on_nonsense=_count_nonsense,
-                config=self._config,
-            )
+            began = self._parts.clock.monotonic()
+            try:
+                return await connect_smp(
+                    self.known.server,
+                    dialing.dialer,
+                    service=self._service.service,
+                    on_events=work.receive,
+                    on_nonsense=_count_nonsense,
+                    config=self._config,
+                )
+            finally:
+                self._is_slow = self._parts.clock.monotonic() - began > SLOW_DIAL
+
+    @property
+    def _standing(self) -> Standing:
+        if not self._was_there:
+            return Standing.NEW
+        return Standing.SLOW if self._is_slow else Standing.KNOWN
 
     def _connected(self, session: SmpSession, took: float) -> None:
         CONNECTS.inc()

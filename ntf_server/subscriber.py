@@ -13,7 +13,7 @@ from ntf_server.config import SubscriberConfig
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import gauge
-from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus
+from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus, Standing
 from ntf_server.router_places import NamedRouters, RouterPlaces
 from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter, Surroundings
 from protocol.addresses import SmpServer, canonical_host
@@ -33,10 +33,8 @@ STATUS_INTERVAL = 5.0
 "Seconds between updates of the metrics about connections."
 STOP_PATIENCE = 10.0
 "Seconds for which a daemon that stops tries to store what was sent to it."
-DIALS, NEW_DIALS = 64, 32
-"Connections and handshakes under way at once, with routers that were there before and with others."
-NEW_DIALS_EACH = 4
-"Of the latter, those that the same client address asked for."
+DIALS = {Standing.NEW: (32, 4), Standing.KNOWN: (64, 16), Standing.SLOW: (32, 8)}
+"Connections and handshakes under way at once, and of these, those that the same client address asked for."
 
 WATCHED = gauge("smp_routers", "Routers that are watched")
 PARKED = gauge("smp_routers_waiting", "Routers that wait for others to make room")
@@ -90,8 +88,8 @@ class RouterSubscriber:
         self._own_hosts = frozenset(map(canonical_host, config.own_hosts))
         # Names that resolve slowly, and hosts that do not answer, hold up nobody who was there before.
         self._dialing = {
-            True: Dialing(dialer or make_dialer(config, clock), DialSlots(DIALS, DIALS)),
-            False: Dialing(dialer or make_dialer(config, clock), DialSlots(NEW_DIALS, NEW_DIALS_EACH)),
+            standing: Dialing(dialer or make_dialer(config, clock), DialSlots(total, each))
+            for standing, (total, each) in DIALS.items()
         }
         self._places = RouterPlaces(max_routers, config.routers_per_address)
         self._named = NamedRouters(config.routers_per_address)
@@ -216,7 +214,7 @@ class RouterSubscriber:
         taken: list[SmpServer] = []
         for server in servers:
             place = server.canonical
-            if not self._dialing[False].dialer.permits(place):
+            if not self._dialing[Standing.NEW].dialer.permits(place):
                 refused[server] = CMD_PROHIBITED
             elif not (self._places.has_room(place, client) and self._may_name(place, client)):
                 refused[server] = QUOTA

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import traceback
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from transport.accepting import Acceptor
 from transport.cancellation import raise_if_cancelled
 from transport.engine import TlsEngine, receive_buffer
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
+from transport.limits import source_of
 from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream
 
 HANDSHAKE_TIMEOUT = 15.0
@@ -28,6 +29,7 @@ HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
 HANDSHAKE_READ = 4096  # what is taken from a peer at a time before it has shown that it speaks TLS
 GRACE = 3.0  # where room is short, a handshake that takes longer makes room
 LOOK_FOR_ROOM = 0.25
+SOURCE_PART = 2  # one source may have begun one handshake of so many
 
 logger = logging.getLogger(__name__)
 
@@ -203,29 +205,47 @@ class Server:
 class Handshakes:
     """Gives the handshakes that can go on a millisecond of each turn of the event loop.
 
-    Those that have begun go first, since they free what they use when they end.
+    Those that have begun go first, since they free what they use when they end. The others begin in turn, one
+    source after the other, and one source has a part of the places: nobody waits for the peers of another.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._each = -(-limit // SOURCE_PART)
         self._loop = asyncio.get_running_loop()
         self._begun: dict[AcceptedStream, float] = {}
         "And since when, oldest first."
+        self._begun_by: Counter[str] = Counter()
         self._ready: deque[AcceptedStream] = deque()
-        self._waiting: deque[AcceptedStream] = deque()
+        self._waiting: OrderedDict[str, dict[AcceptedStream, None]] = OrderedDict()
+        "By source; the first one's turn it is."
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, stream: AcceptedStream) -> None:
         """Let it go on when it is its turn."""
-        (self._ready if stream in self._begun else self._waiting).append(stream)
+        if stream in self._begun:
+            self._ready.append(stream)
+        else:
+            self._waiting.setdefault(stream.source, {})[stream] = None
         self._schedule()
 
     def remove(self, stream: AcceptedStream) -> None:
         """It ended."""
-        self._begun.pop(stream, None)
+        if self._begun.pop(stream, None) is not None:
+            self._begun_by[stream.source] -= 1
+            if not self._begun_by[stream.source]:
+                del self._begun_by[stream.source]
+        self._leave(stream)
         if self._waiting:
             self._schedule()
+
+    def _leave(self, stream: AcceptedStream) -> None:
+        waiting = self._waiting.get(stream.source)
+        if waiting is not None:
+            waiting.pop(stream, None)
+            if not waiting:
+                del self._waiting[stream.source]
 
     def _schedule(self) -> None:
         if self._turn is None:
@@ -238,7 +258,7 @@ class Handshakes:
             stream.shake_hands()
             if self._loop.time() >= until:
                 break
-        if self._ready or (self._waiting and self._has_room()):
+        if self._ready or self._source_with_room() is not None:
             self._schedule()
         elif self._waiting and self._timer is None:
             self._timer = self._loop.call_later(LOOK_FOR_ROOM, self._look_for_room)
@@ -246,15 +266,25 @@ class Handshakes:
     def _next(self) -> AcceptedStream | None:
         if self._ready:
             return self._ready.popleft()
-        if not (self._waiting and self._has_room()):
+        source = self._source_with_room()
+        if source is None:
             return None
-        stream = self._waiting.popleft()
+        stream = next(iter(self._waiting[source]))
+        self._waiting.move_to_end(source)
+        self._leave(stream)
         if not stream.is_gone:
             self._begun[stream] = self._loop.time()
+            self._begun_by[source] += 1
         return stream
 
-    def _has_room(self) -> bool:
-        return not self._limit or len(self._begun) < self._limit
+    def _source_with_room(self) -> str | None:
+        """The next one that waits and has not begun too many; few have."""
+        if self._limit and len(self._begun) >= self._limit:
+            return None
+        return next(
+            (source for source in self._waiting if not self._each or self._begun_by[source] < self._each),
+            None,
+        )
 
     def _look_for_room(self) -> None:
         """End the handshakes whose peers had time enough, if others wait."""
@@ -270,7 +300,7 @@ class Handshakes:
 class AcceptedStream(TlsStream):
     """A server's side of a connection. Until its peer says something it has no TLS state and costs little."""
 
-    __slots__ = ("_early", "_owner", "_shaking", "_started", "address")
+    __slots__ = ("_early", "_owner", "_shaking", "_started", "address", "source")
 
     def __init__(
         self,
@@ -289,6 +319,7 @@ class AcceptedStream(TlsStream):
         )
         self._owner = owner
         self.address = address
+        self.source = source_of(address)
         self.peer = (address, 0)
         self._shaking, self._started = True, False
         self._early = b""

@@ -14,6 +14,11 @@ from transport.errors import TransportError
 SECONDS = 8.0
 AT_ONCE = 2000
 SILENT = 3000
+OTHER_ADDRESS = "127.0.0.2"
+FIRST_BYTE = bytes([22])
+"Of a record of TLS's handshake."
+STALL_WITHIN = 2.0
+"Seconds for a newcomer, in the middle."
 LIVE_WITHIN = 2.0
 "Seconds; 0.26 were seen on a machine that had other things to do."
 
@@ -48,6 +53,25 @@ async def _say_nothing(address: NtfServer) -> None:
         await asyncio.sleep(0.1)
 
 
+async def stall(address: NtfServer, seconds: float) -> None:
+    """Handshakes that begin and do not go on, from another address of this machine."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(SILENT):
+            tasks.create_task(_begin(address))
+
+
+async def _begin(address: NtfServer) -> None:
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(
+                address.hosts[0], address.port_number, local_addr=(OTHER_ADDRESS, 0)
+            )
+            writer.write(FIRST_BYTE)
+            await reader.read()
+            writer.close()
+        await asyncio.sleep(0.1)
+
+
 async def test_a_storm_of_handshakes_delays_nobody_for_long(tmp_path: Path) -> None:
     async with world(tmp_path, seconds=SECONDS) as drill:
         service = await drill.measure(SECONDS, attack=storm)
@@ -66,4 +90,14 @@ async def test_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
     print(service.row("3,000 silent connections"))
     assert service.lost == 0
     assert service.newcomers.answered == service.newcomers.asked
+    assert service.log_bytes_per_second < 10_000
+
+
+async def test_handshakes_that_stall_keep_nobody_else_out(tmp_path: Path) -> None:
+    async with world(tmp_path, seconds=SECONDS) as drill:
+        service = await drill.measure(SECONDS, attack=stall)
+    print(service.row("3,000 handshakes that stall"))
+    assert service.lost == 0
+    assert service.newcomers.answered == service.newcomers.asked
+    assert service.newcomers.p50 < STALL_WITHIN
     assert service.log_bytes_per_second < 10_000

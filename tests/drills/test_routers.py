@@ -17,6 +17,9 @@ from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
+from smp_router.router import Router
+from tests.drills.slow_names import SECONDS as SLOW_ANSWER
+from tests.drills.slow_names import SLOW_NAMES
 from tests.drills.world import World, free_port, world
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.smp_client.peer import PeerSession, scripted_router
@@ -27,6 +30,7 @@ SECONDS = 8.0
 CLIENTS, EACH = 13, 200
 "Named routers: 2,600. Each client stays below what one token may name."
 PER_ADDRESS = 1000
+QUEUES = 500
 FOLDER, PORT = "DRILL_ROUTER_FOLDER", "DRILL_ROUTER_PORT"
 
 
@@ -92,6 +96,66 @@ async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path) -> 
         assert measured.commands.answered == measured.commands.asked
         assert measured.newcomers.answered == measured.newcomers.asked
         assert measured.log_bytes_per_second < 10_000
+
+
+async def name_slowly(drill: World, device: Device, answers: list[NtfResponse]) -> None:
+    """Routers whose names take ten seconds not to resolve."""
+    client = await NtfClient.open(drill.daemon.address)
+    servers = [SmpServer((f"r{number}{SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)]
+    answers += await client.ask_many([(snew(device, s), NO_ENTITY, device.key) for s in servers])
+    client.close()
+
+
+async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
+    answers: list[NtfResponse] = []
+    program = ("-m", "tests.drills.slow_names")
+    async with world(tmp_path, seconds=2 * SECONDS, host="localhost", program=program) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        device = await verified(drill, client)
+        client.close()
+        service = await drill.measure(SECONDS, beside=name_slowly(drill, device, answers))
+        print(service.row("names that resolve slowly"))
+        drill.router.faults.drop_connections()  # the honest router's name is looked up as well
+        later = await drill.measure(SECONDS / 2)
+        print(later.row("afterwards, the router reconnected"))
+        assert "Traceback" not in drill.daemon.log.read_text()
+    assert len(answers) == EACH
+    assert all(isinstance(answer, IdSub) for answer in answers)
+    for measured in (service, later):
+        assert measured.lost == 0
+        assert measured.commands.answered == measured.commands.asked
+        assert measured.newcomers.answered == measured.newcomers.asked
+        assert measured.log_bytes_per_second < 10_000
+    assert later.pushes.p99 < SLOW_ANSWER, "its lookup waited for others"
+
+
+async def test_a_router_that_notifies_without_end_delays_its_own(tmp_path: Path) -> None:
+    """Its queues exist, so nothing of it is refused: what it sends waits for its turn."""
+    async with Router.start() as busy, world(tmp_path, seconds=SECONDS) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        device = await verified(drill, client)
+        queues = busy.load.create_queues(QUEUES)
+        names = [SmpQueueNtf(busy.address, queue.notifier_id) for queue in queues]
+        keys = [queue.notifier_key for queue in queues]
+        snews = [Snew(device.token_id, name, key) for name, key in zip(names, keys, strict=True)]
+        await client.ask_many([(snew, NO_ENTITY, device.key) for snew in snews])
+        client.close()
+        while len(busy.subscribed_notifiers()) < QUEUES:
+            await asyncio.sleep(0.02)
+
+        async def notify() -> None:
+            while True:
+                await busy.load.emit(queues, QUEUES, fresh=True)
+                await asyncio.sleep(0)
+
+        service = await drill.measure(SECONDS, beside=notify())
+        print(service.row("a router notifies without end"))
+        print(await drill.daemon.metric("notifications_received_total"), "notifications")
+    assert service.lost == 0
+    assert service.commands.answered == service.commands.asked
+    assert service.newcomers.answered == service.newcomers.asked
+    assert service.log_bytes_per_second < 10_000
+    assert service.pushes.p50 < 1
 
 
 async def flood(address: NtfServer, seconds: float) -> None:

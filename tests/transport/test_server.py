@@ -93,6 +93,25 @@ async def test_handshakes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch)
         stuck.close()
 
 
+async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "GRACE", 60.0)
+    async with running(make_chain(2), max_handshakes=2) as server:
+        handshakes, stuck = server._handshakes, []
+        for _ in range(3):
+            stuck.append(
+                socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0))
+            )
+            stuck[-1].sendall(bytes.fromhex("1603010200 01"))
+        await until(
+            lambda: len(handshakes._begun) == 1 and len(handshakes._waiting.get("127.0.0.2", ())) == 2
+        )
+        stream = await reach(server, None)
+        stream.abort()
+        for sock in stuck:  # what waited and is gone is forgotten
+            sock.close()
+        await until(lambda: not (handshakes._begun or handshakes._waiting or handshakes._begun_by))
+
+
 async def test_many_at_once_leave_the_loop_free() -> None:
     """However many peers arrive, the loop is never busy with them for long."""
     async with running(make_chain(2)) as server:

@@ -492,7 +492,7 @@ async def test_handshakes_wait_for_their_turn(tmp_path: Path, monkeypatch: pytes
             await go_on.wait()
 
     monkeypatch.setattr(http_server, "Turns", OneDay)
-    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 0.2)
     ca_file, server_file = make_certificates(tmp_path / "tls")
     context = ssl.create_default_context(cafile=ca_file)
     async with gateway_parts(tmp_path) as world, world.serving() as app:
@@ -503,6 +503,7 @@ async def test_handshakes_wait_for_their_turn(tmp_path: Path, monkeypatch: pytes
         assert await reader.read() == b""
         writer.close()
         assert not begun.is_set()
+        monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 60.0)
         connecting = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", port, ssl=context))
         await begun.wait()
         assert not connecting.done()
