@@ -31,7 +31,7 @@ OUTGOING_SIZE = 5 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # with room for what Open
 RECORD_TYPES = range(20, 24)
 SLIGHT_RECORD = 128  # bytes: less is not worth its cost, least of all a key update, which holds none
 SLIGHT_RECORDS = 64  # of a connection: far more than anybody needs who sends blocks
-DATA_PER_SLIGHT_RECORD = 4096  # bytes that make up for one of them
+DATA_PER_SLIGHT_RECORD = 512  # bytes that make up for one of them: a block of a client, however it is cut
 
 
 class _Scratch(threading.local):
