@@ -21,7 +21,10 @@ ACTIVE_TOKENS = gauge("tokens_active", "Verified tokens in the store")
 SUBSCRIPTIONS = gauge("subscriptions", "Subscriptions in the store")
 ACTIVE_SUBSCRIPTIONS = gauge("subscriptions_active", "Subscriptions that are subscribed at their router")
 UNSENT = gauge("notifications_unsent", "Last notifications that no accepted push has carried yet")
-OLDEST = gauge("notifications_oldest_unsent_seconds", "Age of the oldest of them")
+OLDEST = gauge(
+    "notifications_oldest_unsent_seconds",
+    "Age of the oldest notification that no accepted push has carried yet",
+)
 DATABASE = gauge("database_bytes", "Size of the database file and its log; 0 for a database server")
 FREE = gauge("disk_free_bytes", "Free space where the data is")
 LAG = gauge("loop_lag_seconds", "How late the event loop was in the last half second")

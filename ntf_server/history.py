@@ -29,7 +29,14 @@ RATES = (
     "push_seconds_count",
 )
 LEVELS = ("notifications_unsent", "notifications_oldest_unsent_seconds", "clients", "loop_lag_seconds")
-OTHERS = ("push_failures_total", "smp_routers", "smp_sessions", "apns_push_queue_length", "push_under_way")
+OTHERS = (
+    "push_failures_total",
+    "push_under_way",
+    "smp_routers",
+    "smp_sessions",
+    "subscriptions",
+    "subscriptions_active",
+)
 WANTED = frozenset(PREFIX + name for name in (*RATES, *LEVELS, *OTHERS))
 
 

@@ -72,6 +72,8 @@ class StatusPage:
                 "Clients": values.get("clients", 0),
                 "Routers connected": values.get("smp_sessions", 0),
                 "Routers watched": values.get("smp_routers", 0),
+                "Queues in the store": values.get("subscriptions", 0),
+                "Queues subscribed": values.get("subscriptions_active", 0),
                 "Waiting notifications": values.get("notifications_unsent", 0),
                 "Seconds the oldest waits": round(values.get("notifications_oldest_unsent_seconds", 0)),
                 "Pushes under way": values.get("push_under_way", 0),

@@ -53,6 +53,15 @@ def init(folder: Path, *extra: object) -> Finished:
     return ntf_server("init", "--ip", "127.0.0.1", *where, *extra)
 
 
+IS_ROOT = os.geteuid() == 0
+needs_setpriv = pytest.mark.skipif(IS_ROOT and shutil.which("setpriv") is None, reason="needs util-linux")
+
+
+def without(capabilities: str) -> tuple[str, ...]:
+    """A `user`: root that lacks these capabilities is one like others, who lack them anyway."""
+    return ("setpriv", f"--bounding-set=-{capabilities}", f"--inh-caps=-{capabilities}") if IS_ROOT else ()
+
+
 @contextmanager
 def started(
     folder: Path, env: Env | None = None, user: Sequence[str] = ()
@@ -253,16 +262,14 @@ def test_unknown_variables_are_named_at_the_start(tmp_path: Path) -> None:
     assert "NTF_AGENT_PATH" not in log
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux")
+@needs_setpriv
 def test_a_privileged_port(tmp_path: Path) -> None:
     init(tmp_path)
-    dropped = ["setpriv", "--bounding-set=-net_bind_service", sys.executable]
-    free = subprocess.run([*dropped, "-c", "import socket; socket.create_server(('', 81))"], check=False)
-    if free.returncode == 0:
+    user = without("net_bind_service")
+    bind = [*user, sys.executable, "-c", "import socket; socket.create_server(('', 81))"]
+    if subprocess.run(bind, check=False).returncode == 0:
         pytest.skip("every port is free for all here")
-    start = [*dropped, "-m", "ntf_server", "start", "--config-dir", str(tmp_path / "c")]
-    env = os.environ | {"NTF_TRANSPORT_PORT": "81"}
-    failed = subprocess.run(start, capture_output=True, text=True, timeout=TIMEOUT, env=env, check=False)
+    failed = ntf_server("start", "--config-dir", tmp_path / "c", env={"NTF_TRANSPORT_PORT": "81"}, user=user)
     assert failed.returncode == 2
     assert "port 81 needs root or CAP_NET_BIND_SERVICE" in failed.stderr
     assert "Traceback" not in failed.stderr

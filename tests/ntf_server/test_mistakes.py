@@ -23,7 +23,7 @@ import pytest
 from ntf_server import journald, setup
 from ntf_server.__main__ import main
 from ntf_server.doctor import now
-from tests.ntf_server.test_cli import ANY_PORT, init, ntf_server, started
+from tests.ntf_server.test_cli import ANY_PORT, init, needs_setpriv, ntf_server, started, without
 from transport.certificates import CA_CERTIFICATE, KeyAlgorithm, make_ca, make_online, write_server_files
 
 Prepare = Callable[["Place"], object]
@@ -283,11 +283,7 @@ def test_one_line(tmp_path: Path, made: Path, mistake: Mistake) -> None:
         assert mistake.says in line_of(place, mistake)
 
 
-WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
-"Root may read everything: without its capabilities it is an owner like others."
-
-
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux")
+@needs_setpriv
 @pytest.mark.parametrize("key", ["server.key", "vapid.pem", "apns.p8", "account.json"])
 def test_a_key_that_cannot_be_read(tmp_path: Path, made: Path, key: str) -> None:
     with copy_of(made, tmp_path / "p") as place:
@@ -297,7 +293,7 @@ def test_a_key_that_cannot_be_read(tmp_path: Path, made: Path, key: str) -> None
         shutil.copy(place.config_dir / "vapid.pem", place.config_dir / "apns.p8")
         (place.config_dir / key).touch(mode=0)
         (place.config_dir / key).chmod(0)
-        failed = ntf_server("start", "--config-dir", place.config_dir, user=WITHOUT_PRIVILEGES)
+        failed = ntf_server("start", "--config-dir", place.config_dir, user=without("all"))
     assert failed.returncode == 2
     assert f"cannot read {place.config_dir / key}: Permission denied; user " in failed.stderr
     assert "Traceback" not in failed.stderr

@@ -89,6 +89,7 @@ async def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "innerHTML" not in page
     assert data["providers"][0]["name"] == "Web Push (WP)"
     assert data["name"] == "127.0.0.1"
+    assert {"Queues in the store", "Queues subscribed"} < data["figures"].keys()
 
 
 def test_what_is_kept_is_bounded() -> None:
