@@ -9,7 +9,7 @@ import json
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from ntf_server.statements.http_server import ADDRESS_PART
 from ntf_server.statements.openapi import MAX_BODY, RULES, SPEC_PATH, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import TOLERANCE
 from store.interface import GatewayStore
-from tests.waiting import until
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
@@ -331,6 +330,11 @@ async def test_handshakes_are_counted(tmp_path: Path) -> None:
             for _, writer in silent:
                 writer.close()
             await api.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.01)
 
 
 async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
