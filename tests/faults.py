@@ -1,4 +1,4 @@
-"""A store that fails when it is told to, for whoever depends on one of its roles."""
+"""A store that fails when it is told to, for whoever depends on one of its roles; it tells what was asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class StoreFaults:
     """Which calls fail, and how often they did."""
 
     def __init__(self) -> None:
+        self.calls: list[str] = []
+        "All, in order."
         self.failures: Counter[str] = Counter()
         self._scripts: defaultdict[str, list[Exception]] = defaultdict(list)
         self._broken: set[str] = set()
@@ -30,6 +32,7 @@ class StoreFaults:
         self._broken.remove(call)
 
     def check(self, call: str) -> None:
+        self.calls.append(call)
         script = self._scripts[call]
         if script or call in self._broken:
             self.failures[call] += 1

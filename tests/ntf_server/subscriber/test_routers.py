@@ -56,6 +56,20 @@ async def test_new_subscription_becomes_active_and_its_notifications_arrive(
         assert not daemon.status().service
 
 
+async def test_a_new_queue_is_subscribed_as_it_was_stored(plain_daemon: Daemon) -> None:
+    """Its row is neither read nor written between SNEW and the answer to its NSUB."""
+    daemon = plain_daemon
+    async with Router.start() as router, daemon.running():
+        first, second = router.load.create_queues(2)
+        await daemon.add(router.address, [first])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 1 and daemon.status().subscribed)
+        daemon.faults.calls.clear()
+        await daemon.add(router.address, [second])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        calls = daemon.faults.calls
+        assert set(calls[: calls.index("set_subscribed")]) <= {"next_retry"}
+
+
 async def test_everything_stored_is_subscribed_at_start_page_by_page(
     plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
