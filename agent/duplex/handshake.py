@@ -257,7 +257,7 @@ def _open(tx: Tx, conn: Connection, ratchet: Ratchet, envelope: ConfirmationEnve
             raise done.error
         message = decode_agent_message(done.plaintext)
     except RatchetError as error:
-        raise PeerFault("A_CRYPTO", type(error).__name__) from None
+        raise PeerFault(error.word) from None
     except DecodeError:
         raise PeerFault(A_MESSAGE) from None
     digest = message_hash(done.plaintext)

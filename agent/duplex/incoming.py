@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
-from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
+from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, PeerFault
 from agent.duplex.outgoing import (
     MAX_ANSWERS,
     MessageKind,
@@ -67,6 +67,8 @@ from protocol.smp_messages import Msg
 
 ENCRYPTED = "encrypted"
 "Kind of hash: of messages as the ratchet made them."
+DECRYPT_CB = "A_CRYPTO DECRYPT_CB"
+"The box of a queue does not open."
 _USER, _USER_PQ, _RECEIPTS = b"M", b"P", b"V"
 "First byte of stored content."
 MAX_REDELIVERIES = 8
@@ -218,7 +220,7 @@ def _not_opened(
     if isinstance(error, DuplicateMessage):
         return _duplicate(tx, conn, queue, msg, digest)
     if isinstance(error, KemStateError):
-        return _report(tx, conn, f"{INTERNAL} KEM state")
+        return _report(tx, conn, error.word)
     return _unreadable(tx, conn, digest, error)
 
 
@@ -226,7 +228,7 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     """May ask for a new ratchet, but not twice for the same message."""
     if seen_before(tx, conn.connection_id, ENCRYPTED, digest):
         return True
-    word = f"A_CRYPTO {type(error).__name__}"
+    word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
     state = conn.sync_state.after_error(error)
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
         set_connection(tx, conn.connection_id, sync_state=state.value)

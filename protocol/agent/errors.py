@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class RatchetError(Exception):
     """Never says more than the class and a count: messages hold secrets."""
 
+    word: ClassVar[str]
+    "What applications are told."
+
 
 class MalformedMessage(RatchetError):
-    """A_MESSAGE: the bytes do not parse, or a header that opens does not."""
+    """The bytes do not parse, or a header that opens does not."""
+
+    word = "A_MESSAGE"
 
 
 class UnknownHeader(RatchetError):
-    """RATCHET_HEADER: no header key opens it."""
+    """No header key opens it."""
+
+    word = "A_CRYPTO RATCHET_HEADER"
 
 
 class BodyNotOpened(RatchetError):
-    """DECRYPT_AES: the header opens and the body does not."""
+    """The header opens and the body does not."""
+
+    word = "A_CRYPTO DECRYPT_AES"
 
 
 class DuplicateMessage(RatchetError):
     """The last message of this chain came again."""
 
+    word = "A_DUPLICATE"
+
 
 class EarlierMessage(RatchetError):
-    """RATCHET_EARLIER: `count` behind the last one, and its key is gone."""
+    """`count` behind the last one, and its key is gone."""
+
+    word = "A_CRYPTO RATCHET_EARLIER"
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} messages earlier")
@@ -32,7 +47,9 @@ class EarlierMessage(RatchetError):
 
 
 class TooManySkipped(RatchetError):
-    """RATCHET_SKIPPED: more messages are missing than keys may be kept for."""
+    """More messages are missing than keys may be kept for."""
+
+    word = "A_CRYPTO RATCHET_SKIPPED"
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} messages skipped")
@@ -42,9 +59,13 @@ class TooManySkipped(RatchetError):
 class NoSendingChain(RatchetError):
     """A receiving ratchet cannot send before it has received."""
 
+    word = "INTERNAL"
+
 
 class KemStateError(RatchetError):
     """The peer accepted a key that we did not propose."""
+
+    word = "INTERNAL KEM state"
 
 
 class LinkError(Exception):
