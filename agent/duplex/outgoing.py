@@ -463,6 +463,8 @@ def _forget_orphans(tx: Tx, connection_id: int) -> None:
 
 def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | None) -> None:
     """It is tried again after the delay that is stored now."""
+    if not _is_wanted(tx, delivery):
+        return
     name, retry = ("slow", delivery.slow.next(SLOW)) if slow else ("fast", delivery.fast.next(FAST))
     tx.db.execute(
         f"UPDATE sent_messages SET {name}_delay = ?, {name}_elapsed = ?"
@@ -475,6 +477,8 @@ def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | N
 
 def delivery_failed(tx: Tx, delivery: Delivery, error: str) -> None:
     """It is given up, unless it goes to the queue that replaces this one, too."""
+    if not _is_wanted(tx, delivery):
+        return
     queue = send_queue(tx.db, delivery.queue.queue_id)
     if queue is not None and queue.switch is SndSwitch.SENDING_QTEST:
         _finish(tx, delivery, sent=True)
@@ -484,6 +488,12 @@ def delivery_failed(tx: Tx, delivery: Delivery, error: str) -> None:
         tx.events.append(MessageFailed(delivery.connection_id, delivery.local_id, error))
     else:
         tx.events.append(Failed(delivery.connection_id, error))
+
+
+def _is_wanted(tx: Tx, delivery: Delivery) -> bool:
+    """Not if meanwhile its queue was replaced (and deleted by its owner), or its connection deleted."""
+    sql = "SELECT 1 FROM deliveries WHERE queue_id = ? AND local_id = ?"
+    return tx.db.execute(sql, (delivery.queue.queue_id, delivery.local_id)).fetchone() is not None
 
 
 def expire(tx: Tx, delivery: Delivery, age: int, error: str) -> None:

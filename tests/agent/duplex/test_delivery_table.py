@@ -6,7 +6,7 @@ import pytest
 
 from agent.duplex.delivery import MESSAGE_TIME, QUOTA_TIME, after_attempt
 from agent.duplex.events import Event, Failed, MessageDelayed, MessageFailed
-from agent.duplex.outgoing import Delivery, MessageKind, next_delivery
+from agent.duplex.outgoing import Delivery, MessageKind, give_up_queue, next_delivery
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
 from agent.duplex.store import Tx
 from agent.duplex.tables import send_queues
@@ -112,3 +112,13 @@ def test_hello_to_somebody_who_is_gone_before_there_is_a_queue_for_his() -> None
     party.db.execute("DELETE FROM receive_queues")
     events = after(party, delivery, RouterRefused(AUTH))
     assert events == [Failed(party.connection_id, "CONN NOT_ACCEPTED")]
+
+
+@pytest.mark.parametrize("failure", [RouterRefused(AUTH), FULL, OTHER, AWAY, STRANGER], ids=str)
+@pytest.mark.parametrize("kind", MessageKind)
+def test_a_queue_that_was_given_up_during_the_attempt(kind: MessageKind, failure: RouterFailure) -> None:
+    """Its owner deletes it as soon as the new one works, where the message went, too."""
+    party, delivery = waiting_message(kind)
+    party.run(lambda tx: give_up_queue(tx, delivery.queue))
+    assert after(party, delivery, failure) == []
+    assert not is_queued(party)
