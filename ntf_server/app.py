@@ -28,7 +28,7 @@ from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
 from ntf_server.own_routers import OwnRouters
 from ntf_server.ownership import OwnershipLoop
-from ntf_server.periodic import LONGEST_PAUSE, SHARED_PAUSE, Periodic
+from ntf_server.periodic import Periodic
 from ntf_server.push.dispatcher import Dispatcher
 from ntf_server.push.providers import Providers, make_providers
 from ntf_server.push.verification_limits import VerificationLimits
@@ -188,7 +188,7 @@ class App:
             self.dispatcher,
             self._clock,
             self._random,
-            longest_pause=SHARED_PAUSE if self.store.ownership.is_shared else LONGEST_PAUSE,
+            is_shared=self.store.ownership.is_shared,
         )
         async with TaskGroup() as tasks:
             pushing = tasks.create_task(self.dispatcher.run(), name="push dispatcher")

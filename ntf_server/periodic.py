@@ -52,15 +52,19 @@ class Periodic:
         clock: Clock,
         random: Callable[[int], bytes],
         *,
-        longest_pause: float = LONGEST_PAUSE,
+        is_shared: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._sink = sink
         self._clock = clock
         self._random = random
-        self._longest_pause = longest_pause
+        self._is_shared = is_shared
         self._sleep = sleep
+
+    @property
+    def _longest_pause(self) -> float:
+        return SHARED_PAUSE if self._is_shared else LONGEST_PAUSE
 
     async def run(self) -> None:
         while True:

@@ -42,6 +42,7 @@ DEVICES = 20
 "So many that each is pushed to about once a second: the interval of coalescing is no part of the latency."
 NOTIFICATIONS_PER_SECOND = 20.0
 PINGS_PER_SECOND = 10.0
+HONEST_ADDRESS = "127.0.0.3"
 NEWCOMERS_PER_SECOND = 2.0
 SNEWS_AT_ONCE = 1000
 CALM_AFTER = 1.0
@@ -160,7 +161,7 @@ class World:
         service = Service()
         memory, logged = self.daemon.memory(), self.daemon.log.stat().st_size
         async with AsyncExitStack() as stack:
-            client = await NtfClient.open(self.daemon.address)
+            client = await self._honest_client()
             stack.callback(client.close)
             if attack is not None:
                 await stack.enter_async_context(attacking(attack, self.daemon.address, seconds))
@@ -244,8 +245,17 @@ class World:
                 asked.seconds.append(clock() - at)
             await asyncio.sleep(max(0.0, at + 1 / rate - clock()))
 
+    async def _honest_client(self) -> NtfClient:
+        """What an address may do in a second is for all who share it: the honest have one of their own."""
+        sock = socket.socket()
+        sock.bind((HONEST_ADDRESS, 0))
+        sock.setblocking(False)
+        address = self.daemon.address
+        await asyncio.get_running_loop().sock_connect(sock, (address.hosts[0], address.port_number))
+        return await NtfClient.open(address, sock=sock)
+
     async def _newcomer(self) -> None:
-        client = await NtfClient.open(self.daemon.address)
+        client = await self._honest_client()
         try:
             await _ping(client)
         finally:

@@ -200,7 +200,7 @@ async def test_a_database_of_another_program_is_not_touched(tmp_path: Path) -> N
 
 
 async def test_an_old_schema_waits_for_a_migration_if_told_so(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="migration"):
+    with pytest.raises(SchemaError, match="old schema"):
         await SqliteStore(tmp_path / "ntf.db", auto_migrate=False).open()
 
 

@@ -118,7 +118,7 @@ async def test_tokens_that_another_daemon_left_are_found_soon(
     """There was nothing to wait for when it last looked."""
     device = await slow_world.add_device()
     woken = Woken()
-    task = Periodic(slow_world.store, woken, clock, os.urandom, longest_pause=SHARED_PAUSE, sleep=clock.sleep)
+    task = Periodic(slow_world.store, woken, clock, os.urandom, is_shared=True, sleep=clock.sleep)
     async with periodic(task):
         await until(lambda: clock.sleepers == 1)
         await slow_world.store.set_cron(device.key, 20, int(clock.now()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,16 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from ntf_server import router_places
+from ntf_server import router as router_module
+from ntf_server import router_places, subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.journal import NullJournal
 from ntf_server.limits import SECONDS_PER_DAY
+from ntf_server.router import Standing
 from ntf_server.router_places import NamedRouters, RouterPlaces
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
 from protocol.errors import QUOTA
+from protocol.statuses import SubState
+from smp_client.errors import ConnectFailed
+from smp_client.session import SmpSession, connect_smp
+from smp_router.router import Router
 from store.leases import Lease, SoleOwner
-from tests.ntf_server.subscriber.conftest import QUICK, CollectingSink
+from tests.ntf_server.subscriber.conftest import QUICK, CollectingSink, Daemon, tune
+from tests.waiting import until
 
 A, B, C, D = (SmpServer((f"{name}.example",), "", bytes(32)) for name in "abcd")
 
@@ -111,3 +119,34 @@ async def test_routers_that_other_daemons_watch_count_too() -> None:
             assert answers == refused
     with subscriber.admission([C], "192.0.2.2") as answers:
         assert answers == {}
+
+
+async def test_routers_that_do_not_answer_any_more_hold_up_nobody_who_does(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes one connection to be a router that was there before; after that, silence is free."""
+    monkeypatch.setattr(subscriber, "DIALS", dict.fromkeys(Standing, (1, 1)))
+    daemon.configure(daemon.config)
+    went_silent, attempts = asyncio.Event(), 0
+
+    async def dial(server: SmpServer, *arguments: Any, **options: Any) -> SmpSession:
+        nonlocal attempts
+        if went_silent.is_set() and server == silent.address:
+            attempts += 1
+            if attempts > 1:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.02)
+            raise ConnectFailed("no answer in time")
+        return await connect_smp(server, *arguments, **options)
+
+    monkeypatch.setattr(router_module, "connect_smp", dial)
+    async with Router.start() as honest, Router.start() as silent, daemon.running():
+        for router in (honest, silent):
+            await daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        went_silent.set()
+        tune(monkeypatch, SLOW_DIAL=0.01)
+        await daemon.see_drop(silent)
+        await until(lambda: attempts == 2)  # and that one never ends
+        await daemon.see_drop(honest)
+        await until(lambda: len(honest.subscribed_notifiers()) == 1 and daemon.count(SubState.ACTIVE) == 1)

@@ -9,13 +9,11 @@ import os
 import sqlite3
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from ntf_server import router as router_module
 from ntf_server import subscriber
-from ntf_server.router import MISBEHAVIOURS, WRONG_IDENTITIES, Standing
+from ntf_server.router import MISBEHAVIOURS, WRONG_IDENTITIES
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, INTERNAL, ErrorType
@@ -23,8 +21,6 @@ from protocol.smp_messages import End, Sok
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_client.dialer import Dialer
-from smp_client.errors import ConnectFailed
-from smp_client.session import SmpSession, connect_smp
 from smp_router.router import Router, make_credentials
 from store.interface import StoreUnavailable
 from store.journal_schema import JournalEvent
@@ -83,37 +79,6 @@ async def test_everything_stored_is_subscribed_at_start_page_by_page(
             assert len(router.subscribed_notifiers()) == 230
             await until(lambda: daemon.status().subscribed)
             assert daemon.status().individual_queues == 230
-
-
-async def test_routers_that_do_not_answer_any_more_hold_up_nobody_who_does(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes one connection to be a router that was there before; after that, silence is free."""
-    monkeypatch.setattr(subscriber, "DIALS", dict.fromkeys(Standing, (1, 1)))
-    daemon.configure(daemon.config)
-    went_silent, attempts = asyncio.Event(), 0
-
-    async def dial(server: SmpServer, *arguments: Any, **options: Any) -> SmpSession:
-        nonlocal attempts
-        if went_silent.is_set() and server == silent.address:
-            attempts += 1
-            if attempts > 1:
-                await asyncio.Event().wait()
-            await asyncio.sleep(0.02)
-            raise ConnectFailed("no answer in time")
-        return await connect_smp(server, *arguments, **options)
-
-    monkeypatch.setattr(router_module, "connect_smp", dial)
-    async with Router.start() as honest, Router.start() as silent, daemon.running():
-        for router in (honest, silent):
-            await daemon.add(router.address, router.load.create_queues(1))
-        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
-        went_silent.set()
-        tune(monkeypatch, SLOW_DIAL=0.01)
-        await daemon.see_drop(silent)
-        await until(lambda: attempts == 2)  # and that one never ends
-        await daemon.see_drop(honest)
-        await until(lambda: len(honest.subscribed_notifiers()) == 1 and daemon.count(SubState.ACTIVE) == 1)
 
 
 async def test_a_burst_beyond_the_limit_is_found_in_the_store(
