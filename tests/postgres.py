@@ -140,6 +140,7 @@ def running_pooler(cluster: PostgresCluster, pool_mode: str) -> Iterator[Callabl
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
         f"auth_type = any\npool_mode = {pool_mode}\nlogfile = {folder / 'log'}\n"
     )
+    _give_away(settings)
     user = None if os.getuid() else SERVICE_USER
     process = subprocess.Popen([POOLER, "-q", settings], user=user, cwd=folder)
     try:
@@ -168,10 +169,10 @@ def _as_service_user() -> Sequence[str]:
     return () if os.getuid() else ("runuser", "-u", SERVICE_USER, "--")
 
 
-def _give_away(folder: Path) -> None:
+def _give_away(path: Path) -> None:
     if os.getuid() == 0:
         user = pwd.getpwnam(SERVICE_USER)
-        os.chown(folder, user.pw_uid, user.pw_gid)
+        os.chown(path, user.pw_uid, user.pw_gid)
 
 
 def _free_port() -> int:
