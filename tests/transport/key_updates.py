@@ -21,15 +21,12 @@ class UpdatingClient:
         self._secret, self._number = b"", 0
         context = SSL.Context(SSL.TLS_CLIENT_METHOD)
         context.set_min_proto_version(SSL.TLS1_3_VERSION)
-        context.set_keylog_callback(self._note)
+        noted: list[bytes] = []
+        context.set_keylog_callback(lambda _, line: noted.append(line))  # holds nothing of ours: no cycle
+        self._noted = noted
         self._connection = SSL.Connection(context, None)
         self._connection.set_connect_state()
         self.is_connected = False
-
-    def _note(self, _connection: SSL.Connection, line: bytes) -> None:
-        label, _, secret = line.decode().split(" ")
-        if label == APPLICATION_SECRET:
-            self._secret = bytes.fromhex(secret)
 
     def shake_hands(self, received: bytes = b"") -> bytes:
         """What to send next."""
@@ -38,12 +35,17 @@ class UpdatingClient:
         try:
             self._connection.do_handshake()
             self.is_connected = True
+            self._secret = self._first_secret()
         except SSL.WantReadError:
             pass
         try:
             return self._connection.bio_read(1 << 16)
         except SSL.WantReadError:
             return b""
+
+    def _first_secret(self) -> bytes:
+        lines = (line.decode().split(" ") for line in self._noted)
+        return next(bytes.fromhex(secret) for label, _, secret in lines if label == APPLICATION_SECRET)
 
     def update(self) -> bytes:
         """Each ends the use of the keys that it was sent with."""
