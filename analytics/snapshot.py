@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from protocol.addresses import SmpServer
 from store.journal_schema import epoch_of, pseudonym
-from store.router_sums import STATE_COLUMNS, read_state
 from store.rows import DELETED
+from store.sums import STATE_COLUMNS, read_state
 
 Rows = Iterator[Sequence[Any]]
 

@@ -1,12 +1,36 @@
-"""What becomes of a row, decided without a database: every implementation of the store asks here."""
+"""What becomes of rows, decided without a database: every kind of store asks here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from protocol.statuses import RETRIED_SLOWLY, SUB_MOVES, SUBSCRIBABLE, SubEvent, SubInput, SubState
+from protocol.addresses import SmpServer
+from protocol.encoding import EntityId
+from protocol.statuses import (
+    RETRIED_SLOWLY,
+    SUB_MOVES,
+    SUBSCRIBABLE,
+    SubEvent,
+    SubInput,
+    SubState,
+    bulk_move,
+    move_sub,
+)
+from store.records import (
+    CreatedSubscription,
+    Moved,
+    NewSubscription,
+    QueueEvent,
+    QueueRow,
+    ServerKey,
+    SnewRefusal,
+    SubKey,
+    TokenKey,
+)
+from store.sums import STATE_COLUMNS, StoredState, Sums, read_state
 
 BUSY_TIMEOUT = 5.0
 "Seconds of patience when another program holds the database."
@@ -78,3 +102,218 @@ class RowCaps:
 
 
 DEFAULT_CAPS = RowCaps()
+
+
+# A group of SNEWs
+
+BORN = move_sub(SubState.NEW, SubInput.HANDED_OVER)
+"Whoever creates a row hands it over to its router's subscriber at once."
+
+
+@dataclass(slots=True)
+class Existing:
+    """A row of the queue that is to be subscribed."""
+
+    subscription_id: EntityId
+    token_key: TokenKey
+    queue: QueueRow
+    state: SubState
+    abandoned: bool = False
+    "Its token is deleted, but the row is not yet."
+
+
+@dataclass(slots=True)
+class Owner:
+    """What decides whether a token may have another subscription."""
+
+    may_subscribe: bool
+    routers: set[ServerKey | SmpServer]
+    "Every router that it ever had a subscription at; new ones by their address."
+    subscriptions: int
+
+
+class Insert(NamedTuple):
+    """A new row, in the place of one that was abandoned. Do not print."""
+
+    new: NewSubscription
+    queue: QueueRow
+    replaces: SubKey | None
+
+    @property
+    def columns(self) -> tuple[SubKey, EntityId, TokenKey, EntityId, bytes, str]:
+        """All but the router's key, which is known last, and the state."""
+        new = self.new
+        ids = self.queue.key, new.subscription_id, new.token_key, new.notifier_id
+        return *ids, new.notifier_key, new.spelling
+
+
+class Repeat(NamedTuple):
+    """A row that is there already; `handed_over` if it was dead and is to be revived. Do not print."""
+
+    row: Existing
+    handed_over: bool
+
+
+Step = Insert | Repeat | SnewRefusal
+
+
+class SnewPlan:
+    """`existing` has the rows of the queues that the group names, by router and notifier id."""
+
+    def __init__(
+        self,
+        owners: Mapping[TokenKey, Owner],
+        servers: Mapping[SmpServer, ServerKey | None],
+        existing: dict[tuple[SmpServer, EntityId], Existing],
+        new_keys: Iterator[SubKey],
+        caps: RowCaps,
+    ) -> None:
+        self._owners = owners
+        self._servers = servers
+        self._existing = existing
+        self._new_keys = new_keys
+        self._caps = caps
+
+    def steps(self, news: Sequence[NewSubscription]) -> list[Step]:
+        """In order: a later SNEW finds what an earlier one of the group made."""
+        return [self._step(new) for new in news]
+
+    def _step(self, new: NewSubscription) -> Step:
+        owner = self._owners.get(new.token_key)
+        if owner is None or not owner.may_subscribe:
+            return SnewRefusal.AUTH
+        row = self._existing.get((new.server, new.notifier_id))
+        if row is not None and not row.abandoned:
+            return _repeat(row, new)
+        router = self._servers[new.server] or new.server
+        routers = len(owner.routers) + (router not in owner.routers)
+        if not self._caps.admits(owner.subscriptions + 1, routers):
+            return SnewRefusal.QUOTA
+        owner.routers.add(router)
+        owner.subscriptions += 1
+        queue = QueueRow(next(self._new_keys), new.notifier_id, new.notifier_key, False)
+        self._existing[new.server, new.notifier_id] = Existing(
+            new.subscription_id, new.token_key, queue, BORN
+        )
+        return Insert(new, queue, None if row is None else row.queue.key)
+
+
+def _repeat(row: Existing, new: NewSubscription) -> Repeat | SnewRefusal:
+    if row.token_key != new.token_key or row.queue.notifier_key != new.notifier_key:
+        return SnewRefusal.AUTH
+    handed_over = move_sub(row.state, SubInput.CREATED_AGAIN) is SubState.NEW
+    if handed_over:
+        row.state = BORN
+    return Repeat(row, handed_over)
+
+
+def revived(steps: Sequence[Step]) -> list[SubKey]:
+    """Rows that were dead and are PENDING again."""
+    return [step.row.queue.key for step in steps if isinstance(step, Repeat) and step.handed_over]
+
+
+def results(
+    steps: Sequence[Step], news: Sequence[NewSubscription], servers: Mapping[SmpServer, ServerKey | None]
+) -> list[CreatedSubscription | SnewRefusal]:
+    """What the callers are told, once everything is written and every router has a key."""
+    return [_result(step, servers[new.server]) for step, new in zip(steps, news, strict=True)]
+
+
+def _result(step: Step, server_key: ServerKey | None) -> CreatedSubscription | SnewRefusal:
+    if isinstance(step, SnewRefusal):
+        return step
+    assert server_key is not None, "a queue has a row, so its router has one"
+    if isinstance(step, Insert):
+        return CreatedSubscription(step.new.subscription_id, server_key, step.queue, True, True)
+    return CreatedSubscription(step.row.subscription_id, server_key, step.row.queue, False, step.handed_over)
+
+
+# What a router answers about its queues
+
+SOK = bulk_move(SubInput.SUBSCRIBED)
+RETRY = bulk_move(SubInput.RETRIED)
+CLEAR = bulk_move(SubInput.SERVICE_CLEARED)
+
+_ROW_COLUMNS = f"s.sub_key, s.notifier_id, s.subscription_id, t.token_id, {STATE_COLUMNS}"
+SUBSCRIBED_COLUMNS = _ROW_COLUMNS
+"Of `plan_subscribed`."
+MOVED_COLUMNS = f"{_ROW_COLUMNS}, s.detail, s.retry_count, s.retry_at"
+"Of `plan_moves`."
+
+
+class _Row:
+    """A queue's row, and what it comes to by what happened to its router since. Do not print."""
+
+    __slots__ = ("notifier_id", "state", "stored", "sub_key", "subscription_id", "token_id", "turns")
+
+    def __init__(self, columns: Sequence[Any]) -> None:
+        self.sub_key: SubKey
+        self.notifier_id: EntityId
+        self.sub_key, self.notifier_id, self.subscription_id, self.token_id = columns[:4]
+        self.stored, self.turns = read_state(columns[4:9])
+        self.state = self.stored.now(self.turns)
+
+    def moved(self, after: SubState) -> Moved:
+        return Moved(self.subscription_id, self.token_id, self.state, after)
+
+    def restored(self, state: SubState, associated: bool) -> StoredState:
+        return StoredState(state, associated, self.turns.last)
+
+
+class Subscribed(NamedTuple):
+    changed: list[SubKey]
+    "Rows that are written: active now, and associated or not as the answer says."
+    as_of: int
+    moved: list[Moved]
+
+
+def plan_subscribed(
+    sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], associated: bool
+) -> Subscribed:
+    """The router accepted these queues, in the name of our service or one by one."""
+    rows = [
+        row for row in map(_Row, found) if row.state in SOK.sources or row.stored.associated != associated
+    ]
+    flipped = [row.notifier_id for row in rows if row.stored.associated != associated]
+    sums.queues_changed(
+        key, (row.stored for row in rows), (row.restored(SOK.target, associated) for row in rows)
+    )
+    sums.associations_changed(key, flipped)
+    as_of = rows[0].turns.last if rows else 0
+    moved = [row.moved(SOK.target) for row in rows if row.state in SOK.sources]
+    return Subscribed([row.sub_key for row in rows], as_of, moved)
+
+
+class Moves(NamedTuple):
+    changed: list[tuple[SubKey, Standing, int]]
+    "With what their states are as of."
+    moved: list[Moved]
+    "Those whose state is another one now."
+
+
+def plan_moves(
+    sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], events: Sequence[QueueEvent], now: int
+) -> Moves:
+    """Events one after the other, several may be about one queue; only what they leave is written."""
+    rows = [
+        (row, Standing(row.state, columns[9], row.stored.associated, *columns[10:]))
+        for columns in found
+        for row in (_Row(columns),)
+    ]
+    standings = {row.notifier_id: before for row, before in rows}
+    for notifier_id, event in events:
+        if notifier_id in standings:
+            standings[notifier_id] = standing_after(standings[notifier_id], event, now)
+    changed = [(row, after) for row, before in rows if (after := standings[row.notifier_id]) != before]
+    sums.queues_changed(
+        key,
+        (row.stored for row, _ in changed),
+        (row.restored(after.state, after.associated) for row, after in changed),
+    )
+    sums.associations_changed(
+        key, [row.notifier_id for row, after in changed if row.stored.associated != after.associated]
+    )
+    return Moves(
+        [(row.sub_key, after, row.turns.last) for row, after in changed],
+        [row.moved(after.state) for row, after in changed if after.state is not row.state],
+    )

@@ -3,64 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
 
-from protocol.encoding import EntityId
-from store import (
-    postgres_deletion,
-    postgres_notifications,
-    postgres_routers,
-    postgres_statements,
-    postgres_subscriptions,
-    postgres_tokens,
-)
+from store import postgres_database
 from store.interface import SchemaOld, StoreUnavailable, StoreVanished
 from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
-from store.postgres_engine import (
-    GroupWriter,
-    Pools,
-    StatementRunner,
-    Transaction,
-    read,
-    run_each,
-)
+from store.postgres_database import Arrived, PostgresTransaction
+from store.postgres_engine import GroupRunner, GroupWriter, Pools, read, read_group
 from store.postgres_errors import store_errors
 from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
-from store.postgres_notifications import Arrived
-from store.records import (
-    CreatedSubscription,
-    NewSubscription,
-    Notification,
-    SentEntry,
-    ServerKey,
-    SnewRefusal,
-    Stored,
-    TokenKey,
-    TokenRecord,
-)
-from store.sql_store import SqlModules, SqlStore
-from store.work_queue import CommitObserver, Operation, WorkQueue, regrouped, runs
+from store.records import Notification, SentEntry, ServerKey, Stored, TokenKey, TokenPush
+from store.routers import Routers
+from store.sql_store import Database, Statement, Transaction, flattened, run_each
+from store.statements import Statements
+from store.subscriptions import Subscriptions
+from store.tokens import Tokens
+from store.work_queue import CommitObserver, WorkQueue
 
+T = TypeVar("T")
 R = TypeVar("R")
 
-_NEW_ID = "SELECT nextval(pg_get_serial_sequence('daemons', 'daemon_id'))"
+_NEW_ID = Statement("", "SELECT nextval(pg_get_serial_sequence('daemons', 'daemon_id'))")
+_LOGGED = Statement("", "SELECT pg_current_xact_id()::text")
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Tokens, Subscriptions, Routers, Statements):
     """NtfStore in the database at `url`."""
-
-    _sql = SqlModules(
-        postgres_tokens,
-        postgres_subscriptions,
-        postgres_routers,
-        postgres_notifications,
-        postgres_deletion,
-        postgres_statements,
-    )
 
     def __init__(
         self,
@@ -87,21 +60,24 @@ class PostgresStore(SqlStore):
         self.leases: PostgresLeases = PostgresLeases(
             self._pools, lambda: self._daemon_id, name, seconds=lease_seconds, duties=duties
         )
-        self._add = postgres_notifications.adder(lambda: self._daemon_id, self.leases)
-        self._add_late = postgres_notifications.late_adder(self.leases)
-        self._create_subscriptions = postgres_subscriptions.creator(caps)
-        self._queues = {
-            "durable": WorkQueue[Transaction]("store writer", self._writer(on_commit, durable=True)),
-            "relaxed": WorkQueue[Transaction]("store statuses", self._writer(on_commit, durable=False)),
-            "notifications": WorkQueue[asyncpg.Connection](
-                "store notifications", StatementRunner(self._pools, on_commit, durable=self._syncs_arrivals)
+        self._add = postgres_database.adder(lambda: self._daemon_id, self.leases)
+        self._add_late = postgres_database.late_adder(self.leases)
+        self._caps = caps
+        self._queues: dict[str, WorkQueue[Any]] = {
+            "durable": WorkQueue("store writer", self._writer(on_commit, durable=True)),
+            "relaxed": WorkQueue("store statuses", self._writer(on_commit, durable=False)),
+            "notifications": WorkQueue(
+                "store notifications", GroupRunner(self._pools, on_commit, durable=self._syncs_arrivals)
             ),
-            "reads": WorkQueue[asyncpg.Connection]("store reader", self._read_group),
+            "reads": WorkQueue("store reader", partial(read_group, self._pools)),
         }
         self._is_open = False
 
     def _writer(self, on_commit: CommitObserver | None, *, durable: bool) -> GroupWriter:
-        return GroupWriter(self._pools, lambda: self._daemon_id, self.leases, on_commit, durable=durable)
+        return GroupWriter(self._pools, self._begin, on_commit, durable=durable)
+
+    def _begin(self, db: asyncpg.Connection) -> PostgresTransaction:
+        return PostgresTransaction(db, self._daemon_id, self.leases, self._caps)
 
     async def open(self) -> None:
         """Create or upgrade the tables. StoreUnavailable or SchemaError, and nothing changed, if the database
@@ -135,45 +111,41 @@ class PostgresStore(SqlStore):
         await self.leases.disconnect()
         await self._pools.close()
 
-    async def _write(self, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = True) -> R:
-        result: R = await self._queue("durable" if durable else "relaxed").run(run_each, call)
+    def _push_parts(self) -> Sequence[int] | None:
+        return self.leases.push_parts()
+
+    async def _write(self, call: Callable[[PostgresTransaction], Awaitable[T]], *, durable: bool) -> T:
+        result: T = await self._queue("durable" if durable else "relaxed").run(run_each, call)
         return result
 
     async def _write_as_owner(
-        self, lease: Lease, call: Callable[[Transaction], Awaitable[R]], *, durable: bool = False
-    ) -> R:
-        async def checked(tx: Transaction) -> R:
+        self, lease: Lease, call: Callable[[Transaction], Awaitable[T]], *, durable: bool
+    ) -> T:
+        async def checked(tx: PostgresTransaction) -> T:
             await tx.check_owner(lease)
             return await call(tx)
 
         return await self._write(checked, durable=durable)
 
-    async def _read(self, call: Callable[[asyncpg.Connection], Awaitable[R]]) -> R:
+    async def _write_grouped(
+        self, write: Callable[[Transaction, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        results: list[R] = await self._queue("durable").run(flattened(write), items)
+        return results
+
+    async def _read(self, call: Callable[[Database], Awaitable[T]]) -> T:
         return await read(self._pools, call)
 
-    async def _read_grouped(self, read: Callable[[Any, Any], Any], ids: Sequence[EntityId]) -> Any:
-        return await self._queue("reads").run(read, ids)
-
-    async def _create(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
-        created: list[CreatedSubscription | SnewRefusal]
-        created = await self._queue("durable").run(self._create_subscriptions, news)
-        return created
+    async def _read_grouped(
+        self, read: Callable[[Database, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        results: list[R] = await self._queue("reads").run(flattened(read), items)
+        return results
 
     def _queue(self, name: str) -> WorkQueue[Any]:
         if not self._is_open:
             raise StoreUnavailable("the store is not open")
         return self._queues[name]
-
-    async def _read_group(self, group: Sequence[Operation]) -> list[Any]:
-        """Reads of many callers at once: one query for all of a kind."""
-
-        async def run(db: asyncpg.Connection) -> list[Any]:
-            results: list[Any] = []
-            for batch, lists in runs(group):
-                results += regrouped(await batch(db, [item for one in lists for item in one]), lists)
-            return results
-
-        return await read(self._pools, run)
 
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
@@ -189,24 +161,11 @@ class PostgresStore(SqlStore):
         stored: list[Stored | None] = await self._queue("notifications").run(add, block)
         return stored
 
-    # Of pushes, those that this daemon sends
-
-    async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
-        parts = self.leases.push_parts()
-        return await self._read(lambda db: postgres_notifications.unsent_tokens(db, after, limit, parts))
-
-    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
-        parts = self.leases.push_parts()
-        return await self._read(lambda db: postgres_tokens.due_crons(db, now, limit, parts))
-
-    async def next_cron_due(self) -> int | None:
-        parts = self.leases.push_parts()
-        return await self._read(lambda db: postgres_tokens.next_cron_due(db, parts))
+    async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
+        return await read(self._pools, lambda db: postgres_database.pushes(db.db, keys))
 
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
-        await self._queue("notifications").run(postgres_notifications.set_sent, entries)
+        await self._queue("notifications").run(postgres_database.set_sent, entries)
 
     async def check(self) -> None:
-        await self._write(
-            lambda tx: tx.db.fetchval("SELECT pg_current_xact_id()::text")
-        )  # it has to be logged
+        await self._write(lambda tx: tx.fetchval(_LOGGED), durable=True)  # it has to be logged

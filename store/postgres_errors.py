@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import asyncpg
 
 from store.interface import StoreError, StoreUnavailable
+from store.sql_store import Collision
 
 BAD_ADDRESS = "has an address that makes no sense: check [STORE] url"
 NO_SESSIONS = "is behind a pooler that keeps no sessions: set its pool_mode to session"
@@ -41,7 +42,12 @@ _MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (ValueError, BAD_ADDRESS),
 )
 
-RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.UniqueViolationError)
+RETRIED = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.UniqueViolationError,
+    Collision,
+)
 "Another daemon was faster: the same call finds what it left and decides anew."
 
 CAUGHT = (

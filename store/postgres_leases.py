@@ -33,10 +33,11 @@ from store.leases import (
     next_step,
     of_router,
 )
-from store.postgres_engine import CHANNEL, SAY, Pools
+from store.postgres_database import CHANNEL, SAY
+from store.postgres_engine import Pools
 from store.postgres_errors import CAUGHT, store_errors
-from store.postgres_routers import SERVERS_AMONG
 from store.records import ServerKey, StoredRouter, TokenKey
+from store.routers import SERVERS_AMONG
 from store.rows import QUEUE_COLUMNS, queue_row, smp_server, stored_router
 
 T = TypeVar("T")

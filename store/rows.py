@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from protocol.addresses import SmpServer
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId, Reader, Writer, new_tuple
 from protocol.statuses import SubState, SubStatus, TokenStatus
+from store.interface import KEPT_NOTIFICATIONS
 from store.records import (
     DeletedSubscription,
     LastNotification,
@@ -23,7 +25,8 @@ from store.records import (
     TokenKey,
     TokenRecord,
 )
-from store.router_sums import STATE_COLUMNS, read_state
+from store.statement_records import Channel, GatewayKey, GatewaySubscription, PushKey, Rule, StatementPush
+from store.sums import STATE_COLUMNS, read_state
 
 DELETED = "deleted"
 "Stands in the place of a token's status while its rows are deleted; no state of the protocol."
@@ -147,6 +150,21 @@ def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
     return new_tuple(LastNotification, (sub_key, seq, server, notifier_id, received_at, nonce, meta, sent))
 
 
+def newest_entries(
+    unsent: list[LastNotification], sent: Iterable[LastNotification]
+) -> tuple[LastNotification, ...]:
+    """What a push shows of a token: what is unsent and, while there is room, what was sent last."""
+    room = KEPT_NOTIFICATIONS - len(unsent)
+    if room > 0:
+        # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
+        queues = {entry.sub_key for entry in unsent}
+        kept = [entry for entry in sent if entry.sub_key not in queues]
+        kept.sort(key=attrgetter("seq"))
+        unsent += kept[-room:]
+    unsent.sort(key=attrgetter("seq"))
+    return tuple(unsent)
+
+
 @lru_cache(maxsize=4096)
 def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
     """An address from its columns; many rows name few routers."""
@@ -155,3 +173,38 @@ def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
 
 def address_columns(server: SmpServer) -> tuple[str, str, bytes]:
     return ",".join(server.hosts), server.port, server.key_hash
+
+
+# The statement gateway
+
+
+def statement_subscription(row: Sequence[Any], rules: Sequence[Sequence[Any]]) -> GatewaySubscription:
+    """From key, id, client, channel, device token, call, times."""
+    return GatewaySubscription(
+        key=GatewayKey(row[0]),
+        subscription_id=row[1],
+        client_id=row[2],
+        channel=Channel(row[3]),
+        device_token=decode_device_token(row[4]),
+        is_call=bool(row[5]),
+        created_at=row[6],
+        updated_at=row[7],
+        rules=tuple(Rule(sender, topic) for sender, topic in rules),
+    )
+
+
+def statement_push(row: Sequence[Any]) -> StatementPush:
+    """From key, subscription key and id, hash, channel, call, device token, sender, topic, data, time."""
+    return StatementPush(
+        key=PushKey(row[0]),
+        subscription_key=GatewayKey(row[1]),
+        subscription_id=row[2],
+        statement_hash=row[3],
+        channel=Channel(row[4]),
+        is_call=bool(row[5]),
+        device_token=decode_device_token(row[6]),
+        sender=row[7],
+        topic=row[8],
+        data=row[9],
+        received_at=row[10],
+    )

@@ -1,74 +1,218 @@
-"""The roles of the store by way of SQL, whatever the database: what is durable, what shares a trip."""
+"""What the stores in SQL share: statements as each database spells them, transactions, and how an operation
+reaches one.
+
+An operation is written once, as a coroutine. On PostgreSQL it waits for the network. On SQLite it runs on the
+thread of its connection from the first line to the last, and never waits.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.statuses import TokenInput
-from store.leases import CHORES, SOLE_OWNER, STATEMENTS, Lease, Leases, Ownership, of_router
-from store.records import (
-    Counts,
-    CreatedSubscription,
-    DeletedSubscription,
-    Deletion,
-    Moved,
-    NewSubscription,
-    NewToken,
-    QueueEvent,
-    QueueRow,
-    ServerKey,
-    ServerRecord,
-    ServiceCredentials,
-    SnewRefusal,
-    StoredRouter,
-    SubKey,
-    SubscriptionRecord,
-    TokenKey,
-    TokenMove,
-    TokenPush,
-    TokenRecord,
+from store.leases import SOLE_OWNER, Lease, Leases, Ownership, of_router
+from store.policy import Insert, Owner, RowCaps
+from store.records import CreatedSubscription, ServerKey, SnewRefusal, SubKey, TokenKey
+from store.rule_filter import SenderTopic
+from store.sums import SUM_COLUMNS, RouterSums, Sums
+from store.work_queue import regrouped
+
+Row = Sequence[Any]
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+Context = TypeVar("Context")
+StoreT = TypeVar("StoreT", bound="SqlStore")
+
+_LIST = re.compile(r"= ANY\(\$\d+::\w+\[\]\)")
+_LOCK = re.compile(r"\s+FOR (?:NO KEY UPDATE|UPDATE|KEY SHARE|SHARE)(?: OF \w+)?(?: SKIP LOCKED)?")
+_JOIN = re.compile(r"(?<!LEFT )\bJOIN\b")
+_INDEX = re.compile(r"/\* (INDEXED BY \w+) \*/")
+_PARAMETER = re.compile(r"\$(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One question or change, as each database has it. `{}` in SQLite's is for a list of values or rows."""
+
+    sqlite: str
+    postgres: str
+    has_list: bool = field(init=False)
+    "SQLite's; it is the last parameter."
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_list", "IN ({})" in self.sqlite)
+
+
+def shared(text: str) -> Statement:
+    """For both, in PostgreSQL's spelling of parameters and lists. Locks are left out for SQLite, where nobody
+    else writes meanwhile. It reads joined tables in the order in which they are named, and by the index
+    that a comment names."""
+    spelled = _LOCK.sub("", _JOIN.sub("CROSS JOIN", _LIST.sub("IN ({})", text)))
+    return Statement(_PARAMETER.sub(r"?\1", _INDEX.sub(r"\1", spelled)), text)
+
+
+class Database(ABC):
+    """A connection."""
+
+    @abstractmethod
+    async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
+        """All rows. Of those that a list asks for, each once."""
+
+    @abstractmethod
+    async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Iterable[Row]:
+        """One row for each id, in order: of an outer join."""
+
+    @abstractmethod
+    async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
+        """All rows of a statement that takes many; PostgreSQL's has an array for each column."""
+
+    @abstractmethod
+    async def execute(self, statement: Statement, *parameters: Any) -> int:
+        """How many rows it changed."""
+
+    @abstractmethod
+    async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> int:
+        """Likewise; see `fetch_rows`. None: nothing is done."""
+
+    async def fetchrow(self, statement: Statement, *parameters: Any) -> Row | None:
+        rows = await self.fetch(statement, *parameters)
+        return rows[0] if rows else None
+
+    async def fetchval(self, statement: Statement, *parameters: Any) -> Any:
+        """The first column of the first row; None if there is none."""
+        row = await self.fetchrow(statement, *parameters)
+        return None if row is None else row[0]
+
+
+_READ_ROUTERS = shared(f"""
+SELECT server_key, {SUM_COLUMNS} FROM smp_servers
+WHERE server_key = ANY($1::bigint[]) ORDER BY server_key FOR NO KEY UPDATE
+""")
+_WRITE_ROUTERS = Statement(
+    sqlite=f"UPDATE smp_servers SET ({SUM_COLUMNS}) = (?2, ?3, ?4, ?5, ?6, ?7) WHERE server_key = ?1",
+    postgres=f"""
+UPDATE smp_servers v SET ({SUM_COLUMNS})
+    = (i.lost, i.served, i.associated, i.hash, i.active, i.active_associated)
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::bigint[])
+    i(key, lost, served, associated, hash, active, active_associated)
+WHERE v.server_key = i.key
+""",
 )
-from store.statement_records import (
-    DEFAULT_GATEWAY_CAPS,
-    FIRST_PAGE,
-    Accepted,
-    GatewayCaps,
-    GatewaySubscription,
-    NewGatewaySubscription,
-    Page,
-    PushKey,
-    PushRecord,
-    ReceivedStatement,
-    Refusal,
-    Request,
-    Rule,
-    RuleEdit,
-    RulesEdited,
-    StatementPush,
-    TokenTaken,
-)
 
 
-class SqlModules(NamedTuple):
-    """The statements for one kind of database: modules with the same functions for each kind."""
+class Transaction(Database, Sums):
+    """A write transaction. Its sums are written by `flush`, once for each group of operations."""
 
-    tokens: Any
-    subscriptions: Any
-    routers: Any
-    notifications: Any
-    deletion: Any
-    statements: Any
+    def __init__(self, caps: RowCaps) -> None:
+        super().__init__()
+        self.caps = caps
+
+    async def router(self, key: ServerKey) -> RouterSums | None:
+        """The sums of a router, with what this transaction did so far; None if it is gone. Nobody else
+        changes them until its end."""
+        return (await self._settled([key])).get(key)
+
+    async def change_router(self, key: ServerKey, before: RouterSums, after: RouterSums) -> RouterSums:
+        await self._change_routers({key: before}, {key: after})
+        return after
+
+    async def settle_routers(self) -> None:
+        if self.routers:
+            await self._settled(list(self.routers))
+
+    async def _settled(self, keys: Sequence[ServerKey]) -> dict[ServerKey, RouterSums]:
+        rows = await self.fetch(_READ_ROUTERS, keys)
+        before = {ServerKey(key): RouterSums(*sums) for key, *sums in rows}
+        changes = {key: self.routers.pop(key) for key in keys if key in self.routers}
+        after = {key: s.changed(changes[key]) if key in changes else s for key, s in before.items()}
+        await self._change_routers(before, after)
+        return after
+
+    async def _change_routers(
+        self, before: Mapping[ServerKey, RouterSums], after: Mapping[ServerKey, RouterSums]
+    ) -> None:
+        changed = [(key, *sums) for key, sums in after.items() if sums != before[key]]
+        await self.execute_rows(_WRITE_ROUTERS, changed)
+        self.active_subscriptions += sum(after[key].active_count - before[key].active_count for key in after)
+
+    # What only a database with several writers has to do
+
+    async def lock(self, name: bytes) -> None:
+        """Nobody else passes here with this name until the end of the transaction."""
+
+    async def kept(self, statement: Statement, keys: Iterable[int]) -> set[int]:
+        """Those of the rows just read that are still there, and stay so until the end."""
+        return set(keys)
+
+    async def held(self, leases: Iterable[Lease]) -> set[Lease]:
+        """Those of them that this daemon owns, and then until the end."""
+        return set(leases)
+
+    def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
+        """If another daemon owns the router, it is told."""
+
+    async def hand_over(self, created: Sequence[CreatedSubscription | SnewRefusal]) -> None:
+        """Queues of routers that other daemons own, or nobody yet."""
+
+    # What one writer alone can know
+
+    def possible_rules(self, rules: Sequence[SenderTopic]) -> Sequence[SenderTopic]:
+        """Without those of which it is known that nobody has them."""
+        return rules
+
+    def rules_added(self, rules: Iterable[SenderTopic]) -> None:
+        """These are in the database from now on."""
+
+    # Of SNEW
+
+    @abstractmethod
+    async def owners(self, keys: Sequence[TokenKey]) -> dict[TokenKey, Owner]:
+        """Those that exist. Their caps are counted by nobody else meanwhile."""
+
+    @abstractmethod
+    async def new_keys(self, count: int) -> Iterator[SubKey]:
+        """At least so many; after `owners`."""
+
+    @abstractmethod
+    async def new_servers(self, addresses: Sequence[tuple[str, str, bytes]]) -> None: ...
+
+    @abstractmethod
+    async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
+        """New rows, each of the router with its key."""
+
+
+class Collision(Exception):
+    """Another daemon was faster: the same call finds what it left and decides anew."""
+
+
+Batch = Callable[[Context, Sequence[Any]], Awaitable[Sequence[Any]]]
+"Runs one kind of operation for several callers; one result for each, in order."
+
+
+async def run_each(context: Context, calls: Sequence[Callable[[Context], Awaitable[R]]]) -> list[R]:
+    """The batch of operations that gain nothing from being run together."""
+    return [await call(context) for call in calls]
+
+
+@cache
+def flattened(batch: Batch[Any]) -> Batch[Any]:
+    """A batch whose callers each bring a list: all lists run as one."""
+
+    async def run(context: Any, lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return regrouped(await batch(context, [item for one in lists for item in one]), lists)
+
+    return run
 
 
 class SqlStore(ABC):
-    """NtfStore, but for its life and the notifications on their way."""
+    """How the operations of a store reach its database."""
 
-    _sql: SqlModules
     _syncs_arrivals: bool
     "Whether what peers send waits for the disk, as what clients are promised does."
     leases: Leases | None = None
@@ -77,251 +221,92 @@ class SqlStore(ABC):
     def ownership(self) -> Ownership:
         return SOLE_OWNER if self.leases is None else self.leases
 
+    def _push_parts(self) -> Sequence[int] | None:
+        """Parts of the tokens whose pushes this daemon sends; None: all."""
+        return None
+
     @abstractmethod
-    async def _write(self, call: Callable[[Any], Any], *, durable: bool = True) -> Any:
+    async def _write(self, call: Callable[[Transaction], Awaitable[T]], *, durable: bool) -> T:
         """Run a call on a transaction; those that wait share one."""
 
     async def _write_as_owner(
-        self, lease: Lease, call: Callable[[Any], Any], *, durable: bool = False
-    ) -> Any:
+        self, lease: Lease, call: Callable[[Transaction], Awaitable[T]], *, durable: bool
+    ) -> T:
         """Like `_write`; LeaseLost if another daemon owns it."""
         return await self._write(call, durable=durable)
 
     @abstractmethod
-    async def _read(self, call: Callable[[Any], Any]) -> Any:
+    async def _write_grouped(
+        self, write: Callable[[Transaction, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        """Durable; the items of all callers that wait share a few statements."""
+
+    @abstractmethod
+    async def _read(self, call: Callable[[Database], Awaitable[T]]) -> T:
         """Run a call on a connection."""
 
     @abstractmethod
-    async def _read_grouped(self, read: Callable[[Any, Any], Any], ids: Sequence[EntityId]) -> Any:
-        """Like `_read`; the ids of all callers that wait share one query."""
+    async def _read_grouped(
+        self, read: Callable[[Database, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        """Like `_read`; the items of all callers that wait share one query."""
 
-    @abstractmethod
-    async def _create(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
-        """All SNEWs that wait share a few statements."""
 
-    # Tokens
+# How an operation is run. Callers do not see the database that it is given.
 
-    async def tokens(self, token_ids: Sequence[EntityId]) -> list[TokenRecord | None]:
-        return await self._read_grouped(self._sql.tokens.tokens, token_ids)
 
-    async def tokens_by_key(self, keys: Sequence[TokenKey]) -> list[TokenRecord]:
-        return await self._read(lambda db: self._sql.tokens.by_key(db, keys))
+def reading(
+    operation: Callable[Concatenate[StoreT, Database, P], Awaitable[R]],
+) -> Callable[Concatenate[StoreT, P], Coroutine[Any, Any, R]]:
+    @wraps(operation)
+    async def call(store: StoreT, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await store._read(lambda db: operation(store, db, *args, **kwargs))
 
-    async def token_by_device(self, device_token: DeviceToken, verify_key: bytes) -> TokenRecord | None:
-        return await self._read(lambda db: self._sql.tokens.by_device(db, device_token, verify_key))
+    return call
 
-    async def create_token(self, token: NewToken) -> TokenRecord:
-        return await self._write(lambda tx: self._sql.tokens.create(tx, token))
 
-    async def move_token(self, seen: TokenRecord, event: TokenInput, updated_on: int) -> TokenMove | None:
-        return await self._write(lambda tx: self._sql.tokens.move(tx, seen, event, updated_on))
+def writing(
+    *, durable: bool = True, as_owner_of: Lease | None = None
+) -> Callable[
+    [Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]]],
+    Callable[Concatenate[StoreT, P], Coroutine[Any, Any, R]],
+]:
+    """Durable: its commit waits for the disk. LeaseLost if another daemon owns what only an owner may do."""
 
-    async def replace_device_token(
-        self, key: TokenKey, device_token: DeviceToken, code: bytes, updated_on: int
-    ) -> bool:
-        return await self._write(
-            lambda tx: self._sql.tokens.replace_device(tx, key, device_token, code, updated_on)
-        )
+    def decorated(
+        operation: Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]],
+    ) -> Callable[Concatenate[StoreT, P], Coroutine[Any, Any, R]]:
+        @wraps(operation)
+        async def call(store: StoreT, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            def run(tx: Transaction) -> Awaitable[R]:
+                return operation(store, tx, *args, **kwargs)
 
-    async def delete_token(self, key: TokenKey) -> Deletion | None:
-        return await self._write(lambda tx: self._sql.tokens.delete(tx, key))
+            if as_owner_of is None:
+                return await store._write(run, durable=durable)
+            return await store._write_as_owner(as_owner_of, run, durable=durable)
 
-    async def set_cron(self, key: TokenKey, minutes: int, due: int | None) -> bool:
-        return await self._write(lambda tx: self._sql.tokens.set_cron(tx, key, minutes, due))
+        return call
 
-    async def due_crons(self, now: int, limit: int) -> list[TokenRecord]:
-        return await self._read(lambda db: self._sql.tokens.due_crons(db, now, limit))
+    return decorated
 
-    async def set_cron_due(self, due: Sequence[tuple[TokenKey, int]]) -> None:
-        await self._write(lambda tx: self._sql.tokens.set_cron_due(tx, due), durable=False)
 
-    async def next_cron_due(self) -> int | None:
-        return await self._read(self._sql.tokens.next_cron_due)
+def writing_as_router(
+    *, durable: bool = False
+) -> Callable[
+    [Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]]],
+    Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]],
+]:
+    """LeaseLost if another daemon owns the router whose key is the first argument."""
 
-    async def purge_tokens(self, *, unverified_before: int, invalid_before: int, limit: int) -> Deletion:
-        return await self._write_as_owner(
-            CHORES, lambda tx: self._sql.tokens.purge(tx, unverified_before, invalid_before, limit)
-        )
-
-    async def delete_more(self) -> Deletion:
-        return await self._write(self._sql.deletion.more, durable=False)
-
-    async def delete_unused_servers(self) -> int:
-        """Looked for on a connection that reads: a scan of all routers holds up no write."""
-        unused = await self._read(self._sql.routers.unused_servers)
-        if not unused:
-            return 0
-        return await self._write_as_owner(CHORES, lambda tx: self._sql.routers.delete_unused(tx, unused))
-
-    # Subscriptions
-
-    async def subscriptions(self, subscription_ids: Sequence[EntityId]) -> list[SubscriptionRecord | None]:
-        return await self._read_grouped(self._sql.subscriptions.subscriptions, subscription_ids)
-
-    async def create_subscriptions(
-        self, news: Sequence[NewSubscription]
-    ) -> list[CreatedSubscription | SnewRefusal]:
-        return await self._create(news)
-
-    async def delete_subscription(self, key: SubKey) -> DeletedSubscription | None:
-        return await self._write(lambda tx: self._sql.subscriptions.delete(tx, key))
-
-    # Routers
-
-    async def servers(self) -> list[StoredRouter]:
-        return await self._read(self._sql.routers.servers)
-
-    async def server(self, key: ServerKey) -> ServerRecord:
-        return await self._read(lambda db: self._sql.routers.server(db, key))
-
-    async def subscription_count(self, key: ServerKey) -> int:
-        return await self._read(lambda db: self._sql.routers.subscription_count(db, key))
-
-    async def subscribable_count(self) -> int:
-        return await self._read(self._sql.routers.subscribable_count)
-
-    async def queues(
-        self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
-    ) -> list[QueueRow]:
-        return await self._read(lambda db: self._sql.routers.queues(db, key, after, limit, associated))
-
-    async def queues_by_id(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]:
-        return await self._read(lambda db: self._sql.routers.queues_by_id(db, key, notifier_ids))
-
-    async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.due_retries(tx, key, now, limit)
-        )
-
-    async def next_retry(self, key: ServerKey) -> int | None:
-        return await self._read(lambda db: self._sql.routers.next_retry(db, key))
-
-    async def set_subscribed(
-        self, key: ServerKey, notifier_ids: Sequence[EntityId], *, service_id: EntityId | None
-    ) -> list[Moved]:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.set_subscribed(tx, key, notifier_ids, service_id)
-        )
-
-    async def move_queues(self, key: ServerKey, events: Sequence[QueueEvent], *, now: int) -> list[Moved]:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.move_queues(tx, key, events, now)
-        )
-
-    async def set_disconnected(self, key: ServerKey) -> int:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.set_disconnected(tx, key)
-        )
-
-    async def set_service_subscribed(self, key: ServerKey) -> int:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.set_service_subscribed(tx, key)
-        )
-
-    async def set_credentials(self, key: ServerKey, credentials: ServiceCredentials) -> None:
-        await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.set_credentials(tx, key, credentials), durable=True
-        )
-
-    async def set_service_id(self, key: ServerKey, service_id: EntityId) -> bool:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.set_service_id(tx, key, service_id), durable=True
-        )
-
-    async def clear_service(self, key: ServerKey) -> int:
-        return await self._write_as_owner(
-            of_router(key), lambda tx: self._sql.routers.clear_service(tx, key), durable=True
-        )
-
-    # Notifications
-
-    async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
-        return await self._read(lambda db: self._sql.notifications.pushes(db, keys))
-
-    async def unsent_tokens(self, *, after: TokenKey, limit: int) -> list[TokenKey]:
-        return await self._read(lambda db: self._sql.notifications.unsent_tokens(db, after, limit))
-
-    async def counts(self) -> Counts:
-        return await self._read(self._sql.notifications.counts)
-
-    # Statements
-
-    async def add_gateway_subscription(
-        self,
-        new: NewGatewaySubscription,
-        request: Request | None,
-        caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
-    ) -> TokenTaken | Refusal | None:
-        return await self._write(lambda tx: self._sql.statements.subscribe(tx, new, request, caps))
-
-    async def delete_gateway_subscriptions(
-        self, client_id: bytes, ids: Sequence[bytes], request: Request | None
-    ) -> Refusal | None:
-        return await self._write(lambda tx: self._sql.statements.unsubscribe(tx, client_id, ids, request))
-
-    async def gateway_subscriptions(
-        self, client_id: bytes, request: Request | None
-    ) -> list[GatewaySubscription] | Refusal:
-        """Each is read by itself: it may have thousands of rules, and others wait meanwhile."""
-        sql = self._sql.statements
-        if not await self._write(lambda tx: sql.use(tx, request)):
-            return Refusal.REPLAYED
-        rows = await self._read(lambda db: sql.listed(db, client_id))
-        return [await self._read(partial(sql.with_rules, row)) for row in rows]
-
-    async def edit_rules(
-        self,
-        client_id: bytes,
-        subscription_id: bytes,
-        edit: RuleEdit,
-        rules: Sequence[Rule],
-        request: Request | None,
-        *,
-        now: int,
-        caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
-    ) -> RulesEdited | Refusal:
-        return await self._write(
-            lambda tx: self._sql.statements.edit_rules(
-                tx, client_id, subscription_id, edit, rules, request, caps=caps, now=now
+    def decorated(
+        operation: Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]],
+    ) -> Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]]:
+        @wraps(operation)
+        async def call(store: StoreT, key: ServerKey, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return await store._write_as_owner(
+                of_router(key), lambda tx: operation(store, tx, key, *args, **kwargs), durable=durable
             )
-        )
 
-    async def watched_topics(self, limit: int) -> list[bytes]:
-        return await self._read(lambda db: self._sql.statements.topics(db, limit))
+        return call
 
-    async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
-    ) -> Accepted:
-        return await self._write_as_owner(
-            STATEMENTS,
-            lambda tx: self._sql.statements.accept(tx, statements, now, page),
-            durable=self._syncs_arrivals,
-        )
-
-    async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
-        return await self._read(lambda db: self._sql.statements.pushes(db, keys))
-
-    async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
-        return await self._write_as_owner(STATEMENTS, lambda tx: self._sql.statements.claim(tx, keys))
-
-    async def abandon_claimed_pushes(self) -> int:
-        return await self._write_as_owner(STATEMENTS, self._sql.statements.abandon, durable=True)
-
-    async def end_statement_pushes(
-        self, *, sent: Sequence[PushKey], given_up: Sequence[PushKey], again: Sequence[PushKey], now: int
-    ) -> None:
-        await self._write(
-            lambda tx: self._sql.statements.ended(tx, sent, given_up, again, now), durable=False
-        )
-
-    async def unsent_statement_pushes(self, *, after: PushKey, limit: int) -> list[PushKey]:
-        return await self._read(lambda db: self._sql.statements.unsent(db, after, limit))
-
-    async def delete_gone_device(self, push: StatementPush) -> bool:
-        return await self._write(lambda tx: self._sql.statements.device_gone(tx, push))
-
-    async def push_records(self, subscription_id: bytes) -> list[PushRecord]:
-        return await self._read(lambda db: self._sql.statements.records(db, subscription_id))
-
-    async def purge_statements(self, now: int, limit: int) -> int:
-        return await self._write(lambda tx: self._sql.statements.purge(tx, now, limit), durable=False)
+    return decorated

@@ -4,52 +4,38 @@ the log."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiosqlite
 
-from protocol.encoding import EntityId
-from store import (
-    migrate,
-    sqlite_deletion,
-    sqlite_notifications,
-    sqlite_routers,
-    sqlite_statements,
-    sqlite_subscriptions,
-    sqlite_tokens,
-)
+from store import migrate, sqlite_database
 from store.interface import SchemaOld, StoreUnavailable
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, RowCaps
-from store.records import (
-    CreatedSubscription,
-    NewSubscription,
-    Notification,
-    SentEntry,
-    ServerKey,
-    SnewRefusal,
-    Stored,
-)
+from store.records import Notification, SentEntry, ServerKey, Stored, TokenKey, TokenPush
+from store.routers import Routers
 from store.rule_filter import RuleFilter
-from store.sql_store import SqlModules, SqlStore
-from store.sqlite_checkpoints import Checkpoints
+from store.sql_store import Database, Transaction, flattened, run_each, shared
+from store.sqlite_database import Arrived, SqliteDatabase, SqliteTransaction, at_once
 from store.sqlite_engine import (
+    Checkpoints,
     DatabaseFile,
     GroupReader,
     GroupWriter,
     connect_options,
     connected,
-    flattened,
-    run_each,
     run_in_thread,
     thread_queue,
 )
 from store.sqlite_errors import store_errors
-from store.sqlite_transaction import Transaction
+from store.statements import Statements
+from store.subscriptions import Subscriptions
+from store.tokens import Tokens
 from store.work_queue import CommitObserver, Operation, WorkQueue
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 _SETTINGS = (
@@ -62,22 +48,11 @@ _SETTINGS = (
     "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
 )
 
-_GROUPED: dict[Callable[[Any, Any], Any], Callable[[Any, Any], Any]] = {
-    read: flattened(read) for read in (sqlite_tokens.tokens, sqlite_subscriptions.subscriptions)
-}
+_RUN_EACH = at_once(run_each)
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Tokens, Subscriptions, Routers, Statements):
     """NtfStore in the file `path`."""
-
-    _sql = SqlModules(
-        sqlite_tokens,
-        sqlite_subscriptions,
-        sqlite_routers,
-        sqlite_notifications,
-        sqlite_deletion,
-        sqlite_statements,
-    )
 
     def __init__(
         self,
@@ -94,19 +69,18 @@ class SqliteStore(SqlStore):
         self._busy_timeout = busy_timeout
         self._auto_migrate = auto_migrate
         self._connections: list[aiosqlite.Connection] = []
-        self._writer: WorkQueue[Transaction] | None = None
-        self._reader: WorkQueue[sqlite3.Connection] | None = None
+        self._writer: WorkQueue[SqliteTransaction] | None = None
+        self._reader: WorkQueue[SqliteDatabase] | None = None
         self._checkpoints: Checkpoints | None = None
         self._file = DatabaseFile(path)
         self._rule_filter = RuleFilter()
         self._run_writes = GroupWriter(
             self._file,
             on_commit,
-            lambda db: Transaction(db, self._rule_filter),
+            lambda db: SqliteTransaction(db, self._rule_filter, caps),
             on_rollback=self._rule_filter.forget,
         )
-        self._run_reads = GroupReader(self._file)
-        self._create_subscriptions = flattened(sqlite_subscriptions.creator(caps))
+        self._run_reads = GroupReader(self._file, SqliteDatabase)
 
     async def open(self) -> None:
         """Create or upgrade the database. StoreUnavailable or SchemaError, and nothing changed, if it
@@ -167,28 +141,34 @@ class SqliteStore(SqlStore):
         checkpoints.committed(rows)
         return results
 
-    async def _write(self, call: Callable[[Transaction], R], *, durable: bool = True) -> R:
-        return await self._writing.run(run_each, call, durable=durable)
+    async def _write(self, call: Callable[[Transaction], Awaitable[T]], *, durable: bool) -> T:
+        result: T = await self._writing.run(_RUN_EACH, call, durable=durable)
+        return result
 
-    async def _read(self, call: Callable[[sqlite3.Connection], R]) -> R:
-        return await self._reading.run(run_each, call)
+    async def _write_grouped(
+        self, write: Callable[[Transaction, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        results: list[R] = await self._writing.run(at_once(flattened(write)), items, durable=True)
+        return results
 
-    async def _read_grouped(self, read: Callable[[Any, Any], Any], ids: Sequence[EntityId]) -> Any:
-        return await self._reading.run(_GROUPED[read], ids)
+    async def _read(self, call: Callable[[Database], Awaitable[T]]) -> T:
+        result: T = await self._reading.run(_RUN_EACH, call)
+        return result
 
-    async def _create(self, news: Sequence[NewSubscription]) -> list[CreatedSubscription | SnewRefusal]:
-        created: list[CreatedSubscription | SnewRefusal]
-        created = await self._writing.run(self._create_subscriptions, news, durable=True)
-        return created
+    async def _read_grouped(
+        self, read: Callable[[Database, Sequence[T]], Awaitable[list[R]]], items: Sequence[T]
+    ) -> list[R]:
+        results: list[R] = await self._reading.run(at_once(flattened(read)), items)
+        return results
 
     @property
-    def _writing(self) -> WorkQueue[Transaction]:
+    def _writing(self) -> WorkQueue[SqliteTransaction]:
         if self._writer is None:
             raise StoreUnavailable("the store is not open")
         return self._writer
 
     @property
-    def _reading(self) -> WorkQueue[sqlite3.Connection]:
+    def _reading(self) -> WorkQueue[SqliteDatabase]:
         if self._reader is None:
             raise StoreUnavailable("the store is not open")
         return self._reader
@@ -196,20 +176,22 @@ class SqliteStore(SqlStore):
     async def add_notifications(
         self, key: ServerKey, notifications: Sequence[Notification], *, received_at: int
     ) -> list[Stored | None]:
-        return await self._write(
-            lambda tx: sqlite_notifications.add(tx, key, notifications, received_at),
-            durable=self._syncs_arrivals,
+        return await self._writing.run(
+            sqlite_database.add, Arrived(key, notifications, received_at), durable=self._syncs_arrivals
         )
 
     add_late_notifications = add_notifications  # there is no other daemon
 
+    async def pushes(self, keys: Sequence[TokenKey]) -> list[TokenPush]:
+        return await self._reading.run(sqlite_database.pushes, keys)
+
     async def set_sent(self, entries: Sequence[SentEntry]) -> None:
-        await self._writing.run(sqlite_notifications.set_sent, entries)
+        await self._writing.run(sqlite_database.set_sent, entries)
 
     async def check(self) -> None:
         if self._file.damage is not None:
             raise self._file.damage
-        await self._write(_write_the_same)
+        await self._write(_write_the_same, durable=True)
 
 
 def _set_up(db: sqlite3.Connection) -> None:
@@ -222,7 +204,7 @@ def _prepare_reader(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA query_only = ON")
 
 
-def _write_the_same(tx: Transaction) -> None:
+async def _write_the_same(tx: Transaction) -> None:
     """SQLite leaves out updates of rows that change nothing, but not this one."""
-    (version,) = tx.db.execute("PRAGMA user_version").fetchone()
-    tx.db.execute(f"PRAGMA user_version = {version}")
+    version = await tx.fetchval(shared("PRAGMA user_version"))
+    await tx.execute(shared(f"PRAGMA user_version = {version}"))

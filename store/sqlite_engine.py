@@ -6,6 +6,8 @@ disk costs more than both: see `store.work_queue`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sqlite3
 import time
@@ -17,19 +19,18 @@ import aiosqlite
 
 from store.interface import StoreDamaged, StoreError, StoreVanished
 from store.sqlite_errors import store_error
-from store.sqlite_transaction import Transaction
-from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, regrouped, runs
+from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, runs
 
 Context = TypeVar("Context")
-Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 T = TypeVar("T")
 
-Batch = Callable[[Context, Sequence[Argument]], Sequence[Result]]
-"Runs one kind of operation for several callers; one result for each, in order."
-
 STATEMENT_CACHE = 256
 "All our statements, in all their sizes, stay prepared."
+FOLDED_PAGES = 3_000
+"About so many pages are in the log when it is folded."
+COMMIT_PAGES = 3
+"Pages that a commit changes beside those of its rows."
 ITERATION = 64
 "Of aiosqlite, which wants it; whole transactions run on its thread."
 
@@ -95,6 +96,16 @@ class WriteContext(Protocol):
     def flush(self) -> None: ...
 
 
+class Transaction:
+    """The plainest of them."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def flush(self) -> None:
+        """Nothing is left to be written."""
+
+
 class GroupWriter:
     """Runs groups of writes as transactions. If a group fails, each operation is tried alone."""
 
@@ -155,16 +166,19 @@ class GroupWriter:
 class GroupReader:
     """Runs groups of reads, all on one state of the database: that of the last commit or a later one."""
 
-    def __init__(self, file: DatabaseFile) -> None:
+    def __init__(self, file: DatabaseFile, begin: Callable[[sqlite3.Connection], Any]) -> None:
+        """`begin` makes what the operations are given."""
         self._file = file
+        self._make_context = begin
 
     def __call__(self, db: sqlite3.Connection, group: Sequence[Operation]) -> list[Any]:
         results: list[Any] = []
         try:
             self._file.check()
             db.execute("BEGIN")
+            context = self._make_context(db)
             for batch, arguments in runs(group):
-                results += batch(db, arguments)
+                results += batch(context, arguments)
         except Exception as error:
             if len(group) == 1:
                 return [Failed(self._file.for_caller(error))]
@@ -181,15 +195,6 @@ def run_each(context: Context, calls: Sequence[Callable[[Context], Result]]) -> 
     return [call(context) for call in calls]
 
 
-def flattened(batch: Batch[Context, Argument, Result]) -> Batch[Context, Sequence[Argument], list[Result]]:
-    """A batch whose callers each bring a list: all lists run as one."""
-
-    def run(context: Context, lists: Sequence[Sequence[Argument]]) -> list[list[Result]]:
-        return regrouped(batch(context, [argument for arguments in lists for argument in arguments]), lists)
-
-    return run
-
-
 def thread_queue(
     name: str,
     connection: aiosqlite.Connection,
@@ -197,3 +202,51 @@ def thread_queue(
 ) -> WorkQueue[Any]:
     """Groups run on the thread of the connection."""
     return WorkQueue(name, lambda group: run_in_thread(connection, lambda db: run(db, group)))
+
+
+class Checkpoints:
+    """Folds SQLite's log into the database beside the writes, on a connection of its own. `start` and `stop`
+    own the task that does.
+
+    SQLite itself does that in the commit that makes the log long enough, and all writes wait for it: 20 to
+    60 ms. It remains the last resort, for a log that grows faster than it is folded here.
+    """
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+        self._task: asyncio.Task[None] | None = None
+        self._due = asyncio.Event()
+        self._ending = False
+        self._rows = 0
+        self._pages = 0
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name="store checkpoints")
+
+    async def stop(self) -> None:
+        self._ending = True
+        self._due.set()
+        if self._task is not None:
+            await self._task
+
+    def committed(self, rows: int) -> None:
+        """The writer has changed so many rows since it was opened; with this commit, those that are new."""
+        self._pages += rows - self._rows + COMMIT_PAGES
+        self._rows = rows
+        if self._pages >= FOLDED_PAGES:
+            self._pages = 0
+            self._due.set()
+
+    async def _serve(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._ending:
+                return
+            with contextlib.suppress(sqlite3.Error):  # the writer meets the same fault, and tells
+                await run_in_thread(self._connection, _fold)
+
+
+def _fold(db: sqlite3.Connection) -> None:
+    """Waits for nobody: what others still read, or write now, is left for the next time."""
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

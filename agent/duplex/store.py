@@ -23,6 +23,7 @@ from store.policy import BUSY_TIMEOUT
 from store.sqlite_engine import (
     DatabaseFile,
     GroupWriter,
+    Transaction,
     connect_options,
     connected,
     run_each,
@@ -30,7 +31,6 @@ from store.sqlite_engine import (
     thread_queue,
 )
 from store.sqlite_errors import store_errors
-from store.sqlite_transaction import Transaction
 from store.work_queue import WorkQueue
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from store.records import (
     TokenMove,
     TokenRecord,
 )
-from store.router_sums import STATE_COLUMNS, read_state
+from store.sums import STATE_COLUMNS, read_state
 
 _numbers = count()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import sqlite_checkpoints
+from store import sqlite_engine
 from store.sqlite import SqliteStore
 from tests.store.builders import active_token, new_subscription
 
@@ -16,7 +16,7 @@ SECONDS = 30.0
 
 
 async def test_the_log_is_folded_beside_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_checkpoints, "FOLDED_PAGES", 100)  # far fewer than SQLite itself folds at
+    monkeypatch.setattr(sqlite_engine, "FOLDED_PAGES", 100)  # far fewer than SQLite itself folds at
     path = tmp_path / "ntf.db"
     store = SqliteStore(path)
     await store.open()
@@ -36,13 +36,13 @@ async def test_the_log_is_folded_beside_the_writes(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_fold_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_checkpoints, "FOLDED_PAGES", 1)
+    monkeypatch.setattr(sqlite_engine, "FOLDED_PAGES", 1)
     path = tmp_path / "ntf.db"
     store = SqliteStore(path)
     await store.open()
     try:
         folded = asyncio.Event()
-        fold = sqlite_checkpoints._fold
+        fold = sqlite_engine._fold
         failures = [sqlite3.OperationalError("disk I/O error")]
 
         def failing(db: sqlite3.Connection) -> None:
@@ -52,7 +52,7 @@ async def test_a_fold_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pyt
             loop.call_soon_threadsafe(folded.set)
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(sqlite_checkpoints, "_fold", failing)
+        monkeypatch.setattr(sqlite_engine, "_fold", failing)
         async with asyncio.timeout(SECONDS):
             while not folded.is_set():
                 await active_token(store)

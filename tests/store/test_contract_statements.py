@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from protocol.device_token import ApnsToken, Provider
-from store import postgres_statements, statement_plan
+from store import statement_plan, statements
 from store.interface import NtfStore
 from store.postgres import PostgresStore
 from store.statement_plan import AUDIT_SECONDS, MAX_DATA, PAGE
@@ -417,7 +417,7 @@ async def test_statements_do_not_wait_for_changes_of_rules(postgres: PostgresClu
     made = await subscribed(store, wanted)
     db = await asyncpg.connect(url, server_settings={"search_path": "ntf"})
     async with db.transaction():
-        edited = await db.fetchval(postgres_statements._EDITED, made.client_id, made.subscription_id)
+        edited = await db.fetchval(statements._EDITED.postgres, made.client_id, made.subscription_id)
         assert edited is not None
         async with asyncio.timeout(10):
             assert len((await accept(store, statement(wanted))).pushes) == 1

@@ -18,6 +18,7 @@ import store
 from store import postgres_leases
 from store.postgres import PostgresStore
 from store.postgres_migrate import SCHEMA
+from store.sql_store import Statement
 from store.tables import TABLES
 from store.tables_postgres import NewPostgresTables, PostgresTables
 from tests.postgres import PostgresCluster
@@ -35,9 +36,9 @@ SMALL = {
 ON_PURPOSE = {
     "postgres_leases._COUNTS": "all leases, few for each router: which daemon has too many",
     "postgres_leases._FREE": "all leases of a daemon that is given up; of none, nothing is read",
-    "postgres_notifications._COUNTS": "counts what is unsent, every 15 seconds",
-    "postgres_routers._SERVERS": "all routers, once at the start of a daemon that is alone",
-    "postgres_routers._UNUSED_SERVERS": "all routers, every ten minutes, by one daemon",
+    "routers._COUNTS": "counts what is unsent, every 15 seconds",
+    "routers._SERVERS": "all routers, once at the start of a daemon that is alone",
+    "routers._UNUSED_SERVERS": "all routers, every ten minutes, by one daemon",
 }
 "Statements whose answer is about all rows."
 
@@ -103,16 +104,20 @@ TABLE = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE)\s+[a-z]")
 
 def modules() -> list[str]:
     """Those with SQL of a daemon; what moves whole stores makes its statements, see below."""
-    names = [module.name for module in pkgutil.iter_modules(store.__path__)]
-    return [name for name in names if name.startswith("postgres_") and not name.startswith("postgres_migrat")]
+    names = [module.name for module in pkgutil.iter_modules(store.__path__) if not module.ispkg]
+    return [
+        name for name in names if not name.startswith(("sqlite_", "postgres_migrat", "tables", "importing"))
+    ]
 
 
 def statements() -> Iterator[tuple[str, str]]:
     """Name and text of every statement: constants of the modules."""
     for module in modules():
         for name, value in vars(importlib.import_module(f"store.{module}")).items():
-            for text in value.values() if isinstance(value, dict) else [value]:
-                if isinstance(text, str) and STATEMENT.match(text) and "{}" not in text:
+            for one in value.values() if isinstance(value, dict) else [value]:
+                text = one.postgres if isinstance(one, Statement) else one
+                is_text = isinstance(one, Statement) or module.startswith("postgres_")
+                if is_text and isinstance(text, str) and STATEMENT.match(text) and "{}" not in text:
                     yield f"{module}.{name}", text
 
 
