@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError, Reloading, WallClock, read_key_file
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
-from ntf_server.push.payloads import fcm_data
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -32,6 +31,7 @@ from ntf_server.push.provider import (
     RetryLater,
     Verification,
     error_for,
+    fcm_data,
 )
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason

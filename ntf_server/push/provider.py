@@ -1,34 +1,54 @@
-"""What the dispatcher needs of a push provider: one call, and five ways to fail that say what to do next.
+"""What is pushed, in words and as JSON; and a push provider: one call, and five ways to fail that say what to
+do next.
 
 A provider sends one notification to one device token and says what happened. Retries, back-off, coalescing,
 breakers and token statuses belong to its caller.
+
+Everything secret in a notification is already ciphertext; base64url has no character that JSON would escape,
+so its text is put together from constant parts.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from protocol.device_token import DeviceToken, Provider, WebPushToken
+from protocol.encoding import b64
 from protocol.statuses import InvalidReason
 
+ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
+ALERT_CATEGORY: Final = b"NTF_CAT_CHECK_MESSAGE"
+PADDED_SIZE_LIMITS: Final[Mapping[Provider, int]] = {
+    Provider.FCM: 3000,  # FCM takes 4096 bytes of data, as text
+    Provider.WEB_PUSH: 2900,  # push services must take 4096 bytes, after another encryption
+}
+_BACKGROUND: Final = b'{"aps":{"content-available":1},"notificationData":'
+_ALERT: Final = (
+    b'{"aps":{"mutable-content":1,"alert":"' + ALERT_TEXT + b'","category":"' + ALERT_CATEGORY + b'"}'
+    b',"notificationData":'
+)
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The registration code, boxed for the device."""
 
+@dataclass(slots=True)  # not frozen: one is made per push, and freezing doubles its cost
+class MessageList:
+    """The token's last notifications, boxed for the device."""
+
+    word: ClassVar = "message"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageList:
-    """The token's last notifications, boxed for the device."""
+@dataclass(slots=True)
+class Verification:
+    """The registration code, boxed for the device."""
 
+    word: ClassVar = "verification"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
@@ -50,6 +70,42 @@ class StatementNotice:
 
 
 PushNotification: TypeAlias = Verification | MessageList | CheckMessages | StatementNotice
+
+
+def padded_size(provider: Provider, configured: int) -> int:
+    """To how many bytes a text is padded before it is boxed: as configured, or what the provider carries."""
+    return min(configured, PADDED_SIZE_LIMITS.get(provider, configured))
+
+
+def is_background(notification: PushNotification) -> bool:
+    """Whether the device handles it without showing anything; only messages are shown, and statements."""
+    return not isinstance(notification, MessageList | StatementNotice)
+
+
+def notification_data(notification: PushNotification) -> bytes:
+    """The JSON object that the device's code reads; also the whole text of a Web Push."""
+    if isinstance(notification, StatementNotice):
+        return notification.body
+    if isinstance(notification, CheckMessages):
+        return b'{"checkMessages":true}'
+    word, nonce, boxed = notification.word.encode(), notification.nonce, notification.boxed
+    return b'{"nonce":"%b","%b":"%b"}' % (b64(nonce), word, b64(boxed))
+
+
+def apns_payload(notification: PushNotification) -> bytes:
+    """The body of a request to APNs."""
+    if isinstance(notification, StatementNotice):
+        return notification.body
+    head = _BACKGROUND if is_background(notification) else _ALERT
+    return b"%b%b}" % (head, notification_data(notification))
+
+
+def fcm_data(notification: PushNotification) -> dict[str, str]:
+    """The data of an FCM message: the same fields, but FCM takes strings only."""
+    if isinstance(notification, CheckMessages):
+        return {"checkMessages": "true"}
+    data: dict[str, str] = json.loads(notification_data(notification))
+    return data
 
 
 class Destination(NamedTuple):

@@ -19,7 +19,7 @@ from ntf_server.app import running
 from ntf_server.commands import Commands
 from ntf_server.push import dispatcher, scheduler
 from ntf_server.push.dispatcher import Dispatcher
-from ntf_server.push.provider_watch import ProviderWatch
+from ntf_server.push.outcomes import ProviderWatch
 from ntf_server.setup import DATABASE
 from protocol.connection import Connection
 from smp_client.requests import RequestSession

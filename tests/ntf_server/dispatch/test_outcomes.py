@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ntf_server.push.composing import Composed, Push
-from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.lanes import MAX_ATTEMPTS, Attempts, Job, Kind
 from ntf_server.push.outcomes import RULES, Decision, decide
 from ntf_server.push.provider import (
     CheckMessages,
@@ -20,7 +20,6 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
 )
-from ntf_server.push.retries import MAX_ATTEMPTS, Attempts
 from ntf_server.push.scheduler import Taken
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId

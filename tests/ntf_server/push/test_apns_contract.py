@@ -17,7 +17,6 @@ from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push import aioapns_client, http2
 from ntf_server.push.apns import ANSWERS, ApnsProvider, push_error
-from ntf_server.push.apns_client import CurlApnsClient
 from ntf_server.push.http2 import CurlHttp2, Response
 from ntf_server.push.provider import (
     CheckMessages,
@@ -349,7 +348,7 @@ async def test_cancelled_pushes_disturb_no_other(fake: FakePushServer, apns: Apn
 
 async def test_more_pushes_than_places(fake: FakePushServer, key_file: Path) -> None:
     http = CurlHttp2(max_in_flight=5)
-    for few in (CurlApnsClient(http), aioapns_client.AioapnsClient(5)):
+    for few in (http, aioapns_client.AioapnsClient(5)):
         apns = make_provider(fake, http, key_file, fake.config.clock, "curl", response_timeout=1.0)
         apns.client = few
         fake.recorder.pushes.clear()

@@ -19,7 +19,6 @@ from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.fcm import FcmProvider, load_service_account, split_url
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -30,6 +29,7 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
     Verification,
+    padded_size,
 )
 from protocol.device_token import FcmToken, Provider
 from protocol.statuses import InvalidReason

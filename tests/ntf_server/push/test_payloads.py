@@ -8,7 +8,6 @@ import uuid
 import pytest
 
 from ntf_server.config import ApnsConfig
-from ntf_server.push.payloads import apns_payload, fcm_data, notification_data
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -17,6 +16,9 @@ from ntf_server.push.provider import (
     PushNotification,
     RetryLater,
     Verification,
+    apns_payload,
+    fcm_data,
+    notification_data,
 )
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import InvalidReason

@@ -21,7 +21,6 @@ from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.config import WebPushConfig
 from ntf_server.push.credentials import make_vapid_key
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -32,9 +31,9 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
     Verification,
+    padded_size,
 )
-from ntf_server.push.web_push_encryption import encrypt
-from ntf_server.push.webpush import WebPushProvider, parse_endpoint
+from ntf_server.push.webpush import WebPushProvider, encrypt, parse_endpoint
 from protocol.device_token import FcmToken, Provider, WebPushToken
 from protocol.statuses import InvalidReason
 from tests.ntf_server.push.builders import MESSAGE, ManualClock
