@@ -7,7 +7,6 @@ import asyncio
 import json
 import re
 import urllib.parse
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -18,6 +17,7 @@ from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
 from ntf_server.push.provider import (
     DeviceGone,
     Meaning,
+    MessageList,
     ProviderDown,
     ProviderRefusesUs,
     PushError,
@@ -26,7 +26,6 @@ from ntf_server.push.provider import (
     StatementNotice,
     apns_payload,
     error_for,
-    is_background,
 )
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.statuses import InvalidReason
@@ -138,7 +137,7 @@ class ApnsProvider:
             origins[Provider.APNS_TEST] = Origin(config.test_host, config.test_port, ca_file=ca_file)
         self._origins = origins
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider."""
         if not isinstance(token, ApnsToken) or token.provider not in self._origins:
             raise ProviderRefusesUs(f"APNs is not set up for tokens of provider {token.provider.tag}")
@@ -172,7 +171,7 @@ class ApnsProvider:
         if not isinstance(self.client, CurlHttp2):
             await self.client.close()
 
-    def _headers(self, notification: PushNotification, push_id: uuid.UUID, authorization: str) -> list[str]:
+    def _headers(self, notification: PushNotification, push_id: str, authorization: str) -> list[str]:
         push_type, priority, topic = "alert", PRIORITY_ALERT, self.config.topic
         own = [f"apns-id: {push_id}"]
         if isinstance(notification, StatementNotice):
@@ -181,7 +180,7 @@ class ApnsProvider:
                 own.append(ONLY_NOW)
             if notification.collapse_id:
                 own.append(f"apns-collapse-id: {notification.collapse_id}")
-        elif is_background(notification):
+        elif not isinstance(notification, MessageList):
             push_type, priority = "background", PRIORITY_BACKGROUND
         common = self._common_headers.get((push_type, authorization))
         if common is None:

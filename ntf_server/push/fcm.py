@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import urllib.parse
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,7 +174,7 @@ class FcmProvider:
         assert config.service_account_file is not None
         self._access = Reloading(config.service_account_file, self._access_token)
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider. FCM has no place for the push id."""
         body = message_body(token, notification)
         try:

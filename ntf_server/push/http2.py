@@ -61,8 +61,7 @@ class Origin(NamedTuple):
     "Trusted certificates; None: those of the system."
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """A complete answer."""
 
     status: int

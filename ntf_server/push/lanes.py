@@ -4,7 +4,6 @@ its own, so that a slow or broken one hurts nobody else."""
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -285,7 +284,7 @@ MAX_ATTEMPTS = 8
 class Attempts:
     """What is remembered of a token between an attempt that failed and the next one."""
 
-    push_id: uuid.UUID
+    push_id: str
     "Of the push that failed last; another id means another content."
     count: int
     "Attempts of that push that failed because of its device."
@@ -293,7 +292,7 @@ class Attempts:
     "Failures of the token in a row, whatever their cause: new content does not shorten its delays."
 
 
-def failed_again(before: Attempts | None, push_id: uuid.UUID, *, counts: bool) -> Attempts:
+def failed_again(before: Attempts | None, push_id: str, *, counts: bool) -> Attempts:
     """`counts`: the device is the cause."""
     if before is None:
         return Attempts(push_id, int(counts), 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -39,7 +38,7 @@ _ALERT: Final = (
 class MessageList:
     """The token's last notifications, boxed for the device."""
 
-    word: ClassVar = "message"
+    word: ClassVar = b"message"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
@@ -48,7 +47,7 @@ class MessageList:
 class Verification:
     """The registration code, boxed for the device."""
 
-    word: ClassVar = "verification"
+    word: ClassVar = b"verification"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
@@ -77,27 +76,22 @@ def padded_size(provider: Provider, configured: int) -> int:
     return min(configured, PADDED_SIZE_LIMITS.get(provider, configured))
 
 
-def is_background(notification: PushNotification) -> bool:
-    """Whether the device handles it without showing anything; only messages are shown, and statements."""
-    return not isinstance(notification, MessageList | StatementNotice)
-
-
 def notification_data(notification: PushNotification) -> bytes:
     """The JSON object that the device's code reads; also the whole text of a Web Push."""
     if isinstance(notification, StatementNotice):
         return notification.body
     if isinstance(notification, CheckMessages):
         return b'{"checkMessages":true}'
-    word, nonce, boxed = notification.word.encode(), notification.nonce, notification.boxed
-    return b'{"nonce":"%b","%b":"%b"}' % (b64(nonce), word, b64(boxed))
+    nonce, boxed = b64(notification.nonce), b64(notification.boxed)
+    return b"".join((b'{"nonce":"', nonce, b'","', notification.word, b'":"', boxed, b'"}'))
 
 
 def apns_payload(notification: PushNotification) -> bytes:
     """The body of a request to APNs."""
     if isinstance(notification, StatementNotice):
         return notification.body
-    head = _BACKGROUND if is_background(notification) else _ALERT
-    return b"%b%b}" % (head, notification_data(notification))
+    head = _ALERT if isinstance(notification, MessageList) else _BACKGROUND
+    return b"".join((head, notification_data(notification), b"}"))
 
 
 def fcm_data(notification: PushNotification) -> dict[str, str]:
@@ -212,11 +206,11 @@ def error_for(meaning: Meaning, reason: str, after: float | None = None) -> Push
 class PushProvider(Protocol):
     """Sends notifications to the device tokens of one push service."""
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """Return once accepted; raise a PushError.
 
         Ends within the provider's response time limit. Cancelling it harms no other delivery.
-        `push_id` stays the same over the retries of one push.
+        `push_id`, a UUID as text, stays the same over the retries of one push.
         """
 
     async def close(self) -> None:
@@ -226,7 +220,7 @@ class PushProvider(Protocol):
 class NullProvider:
     """Accepts every push and sends none: for tokens of the null provider (`AN`)."""
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """Accept."""
 
     async def close(self) -> None:

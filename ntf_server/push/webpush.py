@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -99,7 +98,7 @@ class WebPushProvider:
         """The VAPID key that clients subscribe with."""
         return self._signer.current().public_key
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider. Web Push has no place for the push id."""
         if not isinstance(token, WebPushToken):
             raise PushRefused(f"Web Push is not for tokens of provider {token.provider.tag}")

@@ -125,6 +125,7 @@ async def test_the_files_that_are_named_run(life: Life, watch: Watch) -> None:
         await life.subscribe(device, second)
         await until(lambda: snew.is_complete)
     await until(lambda: life.count("ACTIVE") == 2)
+    print("SNEW", len(snew.files), sorted(snew.files))
     assert named("One subscription, file by file") <= snew.files
 
     await life.router.load.emit([first], 1)
@@ -134,6 +135,7 @@ async def test_the_files_that_are_named_run(life: Life, watch: Watch) -> None:
     with watch.following(nmsg):
         await life.router.load.emit([second], 1, fresh=True)
         await until(lambda: nmsg.is_complete)
+    print("NMSG", len(nmsg.files), sorted(nmsg.files), nmsg.crossings)
     assert named("One notification, file by file") <= nmsg.files
     assert set(nmsg.crossings) - ONCE_FOR_ALL == {"add", "take", "loaded", "ended"}
 

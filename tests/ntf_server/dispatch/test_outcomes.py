@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from protocol.statuses import InvalidReason
 from store.records import LastNotification, SubKey, TokenKey
 
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
-PUSH_ID = uuid.UUID(int=7)
+PUSH_ID = "id 7"
 NOW, OLDEST = 50.0, 1000.0
 ERRORS: Sequence[PushError | None] = (
     None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 from ntf_server.push.lanes import (
     FIRST_RETRY,
     LONGEST_RETRY,
@@ -13,7 +11,7 @@ from ntf_server.push.lanes import (
     retry_delay,
 )
 
-FIRST, SECOND = uuid.UUID(int=1), uuid.UUID(int=2)
+FIRST, SECOND = "id 1", "id 2"
 
 
 def test_delays_double_up_to_a_limit() -> None:

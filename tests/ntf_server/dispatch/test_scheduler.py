@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from protocol.device_token import Provider
 from store.records import TokenKey
 
 APNS, FCM = Destination(Provider.APNS_PROD), Destination(Provider.FCM)
-ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
+ATTEMPTS = Attempts("id 1", 1, 1)
 FIRST_FAILED = 1000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ DESTINATIONS = (
 )
 MAX_TOKENS = 5
 FAILURES = lanes.FAILURES
-ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
+ATTEMPTS = Attempts("id 1", 1, 1)
 
 
 def destination_of(token_key: TokenKey) -> Destination:

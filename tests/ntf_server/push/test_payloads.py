@@ -69,5 +69,5 @@ def test_what_is_secret_is_not_shown() -> None:
 
 async def test_null_provider_accepts() -> None:
     provider = NullProvider()
-    await provider.deliver(ApnsToken(Provider.APNS_NULL, b""), CheckMessages(), uuid.uuid4())
+    await provider.deliver(ApnsToken(Provider.APNS_NULL, b""), CheckMessages(), str(uuid.uuid4()))
     await provider.close()
