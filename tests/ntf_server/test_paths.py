@@ -125,6 +125,8 @@ async def test_the_files_that_are_named_run(life: Life, watch: Watch) -> None:
     first, second = life.router.load.create_queues(2)
     await life.subscribe(device, first)
     await until(lambda: life.count("ACTIVE") == 1)
+    (router,) = life.app.subscriber._routers.values()  # until it rests, what it does belongs to the first
+    await until(lambda: router._session is not None and bool(router._session._wake._waiters))
 
     snew = Trail(Commands._new_subscription, TlsStream.write, RequestSession._write)
     with watch.following(snew):
