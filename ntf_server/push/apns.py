@@ -18,14 +18,14 @@ from ntf_server.push.provider import (
     DeviceGone,
     Meaning,
     MessageList,
-    ProviderDown,
     ProviderRefusesUs,
     PushError,
     PushNotification,
-    RetryLater,
     StatementNotice,
     apns_payload,
     error_for,
+    unanswered,
+    usual_meaning,
 )
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.statuses import InvalidReason
@@ -80,7 +80,7 @@ ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
 }
 "Every answer that Apple documents."
 BY_STATUS: Final[Mapping[int, Meaning]] = {403: Meaning.US, 413: Meaning.PUSH}
-"Answers with another reason, or none; what is not here either is LATER, and DOWN from 500 on."
+"Answers with another reason, or none."
 ADVICE: Final = (
     "check [APNS] key_file, key_id, team_id and topic, and this machine's clock; a key file put right is read"
     " again by itself"
@@ -201,7 +201,7 @@ class ApnsProvider:
                 self._origins[token.provider], f"/3/device/{path_of(token)}", headers, body, timeout
             )
         except NoAnswer as error:
-            raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
+            raise unanswered(error.reason, whole_origin=error.whole_origin) from None
 
 
 def path_of(token: ApnsToken) -> str:
@@ -214,15 +214,10 @@ def path_of(token: ApnsToken) -> str:
 
 
 def push_error(response: Response) -> PushError:
-    """What an answer other than 200 means for the push. An unknown one drops nothing at once."""
+    """What an answer other than 200 means for the push."""
     status, reason = answer = (response.status, _reason(response))
-    meaning = ANSWERS.get(answer)
-    if meaning is None:
-        meaning = BY_STATUS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
-    text = f"APNs answered {status} {reason}".rstrip()
-    if meaning is Meaning.US:
-        text = f"{text}: {ADVICE}"
-    return error_for(meaning, text, response.retry_after)
+    meaning = ANSWERS.get(answer) or BY_STATUS.get(status) or usual_meaning(status)
+    return error_for(meaning, f"APNs answered {status} {reason}".rstrip(), response.retry_after, ADVICE)
 
 
 def _reason(response: Response) -> str:

@@ -23,6 +23,7 @@ from ntf_server.push.provider import (
 from ntf_server.push.scheduler import Taken
 from ntf_server.statements.payloads import Matched, NotifyType, payload
 from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.device_token import Provider
 from protocol.encoding import NONCE_SIZE
 from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import TokenStatus
@@ -268,10 +269,11 @@ class Composer:
         self._title = title
         self._random = random
         self._nonces: list[bytes] = []
+        self._paddings = {provider: padded_size(provider, config.padding) for provider in Provider}
 
     def has_content(self, taken: Taken, content: Content) -> bool:
         if isinstance(content, TokenPush):
-            return self._repeats(taken) or any(not entry.sent for entry in content.entries)
+            return False in [entry.sent for entry in content.entries] or self._repeats(taken)
         if isinstance(content, StatementPush):
             return True
         if taken.job.kind is Kind.VERIFICATION:
@@ -288,7 +290,7 @@ class Composer:
     def _messages(self, taken: Taken, push: TokenPush, now: float) -> Push:
         """Its `entries` are empty if all there is to say fits in no push."""
         token = push.token
-        padding = self._padding(token)
+        padding = self._paddings[token.device_token.provider]
         composed = compose(push.entries, padding - PAD_LENGTH_SIZE, repeat_sent=self._repeats(taken))
         nonce = self._nonce()
         boxed = seal_push(token.dh_secret, nonce, composed.text, padding)
@@ -308,7 +310,8 @@ class Composer:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
             nonce = self._nonce()
-            boxed = seal_push(token.dh_secret, nonce, token.code, self._padding(token))
+            padding = self._paddings[token.device_token.provider]
+            boxed = seal_push(token.dh_secret, nonce, token.code, padding)
             notification = Verification(nonce, boxed)
         if taken.attempts is not None and not taken.arrived:
             push_id = taken.attempts.push_id
@@ -318,9 +321,6 @@ class Composer:
 
     def _repeats(self, taken: Taken) -> bool:
         return taken.arrived and not self._config.coalesce
-
-    def _padding(self, token: TokenRecord) -> int:
-        return padded_size(token.device_token.provider, self._config.padding)
 
     def _nonce(self) -> bytes:
         """Drawn many at a time: a system call per push would also hand the interpreter to other threads."""

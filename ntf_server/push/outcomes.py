@@ -168,9 +168,10 @@ class PushEvents:
         TOKENS_INVALID.labels(reason).inc()
         self._record(JournalEvent.TOKEN_INVALID, token=token.token_id, provider=_tag(token), error=reason)
 
-    def verification_sent(self, token: TokenRecord, *, confirmed: bool) -> None:
+    def verification_sent(self, push: Push, *, confirmed: bool) -> None:
         VERIFICATION_DELIVERED.inc()
         if confirmed:
+            token = push.token
             self._record(JournalEvent.TOKEN_CONFIRMED, token=token.token_id, provider=_tag(token))
 
     def watch(self, scheduler: PushScheduler) -> None:
@@ -258,19 +259,20 @@ def decide(
 ) -> Decision:
     """Pure. `now` is of the scheduler's clock; entries received before the wall time `oldest` are too old for
     another try."""
-    fate, answered = RULES[type(error) if error is not None else None]
+    fate, answered = RULES[None if error is None else type(error)]
     refused = push.composed.refused if push.composed else ()
-    if error is None or fate in (Fate.SENT, Fate.KEPT, Fate.GIVEN_UP):
-        done = () if fate is Fate.KEPT else (*push.unsent, *refused)
-        lost = push.unsent if fate is Fate.GIVEN_UP else ()
-        more = push.composed is not None and push.composed.more and fate is not Fate.KEPT
-        return Decision(Ended(answered, more), done, lost, "refused" if fate is Fate.GIVEN_UP else "")
+    more = push.composed is not None and push.composed.more
+    if error is None:
+        return Decision(Ended(answered, more), (*push.unsent, *refused))
+    if fate is Fate.KEPT:
+        return Decision(Ended(answered))
+    if fate is Fate.GIVEN_UP:
+        return Decision(Ended(answered, more), (*push.unsent, *refused), push.unsent, "refused")
     attempts = failed_again(push.taken.attempts, push.push_id, counts=fate is Fate.RETRIED)
     retry = attempts, now + retry_delay(attempts.level, error.after, chance)
     if fate is Fate.RETRIED_ALWAYS:
         return Decision(Ended(answered, retry=retry, after=error.after), refused)
     if attempts.count >= MAX_ATTEMPTS:
-        more = push.composed is not None and push.composed.more
         return Decision(Ended(answered, more), (*push.unsent, *refused), push.unsent, "retried")
     old = [entry for entry in push.unsent if entry.received_at < oldest]
     if old and len(old) == len(push.unsent):
@@ -306,8 +308,10 @@ class Outcomes:
         """A push was accepted (None) or not."""
         now, wall_time = self._clock.monotonic(), self._clock.now()
         decision = decide(push, error, now=now, oldest=wall_time - self._config.max_age, chance=self._chance)
-        if error is None:
-            await self._accepted(push, now)
+        if error is None and push.taken.job.kind is not Kind.VERIFICATION:
+            self._events.accepted(push, now)
+        elif error is None:
+            await self._verification_sent(push)
         elif isinstance(error, DeviceGone):
             await self._device_gone(push, error)
         elif isinstance(error, PushRefused):
@@ -364,15 +368,9 @@ class Outcomes:
             )
             await self._patience.ask(store)
 
-    async def _accepted(self, push: Push, now: float) -> None:
-        if push.taken.job.kind is Kind.VERIFICATION and isinstance(push.token, TokenRecord):
-            self._events.verification_sent(push.token, confirmed=await self._confirm(push))
-        else:
-            self._events.accepted(push, now)
-
-    async def _confirm(self, push: Push) -> bool:
+    async def _verification_sent(self, push: Push) -> None:
         move = await self._move(push, TokenInput.VERIFICATION_ACCEPTED)
-        return move is not None and move.after is not move.before
+        self._events.verification_sent(push, confirmed=move is not None and move.after is not move.before)
 
     async def _device_gone(self, push: Push, error: DeviceGone) -> None:
         if isinstance(push.token, StatementPush):

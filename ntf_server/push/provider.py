@@ -196,11 +196,22 @@ _ERRORS: Final[Mapping[Meaning, Callable[..., PushError]]] = {
 }
 
 
-def error_for(meaning: Meaning, reason: str, after: float | None = None) -> PushError:
-    """The error that tells the dispatcher."""
+def usual_meaning(status: int) -> Meaning:
+    """Of an answer that is in no table: it drops nothing at once."""
+    return Meaning.DOWN if status >= 500 else Meaning.LATER
+
+
+def error_for(meaning: Meaning, answer: str, after: float | None, advice: str) -> PushError:
+    """The error that tells the dispatcher. `advice`: what to do if the service refuses this server."""
     if meaning in _DEVICE_GONE:
         return DeviceGone(_DEVICE_GONE[meaning])
+    reason = f"{answer}: {advice}" if meaning is Meaning.US else answer
     return _ERRORS[meaning](reason, after=after)
+
+
+def unanswered(reason: str, *, whole_origin: bool) -> PushError:
+    """There was no answer; `whole_origin`: other devices must expect the same."""
+    return (ProviderDown if whole_origin else RetryLater)(reason)
 
 
 class PushProvider(Protocol):

@@ -26,10 +26,11 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
-    RetryLater,
     Verification,
     error_for,
     notification_data,
+    unanswered,
+    usual_meaning,
 )
 from protocol.device_token import DeviceToken, WebPushToken
 from protocol.statuses import InvalidReason
@@ -49,7 +50,7 @@ ANSWERS: Final[Mapping[int, Meaning]] = {
     403: Meaning.US,
     429: Meaning.LATER,
 }
-"RFC 8030 and 8292; what is not here is LATER, and DOWN from 500 on."
+"RFC 8030 and 8292."
 ADVICE: Final = "check [WEBPUSH] vapid_key_file and subject, and this machine's clock"
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 NUMERIC: Final = re.compile(
@@ -151,7 +152,7 @@ class WebPushProvider:
             self.guard.forget(endpoint.host)
             # What follows the colon may name the host, which is the device's secret.
             reason = error.reason.partition(":")[0]
-            raise (ProviderDown if error.whole_origin else RetryLater)(reason) from None
+            raise unanswered(reason, whole_origin=error.whole_origin) from None
 
 
 def parse_endpoint(token: WebPushToken) -> Endpoint:
@@ -168,16 +169,13 @@ def parse_endpoint(token: WebPushToken) -> Endpoint:
 
 
 def push_error(response: Response, notification: PushNotification) -> PushError:
-    """What an answer means that is not a success. An unknown one drops nothing at once."""
+    """What an answer means that is not a success."""
     status = response.status
-    meaning = ANSWERS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
+    meaning = ANSWERS.get(status) or usual_meaning(status)
     if meaning is Meaning.US and isinstance(notification, Verification):
         # Anyone can name an endpoint that was made for another server's key: it tells nothing about ours.
         meaning = Meaning.LATER
-    text = f"the Web Push service answered {status}"
-    if meaning is Meaning.US:
-        text = f"{text}: {ADVICE}"
-    return error_for(meaning, text, response.retry_after)
+    return error_for(meaning, f"the Web Push service answered {status}", response.retry_after, ADVICE)
 
 
 def _is_host(host: str) -> bool:
