@@ -65,7 +65,7 @@ async def push_many(provider: ApnsProvider, count: int, workers: int) -> None:
     async def work() -> None:
         for number in numbers:
             random = os.urandom(NONCE_SIZE + 16)
-            nonce, push_id = random[:NONCE_SIZE], uuid.UUID(bytes=random[NONCE_SIZE:], version=4)
+            nonce, push_id = random[:NONCE_SIZE], str(uuid.UUID(bytes=random[NONCE_SIZE:], version=4))
             message = MessageList(nonce, crypto_box_afternm(text, nonce, SECRET))
             token = ApnsToken(Provider.APNS_TEST, b"%064x" % number)
             await provider.deliver(token, message, push_id)

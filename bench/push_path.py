@@ -14,7 +14,6 @@ import os
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +57,7 @@ class Timed:
     provider: PushProvider
     requests: dict[bytes, float] = field(default_factory=dict)
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider."""
         assert isinstance(token, ApnsToken)
         self.requests[token.token] = time.monotonic()

@@ -355,7 +355,7 @@ async def _providers(config: Config, data_dir: Path) -> AsyncIterator[Finding]:
 
 async def _authenticate(tag: Provider, provider: PushProvider, token: DeviceToken) -> Finding:
     try:
-        await provider.deliver(token, CheckMessages(), uuid.uuid4())
+        await provider.deliver(token, CheckMessages(), str(uuid.uuid4()))
     except ProviderRefusesUs as error:
         return problem("push", f"{tag.name} refuses this server: {error.reason}")
     except (ProviderDown, RetryLater) as error:

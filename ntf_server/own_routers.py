@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ntf_server.metrics import gauge
 from ntf_server.outage import Outage
 from ntf_server.router import RouterStatus
 from ntf_server.router_session import KnownRouter
+from ntf_server.subscriber import RouterSubscriber
 from store.interface import StoreError, SubscriberStore
 from store.records import ServerKey
 from transport.cancellation import TaskGroup
@@ -38,22 +39,20 @@ class OwnRouter(NamedTuple):
     problem: str | None
 
 
-class Watched(Protocol):
-    def own_routers(self) -> list[tuple[KnownRouter, RouterStatus]]: ...
-
-
 class OwnRouters:
     """`run` keeps the counts and gauges; `now` is what is known at this moment."""
 
-    def __init__(self, store: SubscriberStore, watched: Watched, now: Callable[[], float]) -> None:
+    def __init__(
+        self, store: SubscriberStore, subscriber: RouterSubscriber, now: Callable[[], float]
+    ) -> None:
         self._store = store
-        self._watched = watched
+        self._subscriber = subscriber
         self._now = now
         self._stored: dict[ServerKey, int] = {}
         self._outages: dict[str, Outage] = {}
 
     def now(self) -> list[OwnRouter]:
-        return [self._own_router(known, status) for known, status in self._watched.own_routers()]
+        return [self._own_router(known, status) for known, status in self._subscriber.own_routers()]
 
     async def run(self) -> None:
         async with TaskGroup() as tasks:
@@ -70,7 +69,7 @@ class OwnRouters:
 
     async def count(self) -> None:
         """Ask the store how many queues each has."""
-        keys = [known.key for known, _ in self._watched.own_routers()]
+        keys = [known.key for known, _ in self._subscriber.own_routers()]
         self._stored = {key: await self._store.subscription_count(key) for key in keys}
 
     def _own_router(self, known: KnownRouter, status: RouterStatus) -> OwnRouter:

@@ -16,7 +16,6 @@ from enum import Enum
 
 from ntf_server.clock import MICROSECONDS
 from ntf_server.config import SubscriberConfig
-from ntf_server.former_session import FormerSession
 from ntf_server.metrics import counter
 from ntf_server.router_session import (
     EndSession,
@@ -38,9 +37,8 @@ from smp_client.errors import (
     RequestTimeout,
     WrongIdentity,
 )
-from smp_client.nonsense import Nonsense
-from smp_client.requests import SessionConfig
-from smp_client.session import SmpSession, connect_smp
+from smp_client.requests import Nonsense, SessionConfig
+from smp_client.session import FormerSession, SmpSession, connect_smp
 from store.journal_schema import JournalEvent
 from store.records import QueueRow
 

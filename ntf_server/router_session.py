@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ntf_server.clock import MICROSECONDS, Clock
-from ntf_server.former_session import FormerSession
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import counter
@@ -29,9 +28,8 @@ from protocol.smp_messages import Ends, Nmsg, Nsub, Nsubs, QueueSet, SmpCommand,
 from protocol.statuses import SubEvent, SubState, bulk_move
 from smp_client.backoff import Backoff
 from smp_client.errors import RequestTimeout
-from smp_client.nonsense import Nonsense
-from smp_client.requests import Request
-from smp_client.session import SmpSession
+from smp_client.requests import Nonsense, Request
+from smp_client.session import FormerSession, SmpSession
 from smp_client.subscriptions import (
     SERVICE_REFUSED,
     Balance,
@@ -141,7 +139,7 @@ class Surroundings:
 
         Meanwhile nothing more is read from that router, so that it keeps the rest.
         """
-        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
+        backoff: Backoff | None = None
         while True:
             try:
                 return await write()
@@ -152,6 +150,7 @@ class Surroundings:
                     raise
                 STORE_RETRIES.inc()
                 logger.error("what %s sent cannot be stored yet: %s", name, error)
+            backoff = backoff or Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next()):
                     await self.gives_up.wait()

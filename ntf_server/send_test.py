@@ -43,7 +43,7 @@ async def _send(args: argparse.Namespace) -> int:
         if token.provider not in providers.by_tag:
             section = args.provider.partition("-")[0].upper()
             raise ConfigError(f"{args.provider} is not set up; see [{section}] of the configuration")
-        await providers.by_tag[token.provider].deliver(token, CheckMessages(), uuid.uuid4())
+        await providers.by_tag[token.provider].deliver(token, CheckMessages(), str(uuid.uuid4()))
     except PushError as error:
         print(f"{args.provider} did not take it: {type(error).__name__}, {error.reason}")
         return 1

@@ -16,7 +16,7 @@ until it returns, so that a slow consumer slows the peer down and memory stays f
 counted against the peer.
 
 After `ping_after` seconds without a byte a PING is sent; without a byte for `ping_limit` more the connection
-is dropped. So it is when the peer sends too much that nobody asked for (`smp_client.nonsense`).
+is dropped. So it is when the peer sends too much that nobody asked for (`NonsenseBudget`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -39,10 +40,10 @@ from smp_client.errors import (
     CannotSend,
     ClientError,
     HandshakeFailed,
+    PeerMisbehaves,
     RequestTimeout,
     SessionClosed,
 )
-from smp_client.nonsense import Nonsense, NonsenseBudget
 from transport.errors import TransportError
 from transport.streams import TlsStream
 
@@ -51,6 +52,10 @@ Out = TypeVar("Out")
 
 CORR_ID_SIZE = NONCE_SIZE  # authenticators use the correlation id as their nonce
 SIGNED_AT_ONCE = 87  # a full SMP block of NSUBs with service signatures; a few ms without a chance for others
+MOST_NONSENSE = 10_000
+"Transmissions without sense at once: several batches of answers that come too late."
+NONSENSE_PER_SECOND = 100.0
+"And so many in the long run; for every one that makes sense, another one."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,39 @@ class Batch(Generic[In]):
         self.waiting -= 1
         if not self.waiting and not self.done.done():
             self.done.set_result(None)
+
+
+class Nonsense(StrEnum):
+    UNREADABLE = "unreadable"
+    "Not a message of the protocol."
+    UNASKED = "unasked"
+    "An answer to nothing, or too late."
+    UNKNOWN = "unknown"
+    "An event of a queue that we do not have."
+
+
+class NonsenseBudget:
+    """How much of a peer's nonsense is put up with in one session, without input or output.
+
+    Some is normal: an answer that comes too late, a notification of a queue that was given up a moment ago.
+    A peer that sends little else wastes our time on purpose or is broken, and is left in peace for a while.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left = float(MOST_NONSENSE)
+        self._at = now
+
+    def regain(self, count: int) -> None:
+        self._left = min(MOST_NONSENSE, self._left + count)
+
+    def lose(self, count: int, now: float) -> None:
+        self._left = min(MOST_NONSENSE, self._left + (now - self._at) * NONSENSE_PER_SECOND) - count
+        self._at = now
+
+    def check(self) -> None:
+        """Raise `PeerMisbehaves` if none is left."""
+        if self._left < 0:
+            raise PeerMisbehaves
 
 
 class RequestSession(Generic[In, Out]):

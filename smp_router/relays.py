@@ -33,8 +33,7 @@ from smp_client.errors import (
     HandshakeFailed,
     RequestTimeout,
 )
-from smp_client.nonsense import Nonsense
-from smp_client.requests import SessionConfig
+from smp_client.requests import Nonsense, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 from transport.address_guard import AddressGuard

@@ -11,9 +11,9 @@ import asyncio
 import ssl
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
-from aioapns.common import NotificationRequest, NotificationResult, PushType
 from aioapns.connection import APNsBaseConnectionPool, APNsTLSClientProtocol
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -29,7 +29,6 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-from ntf_server.push.apns_client import ApnsRequest
 from ntf_server.push.http2 import (
     CONNECT_TIMEOUT,
     MAX_BODY,
@@ -66,31 +65,26 @@ class _H2(H2Connection):
         return [], [event]
 
 
-class _Exchange(NotificationRequest):
+class _Exchange:
     """A request together with what came back so far."""
 
-    __slots__ = (
-        *("answer", "connection", "done", "request", "retry_after", "started", "status", "stream_id"),
-        "unsent",
-    )
-
-    def __init__(self, request: ApnsRequest) -> None:
-        super().__init__(
-            request.device_token,
-            {},
-            notification_id=request.push_id,
-            priority=request.priority,
-            push_type=PushType(request.push_type),
-            apns_topic=request.topic,
-        )
-        self.request = request
+    def __init__(self, origin: Origin, path: str, headers: Sequence[str], body: bytes) -> None:
+        pairs = (line.partition(": ") for line in headers)
+        self.headers = [
+            (":method", "POST"),
+            (":scheme", "https"),
+            (":authority", origin.host),
+            (":path", path),
+            *((name, value) for name, _, value in pairs),
+        ]
+        self.body = body
         self.connection: ApnsConnection | None = None
         self.begin()
 
     def begin(self) -> None:
         """Prepare for a connection."""
         self.done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.unsent = memoryview(self.request.body)
+        self.unsent = memoryview(self.body)
         self.answer = bytearray()
         self.status = 0
         self.retry_after: float | None = None
@@ -101,28 +95,6 @@ class _Exchange(NotificationRequest):
         """End without an answer."""
         if not self.done.done():
             self.done.set_exception(error)
-
-    def headers(self) -> list[tuple[str, str]]:
-        """Header fields of the request."""
-        request = self.request
-        return [
-            (":method", "POST"),
-            (":scheme", "https"),
-            (":authority", request.origin.host),
-            (":path", f"/3/device/{self.device_token}"),
-            *request.common_headers(),
-            *request.own_headers(),
-        ]
-
-
-class _Result(NotificationResult):
-    """aioapns' result with the whole answer."""
-
-    __slots__ = ("response",)
-
-    def __init__(self, notification_id: str, response: Response) -> None:
-        super().__init__(notification_id, str(response.status))
-        self.response = response
 
 
 class ApnsConnection(APNsTLSClientProtocol):
@@ -144,19 +116,18 @@ class ApnsConnection(APNsTLSClientProtocol):
         self.ready = asyncio.Event()
         self._retired = False
 
-    async def send_notification(self, request: NotificationRequest) -> _Result:
+    async def send(self, exchange: _Exchange) -> Response:
         """The answer to a request; NotProcessedError if it may be sent on another connection."""
-        assert isinstance(request, _Exchange)
-        request.begin()
-        request.connection = self
+        exchange.begin()
+        exchange.connection = self
         if self._retired:
             raise NotProcessedError
-        self._waiting.append(request)
+        self._waiting.append(exchange)
         self._pump()
         try:
-            return _Result(request.notification_id, await request.done)
+            return await exchange.done
         finally:
-            self._forget(request)
+            self._forget(exchange)
 
     @property
     def is_busy(self) -> bool:
@@ -284,7 +255,7 @@ class ApnsConnection(APNsTLSClientProtocol):
         self._next_stream += 2
         exchange.stream_id = stream_id
         self._open[stream_id] = exchange
-        self.conn.send_headers(stream_id, exchange.headers())
+        self.conn.send_headers(stream_id, exchange.headers)
         self._send_body(exchange)
 
     def _send_body(self, exchange: _Exchange) -> None:
@@ -400,12 +371,12 @@ class ApnsPool(APNsBaseConnectionPool):
             self._attempt = None
             attempt.ended.set()
 
-    async def send_notification(self, request: NotificationRequest) -> _Result:
+    async def send(self, exchange: _Exchange) -> Response:
         """The answer; requests that a connection did not process are sent on another one."""
         for _ in range(MAX_ATTEMPTS):
             connection = await self.acquire()
             try:
-                return await connection.send_notification(request)
+                return await connection.send(exchange)
             except NotProcessedError:
                 continue
         raise NoAnswer("the service refused the stream again and again", whole_origin=True)
@@ -417,36 +388,38 @@ class ApnsPool(APNsBaseConnectionPool):
 
 
 class AioapnsClient:
-    """An ApnsClient that uses aioapns."""
+    """An Http2Client for APNs that uses aioapns."""
 
     def __init__(self, max_in_flight: int = MAX_IN_FLIGHT) -> None:
         self._limits = OriginLimits(max_in_flight)
         self._pools: dict[Origin, ApnsPool] = {}
         self._closed = False
 
-    async def send(self, request: ApnsRequest, timeout: float) -> Response:
-        """See ApnsClient."""
+    async def post(
+        self, origin: Origin, path: str, headers: Sequence[str], body: bytes, timeout: float
+    ) -> Response:
+        """See Http2Client."""
         deadline = asyncio.get_running_loop().time() + timeout
-        await self._limits.acquire(request.origin, deadline)
+        await self._limits.acquire(origin, deadline)
         try:
             if self._closed:
                 raise closed_error()
-            pool = self._pools.get(request.origin)
+            pool = self._pools.get(origin)
             if pool is None:
-                pool = self._pools[request.origin] = ApnsPool(request.origin)
-            return await self._exchange(pool, _Exchange(request), deadline)
+                pool = self._pools[origin] = ApnsPool(origin)
+            return await self._exchange(pool, _Exchange(origin, path, headers, body), deadline)
         finally:
-            self._limits.release(request.origin)
+            self._limits.release(origin)
 
     async def _exchange(self, pool: ApnsPool, exchange: _Exchange, deadline: float) -> Response:
         try:
             async with asyncio.timeout_at(deadline):
-                return (await pool.send_notification(exchange)).response
+                return await pool.send(exchange)
         except TimeoutError:
             raise self._silence(exchange) from None
 
     async def close(self) -> None:
-        """See ApnsClient."""
+        """See Http2Client."""
         self._closed = True
         for pool in self._pools.values():
             pool.close()

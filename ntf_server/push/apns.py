@@ -1,4 +1,5 @@
-"""Apple Push Notification service."""
+"""Apple Push Notification service: the request, what sends it (libcurl here, aioapns in its own module), and
+what the answer means."""
 
 from __future__ import annotations
 
@@ -6,33 +7,36 @@ import asyncio
 import json
 import re
 import urllib.parse
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from ntf_server.config import ApnsConfig
-from ntf_server.push.apns_client import ApnsClient, ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt, Reloading, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
-from ntf_server.push.payloads import apns_payload, is_background
 from ntf_server.push.provider import (
     DeviceGone,
     Meaning,
-    ProviderDown,
+    MessageList,
     ProviderRefusesUs,
     PushError,
     PushNotification,
-    RetryLater,
     StatementNotice,
+    apns_payload,
     error_for,
+    unanswered,
+    usual_meaning,
 )
 from protocol.device_token import ApnsToken, DeviceToken, Provider
 from protocol.statuses import InvalidReason
 
+COMMON_HEADERS: Final = 16
+"Sets of headers that are kept: of each type of push, under two authorizations."
+
 PRODUCTION_HOST: Final = "api.push.apple.com"
 DEVELOPMENT_HOST: Final = "api.sandbox.push.apple.com"
 VOIP_SUFFIX: Final = ".voip"
+ONLY_NOW: Final = "apns-expiration: 0"  # not to be kept for a device that is offline
 PRIORITY_ALERT: Final = 10
 PRIORITY_BACKGROUND: Final = 5  # Apple refuses 10 for background pushes
 HEX: Final = re.compile(rb"[0-9a-fA-F]{1,200}")
@@ -76,20 +80,32 @@ ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
 }
 "Every answer that Apple documents."
 BY_STATUS: Final[Mapping[int, Meaning]] = {403: Meaning.US, 413: Meaning.PUSH}
-"Answers with another reason, or none; what is not here either is LATER, and DOWN from 500 on."
+"Answers with another reason, or none."
 ADVICE: Final = (
     "check [APNS] key_file, key_id, team_id and topic, and this machine's clock; a key file put right is read"
     " again by itself"
 )
 
 
-def make_apns_client(config: ApnsConfig, http: CurlHttp2) -> ApnsClient:
+class Http2Client(Protocol):
+    """CurlHttp2, or something that can be put in its place."""
+
+    async def post(
+        self, origin: Origin, path: str, headers: Sequence[str], body: bytes, timeout: float
+    ) -> Response:
+        """The answer, whatever its status; NoAnswer if there is none within `timeout` seconds."""
+
+    async def close(self) -> None:
+        """Close connections; requests under way fail."""
+
+
+def make_apns_client(config: ApnsConfig, http: CurlHttp2) -> Http2Client:
     """The configured client."""
     if config.client == "aioapns":
         from ntf_server.push.aioapns_client import AioapnsClient  # a library that only this choice needs
 
         return AioapnsClient()
-    return CurlApnsClient(http)
+    return http
 
 
 @dataclass(slots=True)
@@ -98,11 +114,12 @@ class ApnsProvider:
 
     config: ApnsConfig
     "With a key file."
-    client: ApnsClient
+    client: Http2Client
     clock: WallClock
     response_timeout: float
     _signer: Reloading[ApnsJwt] = field(init=False, repr=False)
     _origins: Mapping[Provider, Origin] = field(init=False)
+    _common_headers: dict[tuple[str, str], list[str]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -120,21 +137,24 @@ class ApnsProvider:
             origins[Provider.APNS_TEST] = Origin(config.test_host, config.test_port, ca_file=ca_file)
         self._origins = origins
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider."""
+        if not isinstance(token, ApnsToken) or token.provider not in self._origins:
+            raise ProviderRefusesUs(f"APNs is not set up for tokens of provider {token.provider.tag}")
         time = asyncio.get_running_loop().time
         deadline = time() + self.response_timeout
+        body = apns_payload(notification)
         signer = self._signer.current()
         authorization = signer.header()
-        request = self._request(token, notification, push_id, authorization)
-        response = await self._send(request, self.response_timeout)
+        headers = self._headers(notification, push_id, authorization)
+        response = await self._post(token, headers, body, self.response_timeout)
         if response.status == 200:
             return
         if (response.status, _reason(response)) == EXPIRED_JWT:
             renewed = signer.renewed(authorization)
             if renewed is not None:
-                request.authorization = renewed
-                response = await self._send(request, max(deadline - time(), 0.001))
+                headers = self._headers(notification, push_id, renewed)
+                response = await self._post(token, headers, body, max(deadline - time(), 0.001))
                 if response.status == 200:
                     return
         error = push_error(response)
@@ -147,38 +167,41 @@ class ApnsProvider:
         self._signer.read_again()
 
     async def close(self) -> None:
-        """See PushProvider."""
-        await self.client.close()
+        """See PushProvider. The libcurl client is shared; who made it closes it."""
+        if not isinstance(self.client, CurlHttp2):
+            await self.client.close()
 
-    def _request(
-        self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID, authorization: str
-    ) -> ApnsRequest:
-        if not isinstance(token, ApnsToken) or token.provider not in self._origins:
-            raise ProviderRefusesUs(f"APNs is not set up for tokens of provider {token.provider.tag}")
-        background = is_background(notification)
-        request = ApnsRequest(
-            origin=self._origins[token.provider],
-            device_token=path_of(token),
-            push_id=str(push_id),
-            topic=self.config.topic,
-            push_type="background" if background else "alert",
-            priority=PRIORITY_BACKGROUND if background else PRIORITY_ALERT,
-            authorization=authorization,
-            body=apns_payload(notification),
-        )
+    def _headers(self, notification: PushNotification, push_id: str, authorization: str) -> list[str]:
+        push_type, priority, topic = "alert", PRIORITY_ALERT, self.config.topic
+        own = [f"apns-id: {push_id}"]
         if isinstance(notification, StatementNotice):
-            request.collapse_id = notification.collapse_id
             if notification.is_voip:
-                request.topic += VOIP_SUFFIX
-                request.push_type = "voip"
-                request.only_now = True
-        return request
+                push_type, topic = "voip", topic + VOIP_SUFFIX
+                own.append(ONLY_NOW)
+            if notification.collapse_id:
+                own.append(f"apns-collapse-id: {notification.collapse_id}")
+        elif not isinstance(notification, MessageList):
+            push_type, priority = "background", PRIORITY_BACKGROUND
+        common = self._common_headers.get((push_type, authorization))
+        if common is None:
+            if len(self._common_headers) >= COMMON_HEADERS:
+                self._common_headers.clear()
+            common = self._common_headers[push_type, authorization] = [
+                f"authorization: {authorization}",
+                f"apns-topic: {topic}",
+                f"apns-push-type: {push_type}",
+                f"apns-priority: {priority}",
+                "content-type: application/json",
+            ]
+        return common + own
 
-    async def _send(self, request: ApnsRequest, timeout: float) -> Response:
+    async def _post(self, token: ApnsToken, headers: Sequence[str], body: bytes, timeout: float) -> Response:
         try:
-            return await self.client.send(request, timeout)
+            return await self.client.post(
+                self._origins[token.provider], f"/3/device/{path_of(token)}", headers, body, timeout
+            )
         except NoAnswer as error:
-            raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
+            raise unanswered(error.reason, whole_origin=error.whole_origin) from None
 
 
 def path_of(token: ApnsToken) -> str:
@@ -191,15 +214,10 @@ def path_of(token: ApnsToken) -> str:
 
 
 def push_error(response: Response) -> PushError:
-    """What an answer other than 200 means for the push. An unknown one drops nothing at once."""
+    """What an answer other than 200 means for the push."""
     status, reason = answer = (response.status, _reason(response))
-    meaning = ANSWERS.get(answer)
-    if meaning is None:
-        meaning = BY_STATUS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
-    text = f"APNs answered {status} {reason}".rstrip()
-    if meaning is Meaning.US:
-        text = f"{text}: {ADVICE}"
-    return error_for(meaning, text, response.retry_after)
+    meaning = ANSWERS.get(answer) or BY_STATUS.get(status) or usual_meaning(status)
+    return error_for(meaning, f"APNs answered {status} {reason}".rstrip(), response.retry_after, ADVICE)
 
 
 def _reason(response: Response) -> str:

@@ -1,31 +1,43 @@
-"""What a push carries: which last notifications go into it, encrypted for the device."""
+"""What a push carries: the last notifications that fit, read from the store and encrypted for the device."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import uuid
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from ntf_server.config import PushConfig
-from ntf_server.push.lanes import Kind
-from ntf_server.push.payloads import padded_size
+from ntf_server.metrics import counter
+from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.provider import (
     CheckMessages,
     MessageList,
     PushNotification,
     StatementNotice,
     Verification,
+    padded_size,
 )
 from ntf_server.push.scheduler import Taken
 from ntf_server.statements.payloads import Matched, NotifyType, payload
 from protocol.blocks import PAD_LENGTH_SIZE
+from protocol.device_token import Provider
 from protocol.encoding import NONCE_SIZE
 from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import TokenStatus
-from store.records import LastNotification, SubKey, TokenPush, TokenRecord
-from store.statement_records import Channel, StatementPush
+from store.interface import DeliveryStore, LeaseLost, StoreError
+from store.leases import STATEMENTS, Ownership, of_pushes
+from store.records import LastNotification, SubKey, TokenKey, TokenPush, TokenRecord
+from store.statement_records import Channel, PushKey, StatementPush
 
+log = logging.getLogger(__name__)
+
+STORE_PAUSE = 1.0
+"Seconds until a store that is unavailable is asked again."
+SWEEP_PAGE = 256
+"Unsent tokens read from the store at once."
 MAX_ENTRIES = 6
 "Entries of one push."
 NONCES_DRAWN = 128
@@ -36,6 +48,116 @@ PushEntry = LastNotification | StatementPush
 Content = TokenRecord | TokenPush | StatementPush
 "What the store told about a job: a token to be written to, one with notifications, a statement."
 E = TypeVar("E", LastNotification, StatementPush)
+T = TypeVar("T")
+
+STATEMENTS_ABANDONED = counter(
+    "statement_pushes_abandoned", "Pushes of statements that an earlier run may have made: not made again"
+)
+
+
+class Patience:
+    """However long the store is unavailable, until `ended`: from then on a failure is final."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of a call to the store; None if it failed and we are to stop."""
+        while True:
+            try:
+                return await call()
+            except StoreError as error:
+                log.error("push waits for the store: %s", error)
+            if self.ended:
+                return None
+            await asyncio.sleep(STORE_PAUSE)
+
+
+class PushReader:
+    """Reads for the dispatcher, however long the store is unavailable, and claims what may be pushed once."""
+
+    def __init__(self, store: DeliveryStore, ownership: Ownership, patience: Patience) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._patience = patience
+        self._statements_term: int | None = None
+        self._taking_over = asyncio.Lock()
+
+    async def unsent(self) -> AsyncIterator[Job]:
+        """All that the store knows as unsent, page by page."""
+        after = TokenKey(0)
+        while page := await self._read(self._store.unsent_tokens, after=after, limit=SWEEP_PAGE):
+            for after in page:
+                yield Job(Kind.MESSAGE, after)
+        last = PushKey(0)
+        if self._ownership.owns(STATEMENTS):
+            await self._take_statements_over()
+            while pushes := await self._read(
+                self._store.unsent_statement_pushes, after=last, limit=SWEEP_PAGE
+            ):
+                for last in pushes:
+                    yield statement_job(last)
+
+    async def read(self, jobs: Sequence[Job]) -> dict[Job, Content]:
+        """What the store knows about them, in one read for each kind. Do not print."""
+        found: dict[Job, Content] = {}
+        if messages := [job.token_key for job in jobs if self.is_ours(job) and job.kind is Kind.MESSAGE]:
+            for push in await self._read(self._store.pushes, messages):
+                found[Job(Kind.MESSAGE, push.token.key)] = push
+        if urgent := [job for job in jobs if job.urgent]:
+            keys = [job.token_key for job in urgent]
+            tokens = {token.key: token for token in await self._read(self._store.tokens_by_key, keys)}
+            found |= {job: tokens[job.token_key] for job in urgent if job.token_key in tokens}
+        statements = [job.push_key for job in jobs if job.kind is Kind.STATEMENT]
+        if statements and self._ownership.owns(STATEMENTS):
+            await self._take_statements_over()
+            for statement in await self._read(self._store.statement_pushes, statements):
+                found[statement_job(statement.key)] = statement
+        return found
+
+    def is_ours(self, job: Job) -> bool:
+        """False: by now another daemon pushes it."""
+        if job.kind is not Kind.MESSAGE or not self._ownership.is_shared:
+            return True
+        return self._ownership.owns(of_pushes(job.token_key))
+
+    async def claim(self, composed: Sequence[Push]) -> set[Job]:
+        """Returns those that are not to be pushed any more. Those of statements are marked: should this
+        process die, nobody knows whether they were sent, and none is to be made twice."""
+        once = {push.token.key: push.taken.job for push in composed if isinstance(push.token, StatementPush)}
+        if not once:
+            return set()
+        claim = partial(self._store.claim_statement_pushes, list(once))
+        claimed = await self._patience.ask(partial(_unless_lost, claim)) or set()
+        return {job for key, job in once.items() if key not in claimed}
+
+    async def _read(
+        self, read: Callable[..., Awaitable[list[T]]], *args: object, **options: object
+    ) -> list[T]:
+        return await self._patience.ask(partial(read, *args, **options)) or []
+
+    async def _take_statements_over(self) -> None:
+        """Before anything is claimed: what an earlier run, or another daemon, handed to a provider and has no
+        answer for is not pushed again. One daemon pushes all of them: the one that watches."""
+        async with self._taking_over:
+            term = self._ownership.term(STATEMENTS)
+            if term == self._statements_term:
+                return
+            count = await self._patience.ask(partial(_unless_lost, self._store.abandon_claimed_pushes))
+            if count is None:
+                return
+            self._statements_term = term
+            if count:
+                log.warning("%d pushes of statements have an unknown end: they are not made again", count)
+                STATEMENTS_ABANDONED.inc(count)
+
+
+async def _unless_lost(call: Callable[[], Awaitable[T]]) -> T | None:
+    """None: another daemon pushes statements by now."""
+    try:
+        return await call()
+    except LeaseLost:
+        return None
 
 
 class Composed(NamedTuple, Generic[E]):
@@ -123,7 +245,7 @@ class Push(NamedTuple):
 
     taken: Taken
     token: TokenRecord | StatementPush
-    push_id: uuid.UUID
+    push_id: str
     notification: PushNotification
     composed: Composed[LastNotification] | Composed[StatementPush] | None
     "None: the push carries no notifications."
@@ -147,10 +269,11 @@ class Composer:
         self._title = title
         self._random = random
         self._nonces: list[bytes] = []
+        self._paddings = {provider: padded_size(provider, config.padding) for provider in Provider}
 
     def has_content(self, taken: Taken, content: Content) -> bool:
         if isinstance(content, TokenPush):
-            return self._repeats(taken) or any(not entry.sent for entry in content.entries)
+            return False in [entry.sent for entry in content.entries] or self._repeats(taken)
         if isinstance(content, StatementPush):
             return True
         if taken.job.kind is Kind.VERIFICATION:
@@ -167,7 +290,7 @@ class Composer:
     def _messages(self, taken: Taken, push: TokenPush, now: float) -> Push:
         """Its `entries` are empty if all there is to say fits in no push."""
         token = push.token
-        padding = self._padding(token)
+        padding = self._paddings[token.device_token.provider]
         composed = compose(push.entries, padding - PAD_LENGTH_SIZE, repeat_sent=self._repeats(taken))
         nonce = self._nonce()
         boxed = seal_push(token.dh_secret, nonce, composed.text, padding)
@@ -187,19 +310,17 @@ class Composer:
         notification: PushNotification = CheckMessages()
         if taken.job.kind is Kind.VERIFICATION:
             nonce = self._nonce()
-            boxed = seal_push(token.dh_secret, nonce, token.code, self._padding(token))
+            padding = self._paddings[token.device_token.provider]
+            boxed = seal_push(token.dh_secret, nonce, token.code, padding)
             notification = Verification(nonce, boxed)
         if taken.attempts is not None and not taken.arrived:
             push_id = taken.attempts.push_id
         else:
-            push_id = uuid.UUID(bytes=self._random(PUSH_ID_SIZE), version=4)
+            push_id = _uuid(self._random(PUSH_ID_SIZE))
         return Push(taken, token, push_id, notification, None, now)
 
     def _repeats(self, taken: Taken) -> bool:
         return taken.arrived and not self._config.coalesce
-
-    def _padding(self, token: TokenRecord) -> int:
-        return padded_size(token.device_token.provider, self._config.padding)
 
     def _nonce(self) -> bytes:
         """Drawn many at a time: a system call per push would also hand the interpreter to other threads."""
@@ -209,14 +330,20 @@ class Composer:
         return self._nonces.pop()
 
 
-def _statement_id(push: StatementPush) -> uuid.UUID:
+def _statement_id(push: StatementPush) -> str:
     """The same whenever and by whomever it is pushed."""
     digest = hashlib.blake2b(push.subscription_id + push.statement_hash, digest_size=PUSH_ID_SIZE)
-    return uuid.UUID(bytes=digest.digest(), version=4)
+    return _uuid(digest.digest())
 
 
-def _message_id(token: TokenRecord, entries: Sequence[LastNotification]) -> uuid.UUID:
+def _message_id(token: TokenRecord, entries: Sequence[LastNotification]) -> str:
     """Follows from the content: the same over retries, outages and restarts, and another if it changes."""
     content = b",".join([b"%d:%d" % (entry.sub_key, entry.seq) for entry in entries])
     digest = hashlib.blake2b(content, digest_size=PUSH_ID_SIZE, key=token.dh_secret)
-    return uuid.UUID(bytes=digest.digest(), version=4)
+    return _uuid(digest.digest())
+
+
+def _uuid(data: bytes) -> str:
+    """As text, of version 4; the library's class takes four times as long, and there is one for each push."""
+    text = data.hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-a{text[17:20]}-{text[20:]}"

@@ -1,7 +1,6 @@
 """The life of the push side: takes work, lets the scheduler choose, starts deliveries, stops in order.
 
-What the store knows is read in `reading.py`, what a push carries is made in `composing.py`, what follows from
-its answer in `outcomes.py`.
+What a push carries is read and made in `composing.py`, what follows from its answer in `outcomes.py`.
 
 An entry stays unsent in the store until a push that carries it was accepted and marked there, so a crash at
 any moment costs at most a repeated push. A token is in the scheduler's hands until its outcome is stored:
@@ -16,15 +15,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import PushConfig
 from ntf_server.journal import EventSink
-from ntf_server.push.composing import Composer, Push
+from ntf_server.push.composing import Composer, Content, Patience, Push, PushReader
 from ntf_server.push.lanes import Job, Kind, statement_job
-from ntf_server.push.outcomes import Outcomes
-from ntf_server.push.patience import Patience
+from ntf_server.push.outcomes import Outcomes, ProviderWatch, PushEvents
 from ntf_server.push.provider import (
     WHOLE,
     Destination,
@@ -35,22 +34,16 @@ from ntf_server.push.provider import (
     RetryLater,
     destination_of,
 )
-from ntf_server.push.provider_watch import ProviderWatch
-from ntf_server.push.push_events import PushEvents
-from ntf_server.push.reading import Found, PushReader
 from ntf_server.push.scheduler import ANY_NUMBER, Added, Ended, PushScheduler, Taken
-from ntf_server.push.time_limit import TimeLimit
 from ntf_server.randomness import random_part
 from protocol.device_token import Provider
 from store.interface import DeliveryStore
 from store.leases import SOLE_OWNER, STATEMENTS, Duty, Lease, Ownership, of_pushes
 from store.records import Stored, TokenKey
 from store.statement_records import PushKey, StatementPush
-from transport.cancellation import TaskGroup, raise_if_cancelled
+from transport.cancellation import TaskGroup, current_task, raise_if_cancelled
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 DELIVERY_STEPS = 3
 "A delivery may have to renew its credentials and be sent again; each step has its own time limit."
@@ -97,9 +90,9 @@ class Dispatcher:
         self._events.watch(self._scheduler)
         self._time_limit = TimeLimit(config.response_timeout * DELIVERY_STEPS)
         self._patience = Patience()
-        self._reader = PushReader(store, ownership, self._events, self._patience)
+        self._reader = PushReader(store, ownership, self._patience)
         self._outcomes = Outcomes(store, self._events, config, clock, chance, self._ended, self._patience)
-        self.provider_watch = ProviderWatch(self._scheduler, self._events, clock.monotonic)
+        self.provider_watch = ProviderWatch(self._scheduler, journal, clock.monotonic)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._sweep = asyncio.Event()
@@ -204,7 +197,7 @@ class Dispatcher:
         """Take no more. Returns when the pushes under way have ended, or were cut off after `grace` seconds,
         and what became of them is stored."""
         self._stopping = True
-        self._patience.end()
+        self._patience.ended = True
         for event in (self._wake, self._room, self._sweep):
             event.set()
         if self._work_limit is not None:
@@ -261,7 +254,7 @@ class Dispatcher:
     # Pushes
 
     async def _start(self, taken: Sequence[Taken], tasks: TaskGroup) -> None:
-        found = await self._reader.read(taken)
+        found = await self._reader.read([item.job for item in taken])
         for start in range(0, len(taken), COMPOSED_AT_ONCE):
             if start:
                 await asyncio.sleep(0)
@@ -276,12 +269,12 @@ class Dispatcher:
                     tasks.create_task(self._deliver(push))
             self._room.set()
 
-    def _compose(self, taken: Sequence[Taken], found: Found) -> list[Push]:
+    def _compose(self, taken: Sequence[Taken], found: Mapping[Job, Content]) -> list[Push]:
         """The pushes that start now; whatever else becomes of a job is up to the scheduler."""
         now = self._clock.monotonic()
         composed: list[Push] = []
         for item in taken:
-            content = found.content(item.job)
+            content = found.get(item.job) if self._reader.is_ours(item.job) else None
             if content is not None and not self._composer.has_content(item, content):
                 content = None
             destination = None if content is None else destination_of(content.device_token)
@@ -333,3 +326,46 @@ class Dispatcher:
 
 def _lease(push: Push) -> Lease:
     return STATEMENTS if isinstance(push.token, StatementPush) else of_pushes(push.token.key)
+
+
+class TimeLimit:
+    """As `asyncio.timeout`, but for thousands of tasks at the price of one timer: every task in it has the
+    same limit, and is in it once.
+
+    Who came first is due first, so one timer is enough: that of the task that is in it longest.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends: dict[asyncio.Task[Any], float] = {}
+        "When each task is due, in the order in which they came."
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        task = current_task()
+        loop = task.get_loop()
+        self._ends[task] = end = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(end, self._cut_off, loop)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task = current_task()
+        was_cut_off = self._ends.pop(task, None) is None
+        # A task that somebody else cancelled as well stays cancelled.
+        if was_cut_off and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _cut_off(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        for task, end in list(self._ends.items()):
+            if end > now:
+                self._timer = loop.call_at(end, self._cut_off, loop)
+                return
+            del self._ends[task]
+            task.cancel()

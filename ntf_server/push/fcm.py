@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import urllib.parse
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError, Reloading, WallClock, read_key_file
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
-from ntf_server.push.payloads import fcm_data
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -29,9 +27,11 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
-    RetryLater,
     Verification,
     error_for,
+    fcm_data,
+    unanswered,
+    usual_meaning,
 )
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason
@@ -57,7 +57,7 @@ ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
 }
 "Every answer that Google documents, by status and FCM's own error code, or else the API's status word."
 BY_STATUS: Final[Mapping[int, Meaning]] = {401: Meaning.US, 403: Meaning.US, 413: Meaning.PUSH}
-"Answers with another code, or none; what is not here either is LATER, and DOWN from 500 on."
+"Answers with another code, or none."
 ADVICE: Final = (
     "check [FCM] service_account_file, its project and rights, and this machine's clock; a file that was put"
     " right is read again by itself"
@@ -175,7 +175,7 @@ class FcmProvider:
         assert config.service_account_file is not None
         self._access = Reloading(config.service_account_file, self._access_token)
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider. FCM has no place for the push id."""
         body = message_body(token, notification)
         try:
@@ -186,7 +186,7 @@ class FcmProvider:
         except TimeoutError:
             raise ProviderDown("no answer in time") from None
         except NoAnswer as error:
-            raise (ProviderDown if error.whole_origin else RetryLater)(error.reason) from None
+            raise unanswered(error.reason, whole_origin=error.whole_origin) from None
         except ProviderRefusesUs:
             self._access.refused()
             raise
@@ -232,17 +232,12 @@ def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
 
 
 def push_error(response: Response, notification: PushNotification) -> PushError:
-    """What an answer other than 200 means for the push. An unknown one drops nothing at once."""
+    """What an answer other than 200 means for the push."""
     status, code = answer = (response.status, _code(_error(response)))
-    meaning = ANSWERS.get(answer)
-    if meaning is None:
-        meaning = BY_STATUS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
+    meaning = ANSWERS.get(answer) or BY_STATUS.get(status) or usual_meaning(status)
     if code == "SENDER_ID_MISMATCH" and isinstance(notification, Verification):
         meaning = Meaning.LATER  # of a device that was never pushed to: whoever sent the token chose it so
-    text = f"FCM answered {status} {code}".rstrip()
-    if meaning is Meaning.US:
-        text = f"{text}: {ADVICE}"
-    return error_for(meaning, text, response.retry_after)
+    return error_for(meaning, f"FCM answered {status} {code}".rstrip(), response.retry_after, ADVICE)
 
 
 def _ca_file(config: FcmConfig) -> str | None:

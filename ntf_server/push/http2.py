@@ -61,8 +61,7 @@ class Origin(NamedTuple):
     "Trusted certificates; None: those of the system."
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """A complete answer."""
 
     status: int
@@ -121,10 +120,18 @@ class OriginLimits:
 
     async def acquire(self, origin: Origin, deadline: float) -> None:
         """Take one of the origin's places; NoAnswer if none is free before the deadline."""
+        if not self.take(origin):
+            await self._wait(origin, deadline)
+
+    def take(self, origin: Origin) -> bool:
+        """Take one of the origin's places if one is free."""
         used = self._used.get(origin, 0)
-        if used < self._limit:
+        is_free = used < self._limit
+        if is_free:
             self._used[origin] = used + 1
-            return
+        return is_free
+
+    async def _wait(self, origin: Origin, deadline: float) -> None:
         waiters = self._waiters.setdefault(origin, deque())
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters.append(place)
@@ -175,7 +182,8 @@ class CurlHttp2:
         """Answer of the peer, whatever its status; NoAnswer if there is none within `timeout`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        await self._limits.acquire(origin, deadline)
+        if not self._limits.take(origin):
+            await self._limits.acquire(origin, deadline)
         try:
             if self._closed:
                 raise closed_error()

@@ -7,13 +7,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from ntf_server.config import PushConfig
-from ntf_server.push.breaker import HOST_LONGEST_PAUSE, CircuitBreaker
 from ntf_server.push.provider import Destination
-from ntf_server.push.retries import Attempts
 from protocol.device_token import Provider
 from store.records import TokenKey
 from store.statement_records import PushKey
@@ -269,3 +267,119 @@ class Targets:
                 return True
             self._hosts[host] = None  # looked at again when its turn comes
         return False
+
+
+# Pushes that failed
+
+FIRST_RETRY = 2.0
+"Seconds until the first retry; doubled with each further one."
+LONGEST_RETRY = 300.0
+RETRY_JITTER = 0.25
+"Up to this part of a delay is added at random."
+MAX_ATTEMPTS = 8
+"The first one included."
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What is remembered of a token between an attempt that failed and the next one."""
+
+    push_id: str
+    "Of the push that failed last; another id means another content."
+    count: int
+    "Attempts of that push that failed because of its device."
+    level: int
+    "Failures of the token in a row, whatever their cause: new content does not shorten its delays."
+
+
+def failed_again(before: Attempts | None, push_id: str, *, counts: bool) -> Attempts:
+    """`counts`: the device is the cause."""
+    if before is None:
+        return Attempts(push_id, int(counts), 1)
+    same = before.count if before.push_id == push_id else 0
+    return Attempts(push_id, same + counts, before.level + 1)
+
+
+def retry_delay(level: int, after: float | None, random: Callable[[], float]) -> float:
+    """Seconds until the next attempt of a token that failed `level` times in a row."""
+    delay = min(FIRST_RETRY * 2.0 ** min(level - 1, 32), LONGEST_RETRY)
+    if after is not None:
+        delay = max(delay, min(after, LONGEST_WISH))
+    return delay * (1 + RETRY_JITTER * random())
+
+
+# Destinations that failed
+
+FAILURES = 5
+"Failures of the whole destination in a row, without any answer between them, that open the breaker."
+FIRST_PAUSE = 1.0
+"Seconds until the first probe; doubled after each probe that fails."
+LONGEST_PAUSE = 60.0
+HOST_LONGEST_PAUSE = 900.0
+"Of a Web Push host: there may be thousands that will never answer again."
+LONGEST_WISH = 900.0
+"Seconds that a destination may ask us to stay away; a longer wish is cut to this."
+JITTER = 0.2
+"Up to this part of a pause is added at random."
+
+
+class BreakerState(Enum):
+    CLOSED = 0
+    "Pushes flow."
+    OPEN = 1
+    "No push until `retry_at`."
+    PROBING = 2
+    "One push is on its way to find out."
+
+
+class CircuitBreaker:
+    """One destination's. Time is an argument; `random` gives numbers from 0 to 1."""
+
+    def __init__(self, random: Callable[[], float], *, longest_pause: float = LONGEST_PAUSE) -> None:
+        self._random = random
+        self._longest_pause = longest_pause
+        self._failures = 0
+        self._openings = 0
+        self.state = BreakerState.CLOSED
+        self.retry_at = 0.0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is BreakerState.CLOSED
+
+    def answered(self) -> None:
+        """A push sent while the breaker was closed got an answer, whatever it said about the device."""
+        self._failures = 0
+
+    def failed(self, now: float, after: float | None = None) -> bool:
+        """A push failed for a reason that concerns the whole destination. True if this opened the breaker."""
+        if not self.is_closed:
+            return False  # sent before the breaker opened: nothing new
+        self._failures += 1
+        if self._failures < FAILURES:
+            return False
+        self._open(now, after)
+        return True
+
+    def probe(self, now: float) -> bool:
+        """Start probing if the pause is over; the caller then owes `probe_succeeded` or `probe_failed`."""
+        if self.state is not BreakerState.OPEN or now < self.retry_at:
+            return False
+        self.state = BreakerState.PROBING
+        return True
+
+    def probe_succeeded(self) -> None:
+        self.state = BreakerState.CLOSED
+        self._failures = self._openings = 0
+
+    def probe_failed(self, now: float, after: float | None = None) -> None:
+        self._open(now, after)
+
+    def _open(self, now: float, after: float | None) -> None:
+        # The exponent is bounded: an outage may last for weeks.
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._openings, 32), self._longest_pause)
+        if after is not None:
+            pause = max(pause, min(after, LONGEST_WISH))
+        self._openings += 1
+        self.retry_at = now + pause * (1 + JITTER * self._random())
+        self.state = BreakerState.OPEN

@@ -1,34 +1,53 @@
-"""What the dispatcher needs of a push provider: one call, and five ways to fail that say what to do next.
+"""What is pushed, in words and as JSON; and a push provider: one call, and five ways to fail that say what to
+do next.
 
 A provider sends one notification to one device token and says what happened. Retries, back-off, coalescing,
 breakers and token statuses belong to its caller.
+
+Everything secret in a notification is already ciphertext; base64url has no character that JSON would escape,
+so its text is put together from constant parts.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import uuid
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from protocol.device_token import DeviceToken, Provider, WebPushToken
+from protocol.encoding import b64
 from protocol.statuses import InvalidReason
 
+ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
+ALERT_CATEGORY: Final = b"NTF_CAT_CHECK_MESSAGE"
+PADDED_SIZE_LIMITS: Final[Mapping[Provider, int]] = {
+    Provider.FCM: 3000,  # FCM takes 4096 bytes of data, as text
+    Provider.WEB_PUSH: 2900,  # push services must take 4096 bytes, after another encryption
+}
+_BACKGROUND: Final = b'{"aps":{"content-available":1},"notificationData":'
+_ALERT: Final = (
+    b'{"aps":{"mutable-content":1,"alert":"' + ALERT_TEXT + b'","category":"' + ALERT_CATEGORY + b'"}'
+    b',"notificationData":'
+)
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The registration code, boxed for the device."""
 
+@dataclass(slots=True)  # not frozen: one is made per push, and freezing doubles its cost
+class MessageList:
+    """The token's last notifications, boxed for the device."""
+
+    word: ClassVar = b"message"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageList:
-    """The token's last notifications, boxed for the device."""
+@dataclass(slots=True)
+class Verification:
+    """The registration code, boxed for the device."""
 
+    word: ClassVar = b"verification"
     nonce: bytes
     boxed: bytes = field(repr=False)
 
@@ -50,6 +69,37 @@ class StatementNotice:
 
 
 PushNotification: TypeAlias = Verification | MessageList | CheckMessages | StatementNotice
+
+
+def padded_size(provider: Provider, configured: int) -> int:
+    """To how many bytes a text is padded before it is boxed: as configured, or what the provider carries."""
+    return min(configured, PADDED_SIZE_LIMITS.get(provider, configured))
+
+
+def notification_data(notification: PushNotification) -> bytes:
+    """The JSON object that the device's code reads; also the whole text of a Web Push."""
+    if isinstance(notification, StatementNotice):
+        return notification.body
+    if isinstance(notification, CheckMessages):
+        return b'{"checkMessages":true}'
+    nonce, boxed = b64(notification.nonce), b64(notification.boxed)
+    return b"".join((b'{"nonce":"', nonce, b'","', notification.word, b'":"', boxed, b'"}'))
+
+
+def apns_payload(notification: PushNotification) -> bytes:
+    """The body of a request to APNs."""
+    if isinstance(notification, StatementNotice):
+        return notification.body
+    head = _ALERT if isinstance(notification, MessageList) else _BACKGROUND
+    return b"".join((head, notification_data(notification), b"}"))
+
+
+def fcm_data(notification: PushNotification) -> dict[str, str]:
+    """The data of an FCM message: the same fields, but FCM takes strings only."""
+    if isinstance(notification, CheckMessages):
+        return {"checkMessages": "true"}
+    data: dict[str, str] = json.loads(notification_data(notification))
+    return data
 
 
 class Destination(NamedTuple):
@@ -146,21 +196,32 @@ _ERRORS: Final[Mapping[Meaning, Callable[..., PushError]]] = {
 }
 
 
-def error_for(meaning: Meaning, reason: str, after: float | None = None) -> PushError:
-    """The error that tells the dispatcher."""
+def usual_meaning(status: int) -> Meaning:
+    """Of an answer that is in no table: it drops nothing at once."""
+    return Meaning.DOWN if status >= 500 else Meaning.LATER
+
+
+def error_for(meaning: Meaning, answer: str, after: float | None, advice: str) -> PushError:
+    """The error that tells the dispatcher. `advice`: what to do if the service refuses this server."""
     if meaning in _DEVICE_GONE:
         return DeviceGone(_DEVICE_GONE[meaning])
+    reason = f"{answer}: {advice}" if meaning is Meaning.US else answer
     return _ERRORS[meaning](reason, after=after)
+
+
+def unanswered(reason: str, *, whole_origin: bool) -> PushError:
+    """There was no answer; `whole_origin`: other devices must expect the same."""
+    return (ProviderDown if whole_origin else RetryLater)(reason)
 
 
 class PushProvider(Protocol):
     """Sends notifications to the device tokens of one push service."""
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """Return once accepted; raise a PushError.
 
         Ends within the provider's response time limit. Cancelling it harms no other delivery.
-        `push_id` stays the same over the retries of one push.
+        `push_id`, a UUID as text, stays the same over the retries of one push.
         """
 
     async def close(self) -> None:
@@ -170,7 +231,7 @@ class PushProvider(Protocol):
 class NullProvider:
     """Accepts every push and sends none: for tokens of the null provider (`AN`)."""
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """Accept."""
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ APPLE = (Provider.APNS_PROD, Provider.APNS_DEV)
 class NotConfigured:
     """Stands in for Apple when there is no key: clients may register, pushes fail loudly."""
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         raise ProviderRefusesUs("APNs has no key: set [APNS] key_file, key_id and team_id")
 
     async def close(self) -> None:

@@ -19,10 +19,19 @@ from math import ceil
 from typing import NamedTuple
 
 from ntf_server.config import PushConfig
-from ntf_server.push.breaker import BreakerState
-from ntf_server.push.lanes import MAX_URGENT, SLOW_ANSWER, Entry, Job, Kind, Lane, Target, Targets
+from ntf_server.push.lanes import (
+    MAX_URGENT,
+    SLOW_ANSWER,
+    Attempts,
+    BreakerState,
+    Entry,
+    Job,
+    Kind,
+    Lane,
+    Target,
+    Targets,
+)
 from ntf_server.push.provider import Destination
-from ntf_server.push.retries import Attempts
 from store.records import TokenKey
 
 LOAD_BATCH = 256

@@ -1,19 +1,23 @@
-"""Web Push (RFC 8030): browsers and UnifiedPush distributors."""
+"""Web Push (RFC 8030), encrypted for the device (RFC 8291): browsers and UnifiedPush distributors."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from ntf_server.config import WebPushConfig
 from ntf_server.push.credentials import Reloading, Vapid, WallClock, load_p256_key
 from ntf_server.push.http2 import CurlHttp2, NoAnswer, Origin, Response
-from ntf_server.push.payloads import notification_data
 from ntf_server.push.provider import (
     DeviceGone,
     Meaning,
@@ -22,17 +26,21 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
-    RetryLater,
     Verification,
     error_for,
+    notification_data,
+    unanswered,
+    usual_meaning,
 )
-from ntf_server.push.web_push_encryption import encrypt
 from protocol.device_token import DeviceToken, WebPushToken
 from protocol.statuses import InvalidReason
 from transport.address_guard import AddressGuard, ForbiddenAddressError, UnresolvedError
 
 DEFAULT_PORT: Final = 443
 TTL: Final = 30 * 24 * 3600  # seconds that a push service keeps a push for a device that is offline
+SALT_SIZE: Final = 16
+RECORD_SIZE: Final = 4096  # what push services must accept; a longer text gets one longer record
+LAST_RECORD: Final = b"\x02"
 DELIVERED: Final = frozenset({200, 201, 202})
 ANSWERS: Final[Mapping[int, Meaning]] = {
     404: Meaning.UNREGISTERED_DEVICE,
@@ -42,7 +50,7 @@ ANSWERS: Final[Mapping[int, Meaning]] = {
     403: Meaning.US,
     429: Meaning.LATER,
 }
-"RFC 8030 and 8292; what is not here is LATER, and DOWN from 500 on."
+"RFC 8030 and 8292."
 ADVICE: Final = "check [WEBPUSH] vapid_key_file and subject, and this machine's clock"
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 NUMERIC: Final = re.compile(
@@ -91,7 +99,7 @@ class WebPushProvider:
         """The VAPID key that clients subscribe with."""
         return self._signer.current().public_key
 
-    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: uuid.UUID) -> None:
+    async def deliver(self, token: DeviceToken, notification: PushNotification, push_id: str) -> None:
         """See PushProvider. Web Push has no place for the push id."""
         if not isinstance(token, WebPushToken):
             raise PushRefused(f"Web Push is not for tokens of provider {token.provider.tag}")
@@ -144,7 +152,7 @@ class WebPushProvider:
             self.guard.forget(endpoint.host)
             # What follows the colon may name the host, which is the device's secret.
             reason = error.reason.partition(":")[0]
-            raise (ProviderDown if error.whole_origin else RetryLater)(reason) from None
+            raise unanswered(reason, whole_origin=error.whole_origin) from None
 
 
 def parse_endpoint(token: WebPushToken) -> Endpoint:
@@ -161,16 +169,13 @@ def parse_endpoint(token: WebPushToken) -> Endpoint:
 
 
 def push_error(response: Response, notification: PushNotification) -> PushError:
-    """What an answer means that is not a success. An unknown one drops nothing at once."""
+    """What an answer means that is not a success."""
     status = response.status
-    meaning = ANSWERS.get(status, Meaning.DOWN if status >= 500 else Meaning.LATER)
+    meaning = ANSWERS.get(status) or usual_meaning(status)
     if meaning is Meaning.US and isinstance(notification, Verification):
         # Anyone can name an endpoint that was made for another server's key: it tells nothing about ours.
         meaning = Meaning.LATER
-    text = f"the Web Push service answered {status}"
-    if meaning is Meaning.US:
-        text = f"{text}: {ADVICE}"
-    return error_for(meaning, text, response.retry_after)
+    return error_for(meaning, f"the Web Push service answered {status}", response.retry_after, ADVICE)
 
 
 def _is_host(host: str) -> bool:
@@ -181,3 +186,32 @@ def _is_host(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def encrypt(
+    text: bytes,
+    *,
+    p256dh: bytes,
+    auth: bytes,
+    salt: bytes | None = None,
+    sender_key: ec.EllipticCurvePrivateKey | None = None,
+) -> bytes:
+    """The body of a push message in one record (content encoding aes128gcm of RFC 8188); ValueError if the
+    device's key is no point of the curve."""
+    salt = salt or os.urandom(SALT_SIZE)
+    sender_key = sender_key or ec.generate_private_key(ec.SECP256R1())
+    sender_point = sender_key.public_key().public_bytes(
+        serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+    )
+    device_key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), p256dh)
+    shared = sender_key.exchange(ec.ECDH(), device_key)
+    secret = _derive(auth, shared, b"WebPush: info\0" + p256dh + sender_point, 32)
+    key = _derive(salt, secret, b"Content-Encoding: aes128gcm\0", 16)
+    nonce = _derive(salt, secret, b"Content-Encoding: nonce\0", 12)
+    record = AESGCM(key).encrypt(nonce, text + LAST_RECORD, None)
+    size = max(RECORD_SIZE, len(record))
+    return salt + size.to_bytes(4, "big") + bytes((len(sender_point),)) + sender_point + record
+
+
+def _derive(salt: bytes, secret: bytes, info: bytes, size: int) -> bytes:
+    return HKDF(hashes.SHA256(), size, salt, info).derive(secret)

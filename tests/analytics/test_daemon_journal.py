@@ -24,7 +24,7 @@ from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, periodic, router
 from ntf_server.app import running
 from ntf_server.commands import MIN_CRON_MINUTES
-from ntf_server.push import breaker
+from ntf_server.push import lanes
 from ntf_server.push.composing import MAX_ENTRIES
 from ntf_server.router_session import HEALED
 from ntf_server.setup import DATABASE, JOURNAL_FOLDER
@@ -54,8 +54,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "FIRST_DELAY", 0.05)
     monkeypatch.setattr(periodic, "SHORTEST_PAUSE", 0.1)
     monkeypatch.setattr(periodic, "LONGEST_PAUSE", 0.2)
-    monkeypatch.setattr(breaker, "FAILURES", 1)
-    monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(lanes, "FAILURES", 1)
+    monkeypatch.setattr(lanes, "FIRST_PAUSE", 0.1)
 
 
 async def live_tokens(life: Life) -> Device:

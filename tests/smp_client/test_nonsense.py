@@ -11,7 +11,9 @@ from protocol.encoding import CorrId, EntityId
 from protocol.smp_messages import Pong
 from smp_client.dialer import Dialer
 from smp_client.errors import PeerMisbehaves
-from smp_client.nonsense import MOST, PER_SECOND, Nonsense, NonsenseBudget
+from smp_client.requests import MOST_NONSENSE as MOST
+from smp_client.requests import NONSENSE_PER_SECOND as PER_SECOND
+from smp_client.requests import Nonsense, NonsenseBudget
 from smp_client.session import connect_smp
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.errors import TransportError

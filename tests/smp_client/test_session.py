@@ -26,8 +26,7 @@ from smp_client.errors import (
     SessionClosed,
     WrongIdentity,
 )
-from smp_client.nonsense import Nonsense
-from smp_client.requests import Request, SessionConfig
+from smp_client.requests import Nonsense, Request, SessionConfig
 from smp_client.session import Service, SmpSession, connect_smp
 from tests.smp_client.peer import PeerSession, make_identity, scripted_router
 from transport.certificates import make_service

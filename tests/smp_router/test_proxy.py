@@ -57,7 +57,7 @@ from protocol.smp_messages import (
 )
 from protocol.transmission import body, encode_transmission, parse_transmission
 from protocol.versions import SMP_BLOCK_SIZE, VersionRange
-from smp_client import nonsense
+from smp_client import requests as smp_requests
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
@@ -303,7 +303,9 @@ async def test_a_router_that_sends_events_to_a_proxy_is_left(router: Router) -> 
         (session,) = router._sessions
         await eventually(lambda: session.client is not None)
         assert session.client is not None
-        session.client.push([Outgoing(NO_CORR, EntityId(bytes(24)), End())] * (nonsense.MOST + 200))
+        session.client.push(
+            [Outgoing(NO_CORR, EntityId(bytes(24)), End())] * (smp_requests.MOST_NONSENSE + 200)
+        )
         await eventually(lambda: router.connections == 0)
         assert isinstance(await client.ask(Prxy(router.address)), Pkey)
 

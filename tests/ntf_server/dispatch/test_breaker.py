@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ntf_server.push.breaker import FAILURES, JITTER, LONGEST_WISH, BreakerState, CircuitBreaker
+from ntf_server.push.lanes import FAILURES, JITTER, LONGEST_WISH, BreakerState, CircuitBreaker
 
 
 def make() -> CircuitBreaker:

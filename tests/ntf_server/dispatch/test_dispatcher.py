@@ -264,7 +264,7 @@ async def test_verification_is_not_delayed_by_a_flood(tmp_path: Path) -> None:
 async def test_unsent_entries_of_an_earlier_run_are_pushed_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntf_server.push.reading.SWEEP_PAGE", 3)
+    monkeypatch.setattr("ntf_server.push.composing.SWEEP_PAGE", 3)
     async with make_world(tmp_path, SystemClock(), PushConfig()) as world:
         devices = [await world.add_device(queues=2) for _ in range(10)]
         await world.dispatcher.stop(0.0)

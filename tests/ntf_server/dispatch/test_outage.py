@@ -10,7 +10,7 @@ import pytest
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, Fault
 from ntf_server.clock import SystemClock
-from ntf_server.push.breaker import JITTER, LONGEST_PAUSE
+from ntf_server.push.lanes import JITTER, LONGEST_PAUSE
 from store.journal_schema import JournalEvent
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.dispatch.world import World, make_world, running
@@ -147,7 +147,7 @@ async def test_faults_neither_lose_nor_repeat(tmp_path: Path, clock: SimulatedCl
 async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
+    monkeypatch.setattr("ntf_server.push.composing.STORE_PAUSE", 0.01)
     async with make_world(tmp_path, SystemClock()) as world:
         world.faults.break_down("set_sent")
         device = await world.add_device(queues=1)
@@ -160,7 +160,7 @@ async def test_a_store_that_is_full_delays_marks_but_repeats_no_push(
 
 
 async def test_stop_ends_even_if_the_store_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntf_server.push.patience.PAUSE", 0.01)
+    monkeypatch.setattr("ntf_server.push.composing.STORE_PAUSE", 0.01)
     async with make_world(tmp_path, SystemClock()) as world:
         world.faults.break_down("set_sent")
         device = await world.add_device(queues=1)

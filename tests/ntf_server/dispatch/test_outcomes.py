@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ntf_server.push.composing import Composed, Push
-from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.lanes import MAX_ATTEMPTS, Attempts, Job, Kind
 from ntf_server.push.outcomes import RULES, Decision, decide
 from ntf_server.push.provider import (
     CheckMessages,
@@ -20,7 +19,6 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
 )
-from ntf_server.push.retries import MAX_ATTEMPTS, Attempts
 from ntf_server.push.scheduler import Taken
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
@@ -28,7 +26,7 @@ from protocol.statuses import InvalidReason
 from store.records import LastNotification, SubKey, TokenKey
 
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
-PUSH_ID = uuid.UUID(int=7)
+PUSH_ID = "id 7"
 NOW, OLDEST = 50.0, 1000.0
 ERRORS: Sequence[PushError | None] = (
     None,

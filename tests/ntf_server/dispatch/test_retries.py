@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import uuid
-
-from ntf_server.push.breaker import LONGEST_WISH
-from ntf_server.push.retries import (
-    FIRST_DELAY,
-    JITTER,
-    LONGEST_DELAY,
+from ntf_server.push.lanes import (
+    FIRST_RETRY,
+    LONGEST_RETRY,
+    LONGEST_WISH,
+    RETRY_JITTER,
     failed_again,
     retry_delay,
 )
 
-FIRST, SECOND = uuid.UUID(int=1), uuid.UUID(int=2)
+FIRST, SECOND = "id 1", "id 2"
 
 
 def test_delays_double_up_to_a_limit() -> None:
     delays = [retry_delay(level, None, lambda: 0.0) for level in (1, 2, 3, 20, 1000)]
-    assert delays == [FIRST_DELAY, FIRST_DELAY * 2, FIRST_DELAY * 4, LONGEST_DELAY, LONGEST_DELAY]
+    assert delays == [FIRST_RETRY, FIRST_RETRY * 2, FIRST_RETRY * 4, LONGEST_RETRY, LONGEST_RETRY]
 
 
 def test_jitter_only_adds() -> None:
-    assert retry_delay(1, None, lambda: 1.0) == FIRST_DELAY * (1 + JITTER)
+    assert retry_delay(1, None, lambda: 1.0) == FIRST_RETRY * (1 + RETRY_JITTER)
 
 
 def test_providers_wish_is_honoured_within_reason() -> None:
     assert retry_delay(1, 50.0, lambda: 0.0) == 50.0
-    assert retry_delay(20, 1.0, lambda: 0.0) == LONGEST_DELAY
+    assert retry_delay(20, 1.0, lambda: 0.0) == LONGEST_RETRY
     assert retry_delay(1, 1e9, lambda: 0.0) == LONGEST_WISH
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
 
 from ntf_server.config import PushConfig
 from ntf_server.push import lanes
-from ntf_server.push.breaker import FAILURES, BreakerState
-from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.lanes import FAILURES, Attempts, BreakerState, Job, Kind
 from ntf_server.push.provider import Destination
-from ntf_server.push.retries import Attempts
 from ntf_server.push.scheduler import Added, Ended, PushScheduler
 from protocol.device_token import Provider
 from store.records import TokenKey
 
 APNS, FCM = Destination(Provider.APNS_PROD), Destination(Provider.FCM)
-ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
+ATTEMPTS = Attempts("id 1", 1, 1)
 FIRST_FAILED = 1000
 
 

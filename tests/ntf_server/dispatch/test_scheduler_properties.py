@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ntf_server.config import PushConfig
-from ntf_server.push import breaker
+from ntf_server.push import lanes
 from ntf_server.push.composing import Composed, compose
-from ntf_server.push.lanes import Job, Kind
+from ntf_server.push.lanes import Attempts, Job, Kind
 from ntf_server.push.provider import Destination
-from ntf_server.push.retries import Attempts
 from ntf_server.push.scheduler import Added, Ended, PushScheduler, Taken
 from protocol.addresses import SmpServer
 from protocol.device_token import Provider
@@ -32,8 +30,8 @@ DESTINATIONS = (
     Destination(Provider.WEB_PUSH, b"two.example"),
 )
 MAX_TOKENS = 5
-FAILURES = breaker.FAILURES
-ATTEMPTS = Attempts(uuid.UUID(int=1), 1, 1)
+FAILURES = lanes.FAILURES
+ATTEMPTS = Attempts("id 1", 1, 1)
 
 
 def destination_of(token_key: TokenKey) -> Destination:
@@ -93,7 +91,7 @@ class Pushing(RuleBasedStateMachine):
 
     @initialize(failures=st.sampled_from([1, 3]))
     def choose(self, failures: int) -> None:
-        breaker.FAILURES = failures
+        lanes.FAILURES = failures
         self.start()
 
     def start(self) -> None:
@@ -203,7 +201,7 @@ class Pushing(RuleBasedStateMachine):
             self.store_outcomes()
             self.nothing_twice()
             self.now += 5.0
-        breaker.FAILURES = FAILURES
+        lanes.FAILURES = FAILURES
         assert self.store.unsent_tokens() == []
         assert all(self.times_accepted[entry.seq] for entry in self.store.entries.values())
         assert len(self.scheduler) == 0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ntf_server.push.time_limit import TimeLimit
+from ntf_server.push.dispatcher import TimeLimit
 from transport.cancellation import TaskGroup
 
 SOON = 0.02

@@ -69,11 +69,11 @@ def apns_token(number: int) -> ApnsToken:
     return ApnsToken(Provider.APNS_TEST, b"%064x" % number)
 
 
-async def push(provider: ApnsProvider, number: int, push_id: uuid.UUID | None = None) -> PushError | None:
+async def push(provider: ApnsProvider, number: int, push_id: str | None = None) -> PushError | None:
     """Deliver a message; its error as a value."""
     try:
         async with asyncio.timeout(DEADLINE):
-            await provider.deliver(apns_token(number), MESSAGE, push_id or uuid.uuid4())
+            await provider.deliver(apns_token(number), MESSAGE, push_id or str(uuid.uuid4()))
     except PushError as error:
         return error
     return None

@@ -17,7 +17,6 @@ from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings, Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.push import aioapns_client, http2
 from ntf_server.push.apns import ANSWERS, ApnsProvider, push_error
-from ntf_server.push.apns_client import CurlApnsClient
 from ntf_server.push.http2 import CurlHttp2, Response
 from ntf_server.push.provider import (
     CheckMessages,
@@ -54,11 +53,11 @@ def assert_each_once(fake: FakePushServer, count: int) -> None:
 
 
 async def test_request_of_a_message(fake: FakePushServer, apns: ApnsProvider) -> None:
-    push_id = uuid.uuid4()
+    push_id = str(uuid.uuid4())
     await apns.deliver(apns_token(1), MESSAGE, push_id)
     (sent,) = fake.pushes
     assert sent.token == "0" * 63 + "1"
-    assert sent.push_id == sent.headers["apns-id"] == str(push_id)
+    assert sent.push_id == sent.headers["apns-id"] == push_id
     assert sent.headers["apns-topic"] == "chat.simplex.app"
     assert (sent.headers["apns-push-type"], sent.headers["apns-priority"]) == ("alert", "10")
     body = json.loads(sent.body)
@@ -71,7 +70,7 @@ async def test_request_of_a_message(fake: FakePushServer, apns: ApnsProvider) ->
 async def test_background_requests(
     fake: FakePushServer, apns: ApnsProvider, notification: Verification | CheckMessages
 ) -> None:
-    await apns.deliver(apns_token(1), notification, uuid.uuid4())
+    await apns.deliver(apns_token(1), notification, str(uuid.uuid4()))
     (sent,) = fake.pushes
     assert (sent.headers["apns-push-type"], sent.headers["apns-priority"]) == ("background", "5")
     assert json.loads(sent.body)["aps"] == {"content-available": 1}
@@ -349,7 +348,7 @@ async def test_cancelled_pushes_disturb_no_other(fake: FakePushServer, apns: Apn
 
 async def test_more_pushes_than_places(fake: FakePushServer, key_file: Path) -> None:
     http = CurlHttp2(max_in_flight=5)
-    for few in (CurlApnsClient(http), aioapns_client.AioapnsClient(5)):
+    for few in (http, aioapns_client.AioapnsClient(5)):
         apns = make_provider(fake, http, key_file, fake.config.clock, "curl", response_timeout=1.0)
         apns.client = few
         fake.recorder.pushes.clear()
@@ -397,7 +396,7 @@ async def test_closing_ends_pushes(fake: FakePushServer, http: CurlHttp2, apns: 
 @pytest.mark.parametrize("token", [b"", b"../../x", b"abc\r\nx: y", b"a" * 201, b"\xff"])
 async def test_token_that_is_no_hex_text(fake: FakePushServer, apns: ApnsProvider, token: bytes) -> None:
     with pytest.raises(DeviceGone) as caught:
-        await apns.deliver(ApnsToken(Provider.APNS_PROD, token), MESSAGE, uuid.uuid4())
+        await apns.deliver(ApnsToken(Provider.APNS_PROD, token), MESSAGE, str(uuid.uuid4()))
     assert caught.value.invalid is InvalidReason.BAD
     assert fake.requests == 0
 
@@ -406,7 +405,7 @@ async def test_token_that_is_no_hex_text(fake: FakePushServer, apns: ApnsProvide
 async def test_tokens_of_the_test_provider_are_any_text(
     fake: FakePushServer, apns: ApnsProvider, token: bytes
 ) -> None:
-    await apns.deliver(ApnsToken(Provider.APNS_TEST, token), MESSAGE, uuid.uuid4())
+    await apns.deliver(ApnsToken(Provider.APNS_TEST, token), MESSAGE, str(uuid.uuid4()))
     assert [push.token for push in fake.pushes] == [token.decode()]
 
 

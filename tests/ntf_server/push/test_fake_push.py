@@ -15,9 +15,8 @@ from ntf_demo.fake_push.faults import BadCommandError, Fault, fault_from_json, s
 from ntf_demo.fake_push.program import fake_push_process
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server.push.apns import ApnsProvider
-from ntf_server.push.apns_client import ApnsRequest, CurlApnsClient
 from ntf_server.push.credentials import ApnsJwt
-from ntf_server.push.http2 import CurlHttp2, Origin
+from ntf_server.push.http2 import CurlHttp2, Origin, Response
 from ntf_server.push.provider import DeviceGone, ProviderDown
 from tests.ntf_server.push.builders import ManualClock, make_provider, push
 from tests.waiting import until
@@ -73,12 +72,17 @@ async def test_dropped_by_command(fake: FakePushServer, apns: ApnsProvider) -> N
 
 REQUEST: dict[str, Any] = {
     "device_token": "ab" * 32,
-    "push_id": str(uuid.UUID(int=1)),
-    "topic": "chat.simplex.app",
-    "push_type": "alert",
-    "priority": 10,
+    "apns-id": str(uuid.UUID(int=1)),
+    "apns-topic": "chat.simplex.app",
+    "apns-push-type": "alert",
+    "apns-priority": 10,
     "body": b'{"aps":{}}',
 }
+
+
+async def post(http: CurlHttp2, origin: Origin, request: dict[str, Any]) -> Response:
+    headers = [f"{name}: {value}" for name, value in request.items() if name not in ("device_token", "body")]
+    return await http.post(origin, f"/3/device/{request['device_token']}", headers, request["body"], 5.0)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +90,12 @@ REQUEST: dict[str, Any] = {
     [
         ({}, None),
         ({"device_token": "abc"}, "BadDeviceToken"),
-        ({"push_id": "1"}, "BadMessageId"),
-        ({"topic": ""}, "MissingTopic"),
-        ({"push_type": "voip"}, None),
-        ({"push_type": "location"}, "InvalidPushType"),
-        ({"push_type": "background"}, "BadPriority"),
-        ({"priority": 7}, "BadPriority"),
+        ({"apns-id": "1"}, "BadMessageId"),
+        ({"apns-topic": ""}, "MissingTopic"),
+        ({"apns-push-type": "voip"}, None),
+        ({"apns-push-type": "location"}, "InvalidPushType"),
+        ({"apns-push-type": "background"}, "BadPriority"),
+        ({"apns-priority": 7}, "BadPriority"),
         ({"body": b"[]"}, "PayloadEmpty"),
         ({"body": b'{"aps"'}, "PayloadEmpty"),
         ({"body": b'{"aps":"' + b"x" * 5000 + b'"}'}, "PayloadTooLarge"),
@@ -113,8 +117,7 @@ async def test_wrong_apns_requests(
     async with FakePushServer(config) as fake:
         origin = Origin("127.0.0.1", fake.port, ca_file=str(fake.ca_file))
         authorization = ApnsJwt(apns_key, "K", "T", clock).header()
-        request = {"origin": origin, "authorization": authorization} | REQUEST | change
-        response = await CurlApnsClient(http).send(ApnsRequest(**request), 5.0)
+        response = await post(http, origin, {"authorization": authorization} | REQUEST | change)
         told = json.loads(response.body)["reason"] if response.body else None
         assert told == reason
         assert (response.status == 200) is (reason is None)
@@ -128,8 +131,7 @@ async def test_provider_tokens_are_checked(
         origin = Origin("127.0.0.1", fake.port, ca_file=str(fake.ca_file))
 
         async def reason(authorization: str) -> str | None:
-            request = ApnsRequest(origin=origin, authorization=authorization, **REQUEST)
-            response = await CurlApnsClient(http).send(request, 5.0)
+            response = await post(http, origin, {"authorization": authorization} | REQUEST)
             return json.loads(response.body)["reason"] if response.body else None
 
         header = ApnsJwt(apns_key, "K", "T", clock).header()

@@ -19,7 +19,6 @@ from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.fcm import FcmProvider, load_service_account, split_url
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -30,6 +29,7 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
     Verification,
+    padded_size,
 )
 from protocol.device_token import FcmToken, Provider
 from protocol.statuses import InvalidReason
@@ -69,7 +69,7 @@ def provider(config: FcmConfig, http: CurlHttp2, clock: ManualClock) -> FcmProvi
 
 
 async def deliver(provider: FcmProvider, notification: MessageList | CheckMessages = MESSAGE) -> None:
-    await provider.deliver(TOKEN, notification, uuid.uuid4())
+    await provider.deliver(TOKEN, notification, str(uuid.uuid4()))
 
 
 async def test_message(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
@@ -86,7 +86,7 @@ async def test_message(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
 
 async def test_other_notifications(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
     await deliver(provider, CheckMessages())
-    await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), uuid.uuid4())
+    await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), str(uuid.uuid4()))
     check, verification = (json.loads(push.body)["message"] for push in fcm_fake.pushes)
     assert check["data"] == {"checkMessages": "true"}
     assert check["android"]["priority"] == "normal"
@@ -157,7 +157,7 @@ async def test_a_token_of_another_sender_tells_nothing_while_it_is_not_verified(
 ) -> None:
     fcm_fake.add_fault(Fault(api="fcm", status=403, reason="SENDER_ID_MISMATCH"))
     with pytest.raises(RetryLater):
-        await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), uuid.uuid4())
+        await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), str(uuid.uuid4()))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ async def test_silence(
 @pytest.mark.parametrize("token", [b"", b"\xff\xfe", b"a\nb"])
 async def test_unusable_tokens(fcm_fake: FakePushServer, provider: FcmProvider, token: bytes) -> None:
     with pytest.raises(DeviceGone) as caught:
-        await provider.deliver(FcmToken(token), MESSAGE, uuid.uuid4())
+        await provider.deliver(FcmToken(token), MESSAGE, str(uuid.uuid4()))
     assert caught.value.invalid is InvalidReason.BAD
     assert fcm_fake.requests == 0
 
@@ -200,7 +200,7 @@ async def test_what_fcm_cannot_carry(fcm_fake: FakePushServer, provider: FcmProv
     with pytest.raises(PushRefused):
         await deliver(provider, MessageList(bytes(24), bytes(3088)))
     with pytest.raises(PushRefused):
-        await provider.deliver(apns_token(1), MESSAGE, uuid.uuid4())
+        await provider.deliver(apns_token(1), MESSAGE, str(uuid.uuid4()))
     assert fcm_fake.requests == 0
 
 

@@ -8,7 +8,6 @@ import uuid
 import pytest
 
 from ntf_server.config import ApnsConfig
-from ntf_server.push.payloads import apns_payload, fcm_data, notification_data
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -17,6 +16,9 @@ from ntf_server.push.provider import (
     PushNotification,
     RetryLater,
     Verification,
+    apns_payload,
+    fcm_data,
+    notification_data,
 )
 from protocol.device_token import ApnsToken, Provider
 from protocol.statuses import InvalidReason
@@ -67,5 +69,5 @@ def test_what_is_secret_is_not_shown() -> None:
 
 async def test_null_provider_accepts() -> None:
     provider = NullProvider()
-    await provider.deliver(ApnsToken(Provider.APNS_NULL, b""), CheckMessages(), uuid.uuid4())
+    await provider.deliver(ApnsToken(Provider.APNS_NULL, b""), CheckMessages(), str(uuid.uuid4()))
     await provider.close()

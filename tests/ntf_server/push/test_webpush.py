@@ -21,7 +21,6 @@ from ntf_demo.fake_push.server import FakePushServer
 from ntf_server.config import WebPushConfig
 from ntf_server.push.credentials import make_vapid_key
 from ntf_server.push.http2 import CurlHttp2
-from ntf_server.push.payloads import padded_size
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -32,9 +31,9 @@ from ntf_server.push.provider import (
     PushRefused,
     RetryLater,
     Verification,
+    padded_size,
 )
-from ntf_server.push.web_push_encryption import encrypt
-from ntf_server.push.webpush import WebPushProvider, parse_endpoint
+from ntf_server.push.webpush import WebPushProvider, encrypt, parse_endpoint
 from protocol.device_token import FcmToken, Provider, WebPushToken
 from protocol.statuses import InvalidReason
 from tests.ntf_server.push.builders import MESSAGE, ManualClock
@@ -126,8 +125,8 @@ def test_rfc_8291_example() -> None:
 async def test_push_reaches_the_device(
     fake: FakePushServer, provider: WebPushProvider, device: Device, clock: ManualClock
 ) -> None:
-    await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
-    await provider.deliver(device.token(fake.port), CheckMessages(), uuid.uuid4())
+    await provider.deliver(device.token(fake.port), MESSAGE, str(uuid.uuid4()))
+    await provider.deliver(device.token(fake.port), CheckMessages(), str(uuid.uuid4()))
     first, second = fake.pushes
     assert first.status == second.status == 201
     assert first.headers[":path"] == "/push/abc?x=1"
@@ -152,7 +151,7 @@ async def test_vapid_is_cached_and_renewed(
 ) -> None:
     for step in (0, 49 * 60, 2 * 60):
         clock.now += step
-        await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port), MESSAGE, str(uuid.uuid4()))
     first, second, third = (push.headers["authorization"] for push in fake.pushes)
     assert first == second != third
 
@@ -186,10 +185,10 @@ async def test_answers(
     location = f"https://127.0.0.1:{fake.port}/elsewhere"
     fake.add_fault(Fault(status=status, retry_after=30, location=location))
     if expected is None:
-        await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port), MESSAGE, str(uuid.uuid4()))
         return
     with pytest.raises(expected) as caught:
-        await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port), MESSAGE, str(uuid.uuid4()))
     if isinstance(caught.value, DeviceGone):
         assert caught.value.invalid is InvalidReason.UNREGISTERED
     else:
@@ -202,14 +201,14 @@ async def test_a_refused_verification_tells_nothing_about_our_key(
 ) -> None:
     fake.add_fault(Fault(status=403))
     with pytest.raises(RetryLater):
-        await provider.deliver(device.token(fake.port), Verification(bytes(24), b"boxed"), uuid.uuid4())
+        await provider.deliver(device.token(fake.port), Verification(bytes(24), b"boxed"), str(uuid.uuid4()))
 
 
 async def test_no_answer_names_no_host(
     fake: FakePushServer, provider: WebPushProvider, device: Device
 ) -> None:
     with pytest.raises(ProviderDown) as caught:
-        await provider.deliver(device.token(1, host=b"localhost"), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(1, host=b"localhost"), MESSAGE, str(uuid.uuid4()))
     assert "localhost" not in caught.value.reason
 
 
@@ -220,7 +219,7 @@ async def test_name_is_pinned_to_the_checked_address(
     provider = WebPushProvider(config, http, clock, 10.0)
     provider.guard._resolve = lambda host: ["127.0.0.1"]
     with pytest.raises(ProviderDown) as caught:
-        await provider.deliver(device.token(fake.port, host=b"push.invalid"), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port, host=b"push.invalid"), MESSAGE, str(uuid.uuid4()))
     assert "certificate" in caught.value.reason  # connected, but the certificate is not for that name
     assert fake.connections_made >= 1
     await provider.close()
@@ -237,7 +236,7 @@ async def test_private_endpoints_are_refused(
 ) -> None:
     provider = WebPushProvider(dataclasses.replace(config, allow_private_addresses=False), http, clock, 10.0)
     with pytest.raises(ProviderDown if host == b"localhost" else DeviceGone):
-        await provider.deliver(device.token(fake.port, host=host), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port, host=host), MESSAGE, str(uuid.uuid4()))
     assert fake.connections_made == 0
     await provider.close()
 
@@ -284,13 +283,13 @@ def test_endpoints() -> None:
 async def test_unusable_tokens(fake: FakePushServer, provider: WebPushProvider) -> None:
     no_point = WebPushToken(b"127.0.0.1", str(fake.port).encode(), b"/", bytes(16), b"\x04" + bytes(64))
     with pytest.raises(DeviceGone):
-        await provider.deliver(no_point, MESSAGE, uuid.uuid4())
+        await provider.deliver(no_point, MESSAGE, str(uuid.uuid4()))
     with pytest.raises(PushRefused):
-        await provider.deliver(FcmToken(b"token"), MESSAGE, uuid.uuid4())
+        await provider.deliver(FcmToken(b"token"), MESSAGE, str(uuid.uuid4()))
     assert fake.requests == 0
 
 
 async def test_endless_answer_is_cut(fake: FakePushServer, provider: WebPushProvider, device: Device) -> None:
     fake.add_fault(Fault(status=500, reason="x" * 200_000))
     with pytest.raises(RetryLater):
-        await provider.deliver(device.token(fake.port), MESSAGE, uuid.uuid4())
+        await provider.deliver(device.token(fake.port), MESSAGE, str(uuid.uuid4()))

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from ntf_server import former_session
 from ntf_server.router_session import FROM_START
 from protocol.addresses import SmpServer
 from protocol.statuses import SubState
+from smp_client import session as smp_session
 from smp_router.router import Router
 from tests.ntf_server.subscriber.conftest import QUICK, Daemon
 from tests.waiting import until
@@ -122,7 +122,7 @@ async def test_what_a_session_brings_after_it_was_given_up_is_stored(
 async def test_a_former_session_ends_soon_after_it_was_replaced(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(former_session, "OVERLAP", 0.1)
+    monkeypatch.setattr(smp_session, "OVERLAP", 0.1)
     async with Router.start() as router, daemon.running():
         await daemon.add(router.address, router.load.create_queues(1))
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
@@ -134,9 +134,9 @@ async def test_a_former_session_ends_soon_after_it_was_replaced(
 async def test_a_queue_that_comes_while_the_last_session_ends_is_subscribed(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close, was_added = former_session.FormerSession.close, asyncio.Event()
+    close, was_added = smp_session.FormerSession.close, asyncio.Event()
 
-    async def close_meanwhile(former: former_session.FormerSession) -> None:
+    async def close_meanwhile(former: smp_session.FormerSession) -> None:
         await daemon.add(router.address, router.load.create_queues(1))
         await close(former)
         was_added.set()
@@ -145,7 +145,7 @@ async def test_a_queue_that_comes_while_the_last_session_ends_is_subscribed(
         key = await daemon.add(router.address, router.load.create_queues(1))
         (row,) = await daemon.store.queues(key, after=FROM_START, limit=1)
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
-        monkeypatch.setattr(former_session.FormerSession, "close", close_meanwhile)
+        monkeypatch.setattr(smp_session.FormerSession, "close", close_meanwhile)
         await daemon.delete(row)
         await was_added.wait()
         monkeypatch.undo()

@@ -11,13 +11,12 @@ from typing import Any, cast
 import pytest
 
 from ntf_server import router as router_module
-from ntf_server import router_places, subscriber
+from ntf_server import subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.journal import NullJournal
 from ntf_server.limits import SECONDS_PER_DAY
 from ntf_server.router import Standing
-from ntf_server.router_places import NamedRouters, RouterPlaces
-from ntf_server.subscriber import RouterSubscriber
+from ntf_server.subscriber import NamedRouters, RouterPlaces, RouterSubscriber
 from protocol.addresses import SmpServer
 from protocol.errors import QUOTA
 from protocol.statuses import SubState
@@ -86,7 +85,7 @@ def test_new_names_of_one_client_in_a_day() -> None:
 
 
 def test_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_places, "NAMED_ROUTERS", 2)
+    monkeypatch.setattr(subscriber, "NAMED_ROUTERS", 2)
     named = NamedRouters(per_client=9)
     for server in (A, B, A, C):
         assert named.allows(server, "x", 0)
