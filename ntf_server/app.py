@@ -38,7 +38,7 @@ from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
 from store.interface import StoreVanished
-from store.journal_schema import load_or_create_key
+from store.journal_schema import KEY_FILE_NAME, load_or_create_key
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 from transport.errors import TransportError
@@ -242,7 +242,7 @@ class App:
             return NullJournal()
         config = WriterConfig(
             folder=self._data_dir / setup.JOURNAL_FOLDER,
-            key=load_or_create_key(self._data_dir / setup.JOURNAL_KEY),
+            key=load_or_create_key(self._data_dir / KEY_FILE_NAME),
             format="jsonl" if section.format == "jsonl" else "parquet",
             segment_bytes=section.segment_mb * MEGABYTE,
             segment_seconds=section.segment_seconds,

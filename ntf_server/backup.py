@@ -16,6 +16,7 @@ from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, ren
 from ntf_server.data_folder import held, remember_database
 from ntf_server.secret_files import write_secret
 from store.backup import check_database, copy_database
+from store.journal_schema import KEY_FILE_NAME
 from store.migrate import STEPS
 
 MANIFEST = "backup.json"
@@ -58,7 +59,7 @@ def make_backup(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     version = copy_database(database, folder / setup.DATABASE)
-    _copy(database.with_name(setup.JOURNAL_KEY), folder)
+    _copy(database.with_name(KEY_FILE_NAME), folder)
     for name in IDENTITY_FILES if with_identity else ():
         _copy(config_dir / name, folder)
     manifest = Manifest(
@@ -107,7 +108,7 @@ def _replace_data(folder: Path, target: Path, manifest: Manifest, now: datetime)
     try:
         write_secret(fresh, folder / setup.DATABASE)
         check_database(fresh)
-        keys = [name for name in (setup.JOURNAL_KEY,) if name in manifest.files]
+        keys = [name for name in (KEY_FILE_NAME,) if name in manifest.files]
         replaced = setup.put_aside(target, (*setup.DATABASE_FILES, *keys), now)
         fresh.rename(target / setup.DATABASE)
     finally:
