@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ntf_server import setup
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import utc_now
 from ntf_server.config import Config
 from transport.certificates import KeyAlgorithm
 
@@ -27,7 +27,7 @@ def fresh_config(folder: Path, postgres_url: str = "") -> Config:
         port=0,
         algorithm=KeyAlgorithm.ED25519,
     )
-    config = setup.init(options, as_datetime(SystemClock().now()))
+    config = setup.init(options, utc_now())
     if postgres_url:
         config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
     return config

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from ntf_server import journald
 from ntf_server.config import Config
+from ntf_server.logs import JOURNALD_SOCKET
 
 LOCALHOST = "127.0.0.1"
 
@@ -63,8 +63,8 @@ def file_problems(config: Config) -> Iterator[str]:
     ):
         if path is not None:
             yield from _ca_problem(path, key)
-    if config.LOG.format == "journald" and not Path(journald.SOCKET).exists():
-        yield f"[LOG] format is journald, and there is none here ({journald.SOCKET}); choose text or json"
+    if config.LOG.format == "journald" and not Path(JOURNALD_SOCKET).exists():
+        yield f"[LOG] format is journald, and there is none here ({JOURNALD_SOCKET}); choose text or json"
 
 
 def _folder_problem(folder: Path, key: str) -> Iterator[str]:

@@ -97,16 +97,13 @@ def _proxy(text: str) -> None:
         raise ValueError
 
 
-def _https(text: str) -> None:
-    parts = urlsplit(text)
-    if parts.scheme != "https" or not parts.hostname or parts.port == 0:
-        raise ValueError
+def _url(*schemes: str) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        parts = urlsplit(text)
+        if parts.scheme not in schemes or not parts.hostname or parts.port == 0:
+            raise ValueError
 
-
-def _websocket(text: str) -> None:
-    parts = urlsplit(text)
-    if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.port == 0:
-        raise ValueError
+    return check
 
 
 def _header(text: str) -> None:
@@ -128,6 +125,6 @@ HOSTS = Kind(_hosts, "host names or IP addresses without a port, separated by co
 HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
 LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
 PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")
-WEBSOCKET = Kind(_or_nothing(_websocket), "a ws: or wss: URL, or nothing")
+WEBSOCKET = Kind(_or_nothing(_url("ws", "wss")), "a ws: or wss: URL, or nothing")
 HEADER = Kind(_or_nothing(_header), "the name of a header, or nothing")
-HTTPS = Kind(_or_nothing(_https), "an https: URL, or nothing")
+HTTPS = Kind(_or_nothing(_url("https")), "an https: URL, or nothing")

@@ -13,14 +13,14 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
 
 from ntf_server import checks, setup
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import SystemClock, utc_now
 from ntf_server.config import (
     CONFIG_FILE,
     Config,
@@ -170,15 +170,11 @@ def _identity(config_dir: Path) -> Iterator[Finding]:
     until = f"the certificate is valid until {end:%Y-%m-%d}"
     yield (
         ok("identity", until)
-        if end - now() > EXPIRES_SOON
+        if end - utc_now() > EXPIRES_SOON
         else warning("identity", f"{until}: renew it with `ntf-server cert`")
     )
     if (config_dir / CA_KEY).exists():
         yield warning("identity", f"{config_dir / CA_KEY} is here: keep it offline, only `cert` needs it")
-
-
-def now() -> datetime:
-    return as_datetime(SystemClock().now())
 
 
 def _permissions(config_dir: Path, config: Config, *, fix: bool) -> Iterator[Finding]:
@@ -200,9 +196,9 @@ def _clock() -> Iterator[Finding]:
     """As the kernel knows it; APNs and FCM refuse tokens of a clock that is minutes wrong."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is not None and adjtimex(ctypes.create_string_buffer(TIMEX_SIZE)) == CLOCK_UNSYNCHRONISED:
-        yield warning("clock", f"{now():%Y-%m-%d %H:%M} UTC, not synchronised: run chrony or similar")
+        yield warning("clock", f"{utc_now():%Y-%m-%d %H:%M} UTC, not synchronised: run chrony or similar")
     else:
-        yield ok("clock", f"{now():%Y-%m-%d %H:%M} UTC")
+        yield ok("clock", f"{utc_now():%Y-%m-%d %H:%M} UTC")
 
 
 def _disk(data_dir: Path) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from ntf_server.limits import SECONDS_PER_DAY
+from ntf_server.clock import SECONDS_PER_DAY
 from protocol.addresses import SmpServer
 from transport.limits import Rate, RateLimiter
 

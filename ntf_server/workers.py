@@ -28,7 +28,7 @@ STEADY = 60.0
 WORKER = "--worker"
 "Option of `ntf-server start` for a process that is to end with the one that started it."
 USAGE = 2
-"Exit code of what an operator has to put right: starting again would not help."
+"Exit code of what an operator has to put right, as of argparse: starting again would not help."
 
 
 def check(config: Config, count: int) -> None:

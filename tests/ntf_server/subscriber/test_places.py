@@ -12,9 +12,8 @@ import pytest
 
 from ntf_server import router as router_module
 from ntf_server import router_places, subscriber
-from ntf_server.clock import SystemClock
+from ntf_server.clock import SECONDS_PER_DAY, SystemClock
 from ntf_server.journal import NullJournal
-from ntf_server.limits import SECONDS_PER_DAY
 from ntf_server.router import Standing
 from ntf_server.router_places import NamedRouters, RouterPlaces
 from ntf_server.subscriber import RouterSubscriber
