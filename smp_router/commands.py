@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hmac
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -119,7 +118,7 @@ def _refuse_unless(condition: bool, error: ErrorType) -> None:
 def _new(broker: Broker, client: Client, request: Received[New], _subject: None) -> SmpMessage:
     command = request.message
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
-    _refuse_unless(password_fits(broker.config.password, command.password), AUTH)
+    _refuse_unless(broker.config.admits(command.password), AUTH)
     _refuse_unless(len(broker.state.queues) < broker.config.max_queues, QUOTA)
     _refuse_unless(client.allowance is None or client.allowance.new_queue(), QUOTA)
     link = None if command.link is None else _new_link(broker, request.corr_id, command.link)
@@ -166,10 +165,6 @@ def _new_link(broker: Broker, corr_id: CorrId, link: NewLink) -> Link:
     return Link(new_id() if link.link_id is None else link.link_id, link.data)
 
 
-def password_fits(expected: bytes | None, given: bytes | None) -> bool:
-    return expected is None or hmac.compare_digest(expected, given or b"")
-
-
 def _make_notifier(keys: NotifierKeys) -> tuple[Notifier, NotifierIds]:
     dh_key, secret = agree_secret(keys.dh_key)
     notifier = Notifier(new_id(), keys.notifier_key, secret)
@@ -195,7 +190,7 @@ def _subs(broker: Broker, client: Client, request: Received[Subs], service: Serv
     return Soks(service.queues)
 
 
-def _key(broker: Broker, client: Client, request: Received[Key], queue: Queue) -> SmpMessage:
+def _key(broker: Broker, client: Client, request: Request, queue: Queue) -> SmpMessage:
     _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
     return Ok()
 
@@ -231,8 +226,7 @@ def _ldel(broker: Broker, client: Client, request: Received[Ldel], queue: Queue)
 
 
 def _lkey(broker: Broker, client: Client, request: Received[Lkey], queue: Queue) -> SmpMessage:
-    _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
-    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
+    _skey(broker, client, request, queue)
     return _lnk(queue)
 
 
@@ -248,10 +242,9 @@ def _lnk(queue: Queue) -> SmpMessage:
     return Lnk(queue.sender_id, queue.link.data)
 
 
-def _skey(broker: Broker, client: Client, request: Received[Skey], queue: Queue) -> SmpMessage:
+def _skey(broker: Broker, client: Client, request: Request, queue: Queue) -> SmpMessage:
     _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
-    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
-    return Ok()
+    return _key(broker, client, request, queue)
 
 
 def _nkey(broker: Broker, client: Client, request: Received[Nkey], queue: Queue) -> SmpMessage:
@@ -358,15 +351,6 @@ def _nsubs(broker: Broker, client: Client, request: Received[Nsubs], service: Se
     return Soks(service.queues)
 
 
-def _prxy(broker: Broker, client: Client, request: Received[Prxy], _subject: None) -> Response:
-    fits = password_fits(broker.config.password, request.message.password)
-    return proxy_session(broker, client, request, fits)
-
-
-def _pfwd(broker: Broker, client: Client, request: Received[Pfwd], _subject: None) -> Response:
-    return proxy_forward(broker, client, request)
-
-
 def _rfwd(broker: Broker, client: Client, request: Received[Rfwd], _subject: None) -> SmpMessage:
     return relay_forward(broker, client, request, _respond_to_forwarded)
 
@@ -404,7 +388,7 @@ HANDLERS: Mapping[type[Any], Handler] = {
     Ldel: Handler(authentication.recipient, _ldel),
     Lkey: Handler(authentication.securing_reader, _lkey, by_proxy=True),
     Lget: Handler(authentication.reader, _lget, when_blocked=True, by_proxy=True),
-    Prxy: Handler(authentication.nobody, _prxy),
-    Pfwd: Handler(authentication.nobody, _pfwd),
+    Prxy: Handler(authentication.nobody, proxy_session),
+    Pfwd: Handler(authentication.nobody, proxy_forward),
     Rfwd: Handler(authentication.nobody, _rfwd),
 }

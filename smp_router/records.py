@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 
 class Kind(Enum):
@@ -21,48 +21,26 @@ class Kind(Enum):
     "By queue id: the service it belongs to."
 
 
-class Records(Protocol):
-    """Told of every change at once, so that the last state of each key is what counts."""
+class Records:
+    """Told of every change at once, so that the last state of each key is what counts.
+
+    This one keeps nothing: the router lives in memory.
+    """
+
+    place = "memory"
+    failing = False
+    "Nothing can be written at present: promise nothing more."
+    made = 0
+    "How many changes there were."
 
     def put(self, kind: Kind, key: Any, thing: Any) -> None:
         """`thing` is new or has changed. It is read when it is written, so it may change further."""
 
-    def delete(self, kind: Kind, key: Any) -> None: ...
-
-    @property
-    def failing(self) -> bool:
-        """Nothing can be written at present: promise nothing more."""
-
-    @property
-    def made(self) -> int:
-        """How many changes there were."""
+    def delete(self, kind: Kind, key: Any) -> None:
+        """There is none any more."""
 
     async def durable(self, made: int) -> None:
         """Wait until so many changes are safe."""
 
     async def maintain(self) -> None:
         """From time to time: leave no traces of what is gone."""
-
-    async def close(self) -> None: ...
-
-
-class NoRecords:
-    """The router lives in memory."""
-
-    failing = False
-    made = 0
-
-    def put(self, kind: Kind, key: Any, thing: Any) -> None:
-        pass
-
-    def delete(self, kind: Kind, key: Any) -> None:
-        pass
-
-    async def durable(self, made: int) -> None:
-        pass
-
-    async def maintain(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass

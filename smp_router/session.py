@@ -22,7 +22,7 @@ from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
 from smp_router.client_limits import ClientLimits
 from smp_router.commands import Response, respond
-from smp_router.faults import Weather
+from smp_router.faults import Faults
 from smp_router.queues import new_id
 from smp_router.services import Service
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -48,8 +48,10 @@ def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
     return versions if alpn == SMP_ALPN else SMP_LEGACY
 
 
-def _internal(failure: Exception) -> Err:
-    """A defect of ours, not of the client: it is told so, and its other commands go on."""
+def _refusal(failure: Exception) -> Err:
+    """A defect of ours is not the client's fault: it is told so, and its other commands go on."""
+    if isinstance(failure, ProtocolError):
+        return Err(failure.error)
     logger.error("a command failed unexpectedly: %s", type(failure).__name__)
     return Err(INTERNAL)
 
@@ -59,13 +61,13 @@ class Session:
         self,
         stream: TlsStream,
         broker: Broker,
-        weather: Weather,
+        faults: Faults,
         credentials: Credentials,
         limits: ClientLimits,
     ) -> None:
         self._stream = stream
         self._broker = broker
-        self._weather = weather
+        self._faults = faults
         self._config = broker.config
         self._allowance = limits.of(stream.peer[0])
         handshake = SmpServerHandshake(
@@ -106,7 +108,7 @@ class Session:
                 self._broker.service_left(self._service)
 
     async def _run(self) -> None:
-        await self._weather.hold()
+        await self._faults.hold()
         try:
             async with asyncio.timeout(self._config.handshake_timeout):
                 early = await self._shake_hands()
@@ -173,7 +175,7 @@ class Session:
             events = self._connection.receive_data(data)
 
     async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
-        if self._weather.black_hole:
+        if self._faults.silent:
             return
         made = self._broker.state.records.made
         for item in block.items:
@@ -193,19 +195,17 @@ class Session:
         """It waits for the changes that were made since there were `made`."""
         if self._broker.state.records.made != made:
             client.depend()
-        if not self._weather.losing_answers:
+        if not self._faults.losing_answers:
             client.push((answer,))
 
     def _respond(self, client: Client, item: Received[SmpCommand] | Rejected) -> Response:
         if isinstance(item, Rejected):
             return Err(item.error)
         try:
-            self._weather.strike(type(item.message))
+            self._faults.strike(type(item.message))
             return respond(self._broker, client, item)
-        except ProtocolError as refusal:
-            return Err(refusal.error)
         except Exception as failure:
-            return _internal(failure)
+            return _refusal(failure)
 
     def _answer_later(
         self,
@@ -216,11 +216,9 @@ class Session:
         async def wait() -> None:
             try:
                 answer = await response
-            except ProtocolError as refusal:
-                answer = Err(refusal.error)
             except Exception as failure:
                 raise_if_cancelled()
-                answer = _internal(failure)
+                answer = _refusal(failure)
             made = self._broker.state.records.made  # another router did it: nothing here to wait for
             self._push_answer(client, Outgoing(item.corr_id, item.entity_id, answer), made)
 
@@ -236,7 +234,7 @@ class Session:
                 await client.wake.wait()
                 client.wake.clear()
                 while client.outbox or client.offers:
-                    await self._weather.hold()
+                    await self._faults.hold()
                     await self._send_some(client)
         except TimeoutError:
             self._broker.counts["clients_too_slow"] += 1  # no line: a log of connections must not be kept

@@ -26,7 +26,7 @@ from protocol.messages_crypto import decode_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import LinkData, QueueMode
 from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
-from smp_router.records import Kind
+from smp_router.records import Kind, Records
 from smp_router.services import Service
 from smp_router.state import RouterState
 from store.interface import SchemaError, StoreError
@@ -84,8 +84,10 @@ _GONE = object()
 Rows = dict[Kind, list[tuple[Any, ...]]]
 
 
-class SqliteRecords:
+class SqliteRecords(Records):
     """`open` it before the router starts, `close` it after it has stopped."""
+
+    place = "disk"
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,11 +96,9 @@ class SqliteRecords:
         self._work: WorkQueue[_Writing] | None = None
         self._changes: dict[tuple[Kind, Any], Any] = {}
         self._changed = asyncio.Event()
-        self.made = 0
         self._kept = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        self.failing = False
 
     async def open(self) -> None:
         """Raises StoreError."""
@@ -169,9 +169,7 @@ class SqliteRecords:
         assert self._work is not None
         try:
             await self._work.run(run_each, lambda context: context.write(puts, deletes), durable=True)
-        except (
-            Exception
-        ) as error:  # whatever it is: the router would wait for ever for changes that nobody writes
+        except Exception as error:  # else the router would wait for ever for changes that nobody writes
             raise_if_cancelled()
             if not self.failing:
                 known = isinstance(error, StoreError)

@@ -11,7 +11,7 @@ from protocol.crypto import AuthPublicKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage
-from smp_router.records import Kind, NoRecords, Records
+from smp_router.records import Kind, Records
 from smp_router.services import Service, Services
 from transport.certificates import Credentials
 
@@ -24,7 +24,7 @@ class RouterState:
     """
 
     credentials: Credentials
-    records: Records = field(default_factory=NoRecords)
+    records: Records = field(default_factory=Records)
     queues: Queues = field(default_factory=Queues)
     services: Services = field(default_factory=Services)
     stored_messages: int = 0
