@@ -33,14 +33,13 @@ from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
 from ntf_server import setup
 from ntf_server.app import App, running
 from ntf_server.clock import as_datetime
-from ntf_server.config import Config
 from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
-from transport.cancellation import first_cause
+from transport.cancellation import first_cause, stop_signal
 
 E = TypeVar("E", bound=Event)
 
@@ -90,28 +89,11 @@ async def playground(
 
 
 def _server(folder: Path, push: FakePushServer, postgres_url: str, journal: bool) -> App:
-    config = fresh_config(folder, postgres_url)
+    config = fresh_config(folder, push, postgres_url)
     if journal:
         quick = replace(config.JOURNAL, enabled=True, segment_seconds=JOURNAL_SECONDS)
         config = replace(config, JOURNAL=quick)
-    return App(config_dir(folder), _with_test_provider(config, push))
-
-
-def _with_test_provider(config: Config, push: FakePushServer) -> Config:
-    return replace(
-        config,
-        TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
-        SUBSCRIBER=replace(config.SUBSCRIBER, allow_private_routers=True),
-        APNS=replace(
-            config.APNS,
-            allow_test_provider=True,
-            key_id="DEMO",
-            team_id="DEMO",
-            test_host=LOCALHOST,
-            test_port=push.port,
-            test_ca_file=push.ca_file,
-        ),
-    )
+    return App(config_dir(folder), config)
 
 
 class Story:
@@ -281,7 +263,7 @@ async def _subscribe(story: Story, world: Playground, alice: DuplexAgent) -> Non
     story.step("NKEY", "phone → router", "keys of the notifier")
     story.step("SNEW", "phone → notification server", "where the notifier is, and its key")
     wanted = {row.notifier_id for row in await alice.notifications.subscriptions()}
-    await _until(lambda: wanted <= world.router.subscribed_notifiers())
+    await until(lambda: wanted <= world.router.subscribed_notifiers())
     story.step("NSUB", "notification server → router", "the queue is watched")
 
 
@@ -416,14 +398,7 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
     story.chapter(f"What it writes to its journal can be reported on, {JOURNAL_SECONDS:.0f} s later:")
     journal, report = folder / "data" / setup.JOURNAL_FOLDER, folder / "report"
     story.plain(f"    {analytics} report all --journal {journal} --out {report}")
-    await until_interrupted()
-
-
-async def until_interrupted() -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
+    await stop_signal().wait()
 
 
 def _program(name: str) -> str:
@@ -440,11 +415,11 @@ async def _next(agent: DuplexAgent, kind: type[E]) -> E:
 
 
 async def _next_push(world: Playground, seen: int) -> RecordedPush:
-    await _until(lambda: len(world.accepted()) > seen)
+    await until(lambda: len(world.accepted()) > seen)
     return world.accepted()[seen]
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PUSH_DEADLINE):
         while not condition():  # noqa: ASYNC110  # servers of their own: they do not signal anybody here
             await asyncio.sleep(LOOK_AGAIN)

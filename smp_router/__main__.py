@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -20,6 +19,7 @@ from smp_router.router import Router, utc_now
 from smp_router.sqlite_records import stored_state
 from smp_router.state import RouterState
 from store.interface import StoreError
+from transport.cancellation import stop_signal
 from transport.certificates import (
     FINGERPRINT,
     Credentials,
@@ -58,9 +58,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Credentials) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stop = stop_signal()
     config = within_open_files(file.router, open_file_limit())
     if arguments.interval is not None:
         config = replace(config, interval=arguments.interval)
@@ -78,7 +76,7 @@ async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Cre
             await pages.open(*file.http)
             stack.push_async_callback(pages.close)
         print(router.address, flush=True)
-        await stopping.wait()
+        await stop.wait()
 
 
 def control(arguments: argparse.Namespace) -> int:

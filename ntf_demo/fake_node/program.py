@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 
 from ntf_demo.fake_node.server import FakeNode
+from transport.cancellation import stop_signal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(host: str, port: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with FakeNode(host=host, port=port) as node:
         print(json.dumps({"url": node.url}), flush=True)
         await stop.wait()

@@ -12,12 +12,13 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from ntf_demo.fake_node.filters import BadFilter, Filter, parse_filter, unhex
 from protocol.errors import DecodeError
-from protocol.statements import Statement, decode_statement, statement_hash
+from protocol.statements import FIELD_SIZE, Statement, decode_statement, statement_hash
 
 BATCH = 100
 "Stored statements sent in one notification."
+MAX_ANY, MAX_ALL = 128, 4
+"Topics of a subscription to any, or to all of them."
 MAX_MESSAGE = 4 * 1024 * 1024
 INVALID_PARAMS = -32602
 METHOD_NOT_FOUND = -32601
@@ -29,6 +30,19 @@ class RpcError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Statements with one of the topics, or with all of them; without topics every one."""
+
+    topics: frozenset[bytes] = frozenset()
+    all_of_them: bool = False
+
+    def wants(self, statement: Statement) -> bool:
+        if self.all_of_them:
+            return self.topics.issubset(statement.named_topics)
+        return not self.topics or not self.topics.isdisjoint(statement.named_topics)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,8 +167,8 @@ class FakeNode:
 
     async def _subscribe(self, client: Client, parameter: Any) -> str:
         try:
-            wanted = parse_filter(parameter)
-        except BadFilter:
+            wanted = _filter(parameter)
+        except ValueError:
             raise RpcError(INVALID_PARAMS, "invalid topic filter") from None
         name = f"sub{next(self._names)}"
         client.filters[name] = wanted
@@ -166,7 +180,7 @@ class FakeNode:
 
     async def _submit(self, client: Client, parameter: Any) -> dict[str, str]:
         try:
-            return {"status": await self.submit(unhex(parameter))}
+            return {"status": await self.submit(_unhex(parameter))}
         except ValueError:
             raise RpcError(INVALID_PARAMS, "a statement is 0x and hex") from None
 
@@ -194,3 +208,31 @@ async def _notify(
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(10):
             await client.socket.send_json(message)
+
+
+def _filter(parameter: Any) -> Filter:
+    """ValueError for what no node takes."""
+    if parameter == "any":
+        return Filter()
+    match parameter:
+        case {"matchAny": listed, **more} if not more:
+            return Filter(_topics(listed, MAX_ANY))
+        case {"matchAll": listed, **more} if not more:
+            return Filter(_topics(listed, MAX_ALL), all_of_them=True)
+    raise ValueError
+
+
+def _topics(listed: Any, limit: int) -> frozenset[bytes]:
+    if not isinstance(listed, list) or not 0 < len(listed) <= limit:
+        raise ValueError
+    topics = frozenset(map(_unhex, listed))
+    if any(len(topic) != FIELD_SIZE for topic in topics):
+        raise ValueError
+    return topics
+
+
+def _unhex(text: Any) -> bytes:
+    """From `0x…`; ValueError for anything else."""
+    if not isinstance(text, str) or not text.startswith("0x"):
+        raise ValueError
+    return bytes.fromhex(text[2:])

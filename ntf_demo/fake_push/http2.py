@@ -65,7 +65,8 @@ class ServerConnection(asyncio.Protocol):
         self._granted = max(DEFAULT_WINDOW, settings.connection_window)
         self._max_streams_agreed: int | None = None
         self._settings_sent: list[int] = []
-        self._highest = 0
+        self.highest_stream = 0
+        "The newest one that the client opened."
         self._last_processed: int | None = None
         self._close_when_done = False
         self._closing: asyncio.TimerHandle | None = None
@@ -132,11 +133,6 @@ class ServerConnection(asyncio.Protocol):
         self._frame(GOAWAY, 0, 0, last_stream_id.to_bytes(4, "big") + bytes(4))
         self._close_when_done = close
         self._close_if_done()
-
-    @property
-    def highest_stream(self) -> int:
-        """The newest stream that the client opened."""
-        return self._highest
 
     def drop(self) -> None:
         """Cut the connection without a word."""
@@ -226,7 +222,7 @@ class ServerConnection(asyncio.Protocol):
         self._header_block = None
         # Decoded even if the stream is ignored: the compression state is shared.
         headers = self._decoder.decode(bytes(block))
-        self._highest = max(self._highest, stream_id)
+        self.highest_stream = max(self.highest_stream, stream_id)
         if self._last_processed is not None and stream_id > self._last_processed:
             return
         agreed = self._max_streams_agreed

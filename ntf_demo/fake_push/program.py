@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
 from ntf_server.push.http2 import CurlHttp2, Origin
+from transport.cancellation import stop_signal
 
 START_TIMEOUT: Final = 20.0
 CONTROL_TIMEOUT: Final = 10.0
@@ -54,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: FakePushConfig) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with FakePushServer(config) as server:
         address = {"host": config.host, "port": server.port, "ca_file": str(server.ca_file)}
         print(json.dumps(address), flush=True)

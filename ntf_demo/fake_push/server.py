@@ -15,13 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.apis import PushApis, Verdict, error_body
 from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
-from ntf_demo.fake_push.faults import (
-    BadCommandError,
-    ConnectionSettings,
-    Fault,
-    fault_from_json,
-    settings_from_json,
-)
+from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
 from ntf_demo.fake_push.http2 import Request, ServerConnection, response_head
 from ntf_demo.fake_push.recorder import RecordedPush, Recorder
 
@@ -229,10 +223,10 @@ class FakePushServer:
             raise BadCommandError(f"expected an object with keys out of {sorted(known)}")
         if command.get("clear"):
             self.clear_faults()
-        for fault in [fault_from_json(value) for value in command.get("faults", [])]:
+        for fault in [from_json(Fault, value) for value in command.get("faults", [])]:
             self.add_fault(fault)
         if "settings" in command:
-            self.change_settings(settings_from_json(command["settings"]))
+            self.change_settings(from_json(ConnectionSettings, command["settings"]))
         if "delay" in command:
             self.delay = float(command["delay"])
         if "goaway" in command:
