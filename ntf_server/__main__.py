@@ -276,7 +276,7 @@ def _start(args: argparse.Namespace) -> int:
         workers.check(config, args.workers)
         level = ("--log-level", args.log_level) if args.log_level else ()
         each = ("--config-dir", str(args.config_dir), *level)
-        return asyncio.run(workers.Workers(config, each).run(args.workers))
+        return asyncio.run(workers.WorkerProcesses(config, each).run(args.workers))
     try:
         return asyncio.run(
             run_until_signal(args.config_dir, load, maintenance=args.maintenance, is_worker=args.worker)

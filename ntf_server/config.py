@@ -27,7 +27,7 @@ from ntf_server.config_kinds import (
     SWITCH,
     TEXT,
     WEBSOCKET,
-    Kind,
+    ValueKind,
     choice,
     seconds,
     whole,
@@ -48,7 +48,7 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message names file, line, key and what is allowed."""
 
 
-def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
+def key(default: Any, kind: ValueKind, doc: str, *, secret: bool = False) -> Any:
     return field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret}, repr=not secret)
 
 
@@ -441,7 +441,7 @@ def _check_bare(declared: dataclasses.Field[Any], text: str, where: str) -> None
 
 
 def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
-    kind: Kind = declared.metadata["kind"]
+    kind: ValueKind = declared.metadata["kind"]
     try:
         return kind.parse(text)
     except (ValueError, KeyError):
@@ -496,7 +496,7 @@ def render_config(config: Config) -> str:
 
 
 def _render_key(declared: dataclasses.Field[Any], value: Any) -> list[str]:
-    kind: Kind = declared.metadata["kind"]
+    kind: ValueKind = declared.metadata["kind"]
     doc = " ".join(filter(None, (declared.metadata["doc"], f"({kind.allowed})")))
     mark = "# " if value == declared.default else ""
     return [f"# {doc}", f"{mark}{declared.name} = {kind.show(value)}".rstrip()]

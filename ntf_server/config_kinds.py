@@ -19,7 +19,7 @@ _MAX_NAME = 253
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """How a value is read from text and written back; `allowed` finishes the sentence 'must be …'."""
 
     parse: Callable[[str], Any]
@@ -48,16 +48,16 @@ def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str]
     return parse
 
 
-def whole(low: int, high: int) -> Kind:
-    return Kind(_number(int, low, high), f"a whole number from {low} to {high}")
+def whole(low: int, high: int) -> ValueKind:
+    return ValueKind(_number(int, low, high), f"a whole number from {low} to {high}")
 
 
-def seconds(low: float, high: float) -> Kind:
-    return Kind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
+def seconds(low: float, high: float) -> ValueKind:
+    return ValueKind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
 
 
-def choice(*words: str) -> Kind:
-    return Kind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
+def choice(*words: str) -> ValueKind:
+    return ValueKind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
 
 
 def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
@@ -116,15 +116,15 @@ def _short(text: str) -> None:
         raise ValueError
 
 
-SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
-TEXT = Kind(str, "text")
-SHORT = Kind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
-FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
+SWITCH = ValueKind(_bool, "on or off", lambda value: "on" if value else "off")
+TEXT = ValueKind(str, "text")
+SHORT = ValueKind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
+FILE = ValueKind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
 PORT = whole(0, 65535)
-HOSTS = Kind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
-HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
-LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
-PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")
-WEBSOCKET = Kind(_or_nothing(_url("ws", "wss")), "a ws: or wss: URL, or nothing")
-HEADER = Kind(_or_nothing(_header), "the name of a header, or nothing")
-HTTPS = Kind(_or_nothing(_url("https")), "an https: URL, or nothing")
+HOSTS = ValueKind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
+HOST = ValueKind(_or_nothing(check_host), "a host name or an IP address")
+LISTEN = ValueKind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
+PROXY = ValueKind(_or_nothing(_proxy), "host:port, or nothing")
+WEBSOCKET = ValueKind(_or_nothing(_url("ws", "wss")), "a ws: or wss: URL, or nothing")
+HEADER = ValueKind(_or_nothing(_header), "the name of a header, or nothing")
+HTTPS = ValueKind(_or_nothing(_url("https")), "an https: URL, or nothing")

@@ -58,7 +58,7 @@ from transport.errors import TransportError
 EXPIRES_SOON = timedelta(days=30)
 LITTLE_DISK = 1_000_000_000
 NO_DISK = 50_000_000
-MAX_ROUTERS = 500
+MOST_ASKED = 500
 ROUTERS_AT_A_TIME = 64
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_SIZE = 256
@@ -304,7 +304,7 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
     dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
     own = frozenset(map(canonical_host, config.SUBSCRIBER.own_hosts))
     servers.sort(key=lambda server: canonical_host(server.hosts[0]) not in own)
-    asked = servers[:MAX_ROUTERS]
+    asked = servers[:MOST_ASKED]
     answers = await asyncio.gather(*(_shake_hands(server, dialer, places) for server in asked))
     failed = [(server, why) for server, why in zip(asked, answers, strict=True) if why is not None]
     for server, why in failed:

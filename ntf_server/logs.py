@@ -39,12 +39,12 @@ BETWEEN = "\0"
 REPEATED = counter("log_lines_repeated", "Log lines left out because their kind repeats")
 LOST = counter("log_lines_lost", "Log lines that could not be written")
 
-Kind = tuple[str, int, str]
+LineKind = tuple[str, int, str]
 "Logger, level and format: what a line says, whatever it says it about."
 
 
 @dataclass(slots=True)
-class Window:
+class LineCount:
     """How often a kind of line came since it began."""
 
     began: float
@@ -58,7 +58,7 @@ class RepeatFilter:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._windows: OrderedDict[Kind, Window] = OrderedDict()
+        self._windows: OrderedDict[LineKind, LineCount] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """What to write now, instead of `record` alone."""
@@ -69,7 +69,7 @@ class RepeatFilter:
         if window is None:
             if len(self._windows) >= MAX_KINDS:
                 written += self._report(*self._windows.popitem(last=False))
-            window = self._windows[kind] = Window(now)
+            window = self._windows[kind] = LineCount(now)
         window.lines += 1
         if window.lines <= LINES_PER_WINDOW:
             return [*written, record]
@@ -88,7 +88,7 @@ class RepeatFilter:
             reports += self._report(*self._windows.popitem(last=False))
         return reports
 
-    def _report(self, kind: Kind, window: Window) -> list[logging.LogRecord]:
+    def _report(self, kind: LineKind, window: LineCount) -> list[logging.LogRecord]:
         if window.left_out is None:
             return []
         record, count = window.left_out, window.lines - LINES_PER_WINDOW

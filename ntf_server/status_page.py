@@ -71,7 +71,7 @@ CHARTS = (
 PUSH_FAILURES = "push_failures_total"
 _USED = {PUSH_FAILURES, *FIGURES.values(), *(name for chart in CHARTS for name in (chart.metric, chart.per))}
 WANTED = frozenset(PREFIX + name for name in _USED)
-PROVIDERS = {
+PROVIDER_NAMES = {
     Provider.APNS_PROD: "Apple",
     Provider.APNS_DEV: "Apple, development",
     Provider.APNS_TEST: "Stand-in for Apple",
@@ -183,7 +183,7 @@ class StatusPage:
         count = _since(before, values, f"push_seconds_count/{tag}")
         seconds = _since(before, values, f"push_seconds_sum/{tag}")
         return {
-            "name": f"{PROVIDERS[Provider(tag.encode())]} ({tag})",
+            "name": f"{PROVIDER_NAMES[Provider(tag.encode())]} ({tag})",
             "trouble": self._health.trouble().get(tag),
             "accepted": count,
             "failed": _since(before, values, f"{PUSH_FAILURES}/{tag}"),

@@ -59,7 +59,7 @@ def environment(config: Config, number: int) -> dict[str, str]:
     return env
 
 
-class Workers:
+class WorkerProcesses:
     """Runs until a signal, or until a worker says at its first start that it can never run."""
 
     def __init__(self, config: Config, arguments: Sequence[str]) -> None:

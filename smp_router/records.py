@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 
-class Kind(Enum):
+class RecordKind(Enum):
     """What is kept, and by which key."""
 
     QUEUE = "queues"
@@ -33,10 +33,10 @@ class Records:
     made = 0
     "How many changes there were."
 
-    def put(self, kind: Kind, key: Any, thing: Any) -> None:
+    def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
         """`thing` is new or has changed. It is read when it is written, so it may change further."""
 
-    def delete(self, kind: Kind, key: Any) -> None:
+    def delete(self, kind: RecordKind, key: Any) -> None:
         """There is none any more."""
 
     async def durable(self, made: int) -> None:

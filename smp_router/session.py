@@ -8,10 +8,8 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric import ed25519
-
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
-from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
+from protocol.crypto import X25519PrivateKey
 from protocol.encoding import EntityId
 from protocol.errors import INTERNAL, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
@@ -34,13 +32,6 @@ logger = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 16
 "Keys tried in vain before others have their turn, about a millisecond; a queue may have 255."
-
-
-def signing_key(credentials: Credentials) -> SigningKey:
-    raw = credentials.key.private_bytes_raw()
-    if isinstance(credentials.key, ed25519.Ed25519PrivateKey):
-        return Ed25519PrivateKey(raw)
-    return Ed448PrivateKey(raw)
 
 
 def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
@@ -73,7 +64,7 @@ class Session:
         handshake = SmpServerHandshake(
             stream.session_id,
             credentials.chain,
-            signing_key(credentials),
+            credentials.signing_key,
             X25519PrivateKey(secrets.token_bytes(32)),
             client_chain=stream.peer_chain,
             service_id=self._service_id,

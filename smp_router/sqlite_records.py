@@ -26,7 +26,7 @@ from protocol.messages_crypto import decode_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import LinkData, QueueMode
 from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
-from smp_router.records import Kind, Records
+from smp_router.records import RecordKind, Records
 from smp_router.services import Service
 from smp_router.state import RouterState
 from store.interface import SchemaError, StoreError
@@ -81,7 +81,7 @@ _SETTINGS = (
 )
 
 _GONE = object()
-Rows = dict[Kind, list[tuple[Any, ...]]]
+Rows = dict[RecordKind, list[tuple[Any, ...]]]
 
 
 class SqliteRecords(Records):
@@ -94,7 +94,7 @@ class SqliteRecords(Records):
         self._file = DatabaseFile(path)
         self._connection: aiosqlite.Connection | None = None
         self._work: WorkQueue[_Writing] | None = None
-        self._changes: dict[tuple[Kind, Any], Any] = {}
+        self._changes: dict[tuple[RecordKind, Any], Any] = {}
         self._changed = asyncio.Event()
         self._kept = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -130,13 +130,13 @@ class SqliteRecords(Records):
         if self._connection is not None:
             await self._connection.close()
 
-    def put(self, kind: Kind, key: Any, thing: Any) -> None:
+    def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._note(kind, key, thing)
 
-    def delete(self, kind: Kind, key: Any) -> None:
+    def delete(self, kind: RecordKind, key: Any) -> None:
         self._note(kind, key, _GONE)
 
-    def _note(self, kind: Kind, key: Any, thing: Any) -> None:
+    def _note(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._changes[kind, key] = thing
         self.made += 1
         self._changed.set()
@@ -207,11 +207,11 @@ class _Writing:
 
 
 _DELETES = {
-    Kind.QUEUE: "DELETE FROM queues WHERE recipient_id = ?",
-    Kind.MESSAGE: "DELETE FROM messages WHERE number = ?",
-    Kind.NMSGS: "DELETE FROM nmsgs WHERE notifier_id = ?",
-    Kind.SERVICE: "DELETE FROM services WHERE fingerprint = ? AND role = ?",
-    Kind.ASSOCIATION: "DELETE FROM associations WHERE queue_id = ?",
+    RecordKind.QUEUE: "DELETE FROM queues WHERE recipient_id = ?",
+    RecordKind.MESSAGE: "DELETE FROM messages WHERE number = ?",
+    RecordKind.NMSGS: "DELETE FROM nmsgs WHERE notifier_id = ?",
+    RecordKind.SERVICE: "DELETE FROM services WHERE fingerprint = ? AND role = ?",
+    RecordKind.ASSOCIATION: "DELETE FROM associations WHERE queue_id = ?",
 }
 
 
@@ -242,7 +242,7 @@ def _truncate_log(db: sqlite3.Connection) -> None:
 # What is written
 
 
-def _rows(changes: Mapping[tuple[Kind, Any], Any]) -> tuple[Rows, Rows]:
+def _rows(changes: Mapping[tuple[RecordKind, Any], Any]) -> tuple[Rows, Rows]:
     """Rows to put and keys to delete, by kind."""
     puts: Rows = {}
     deletes: Rows = {}
@@ -255,8 +255,8 @@ def _rows(changes: Mapping[tuple[Kind, Any], Any]) -> tuple[Rows, Rows]:
     return puts, deletes
 
 
-def _key(kind: Kind, key: Any) -> tuple[Any, ...]:
-    if kind is Kind.SERVICE:
+def _key(kind: RecordKind, key: Any) -> tuple[Any, ...]:
+    if kind is RecordKind.SERVICE:
         fingerprint, role = key
         return fingerprint, role.value.decode()
     return (key,)
@@ -303,12 +303,12 @@ def _association_row(service: Service) -> Iterable[Any]:
     return service.fingerprint, service.role.value.decode()
 
 
-_WRITERS: Mapping[Kind, Callable[[Any], Iterable[Any]]] = {
-    Kind.QUEUE: _queue_row,
-    Kind.MESSAGE: _message_row,
-    Kind.NMSGS: _nmsgs_row,
-    Kind.SERVICE: _service_row,
-    Kind.ASSOCIATION: _association_row,
+_WRITERS: Mapping[RecordKind, Callable[[Any], Iterable[Any]]] = {
+    RecordKind.QUEUE: _queue_row,
+    RecordKind.MESSAGE: _message_row,
+    RecordKind.NMSGS: _nmsgs_row,
+    RecordKind.SERVICE: _service_row,
+    RecordKind.ASSOCIATION: _association_row,
 }
 
 

@@ -46,7 +46,7 @@ class Filter:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class NodeConnection:
     """One connection and its subscriptions."""
 
     socket: web.WebSocketResponse
@@ -60,7 +60,7 @@ class FakeNode:
         self._host = host
         self.port = port
         self._stored: dict[bytes, tuple[bytes, Statement]] = {}
-        self._clients: set[Client] = set()
+        self._clients: set[NodeConnection] = set()
         self._names = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self.subscribed = 0
@@ -126,7 +126,7 @@ class FakeNode:
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
         await socket.prepare(request)
-        client = Client(socket)
+        client = NodeConnection(socket)
         self._clients.add(client)
         try:
             async for message in socket:
@@ -136,7 +136,7 @@ class FakeNode:
             self._clients.discard(client)
         return socket
 
-    async def _answer(self, client: Client, text: str) -> None:
+    async def _answer(self, client: NodeConnection, text: str) -> None:
         call: Any = None
         try:
             call = json.loads(text)
@@ -152,8 +152,8 @@ class FakeNode:
         if "result" in answer and method == "statement_subscribeStatement":
             await self._replay(client, answer["result"])
 
-    async def _call(self, client: Client, method: str, parameters: list[Any]) -> Any:
-        handlers: dict[str, Callable[[Client, Any], Awaitable[Any]]] = {
+    async def _call(self, client: NodeConnection, method: str, parameters: list[Any]) -> Any:
+        handlers: dict[str, Callable[[NodeConnection, Any], Awaitable[Any]]] = {
             "statement_subscribeStatement": self._subscribe,
             "statement_unsubscribeStatement": self._unsubscribe,
             "statement_submit": self._submit,
@@ -165,7 +165,7 @@ class FakeNode:
             raise RpcError(INVALID_PARAMS, "one parameter is needed")
         return await handler(client, parameters[0])
 
-    async def _subscribe(self, client: Client, parameter: Any) -> str:
+    async def _subscribe(self, client: NodeConnection, parameter: Any) -> str:
         try:
             wanted = _filter(parameter)
         except ValueError:
@@ -175,16 +175,16 @@ class FakeNode:
         self.subscribed += 1
         return name
 
-    async def _unsubscribe(self, client: Client, name: Any) -> bool:
+    async def _unsubscribe(self, client: NodeConnection, name: Any) -> bool:
         return isinstance(name, str) and client.filters.pop(name, None) is not None
 
-    async def _submit(self, client: Client, parameter: Any) -> dict[str, str]:
+    async def _submit(self, client: NodeConnection, parameter: Any) -> dict[str, str]:
         try:
             return {"status": await self.submit(_unhex(parameter))}
         except ValueError:
             raise RpcError(INVALID_PARAMS, "a statement is 0x and hex") from None
 
-    async def _replay(self, client: Client, name: str) -> None:
+    async def _replay(self, client: NodeConnection, name: str) -> None:
         """What was stored before the subscription."""
         wanted = client.filters.get(name)
         if wanted is None:
@@ -195,7 +195,7 @@ class FakeNode:
 
 
 async def _notify(
-    client: Client, subscription: str, encoded: list[bytes], remaining: int | None = None
+    client: NodeConnection, subscription: str, encoded: list[bytes], remaining: int | None = None
 ) -> None:
     data: dict[str, Any] = {"statements": [f"0x{item.hex()}" for item in encoded]}
     if remaining is not None:

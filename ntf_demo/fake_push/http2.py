@@ -29,7 +29,7 @@ LINGER: Final = 0.5  # seconds of quiet after the last answer until the connecti
 
 
 @dataclass(slots=True)
-class Request:
+class PushRequest:
     """A complete request."""
 
     connection: ServerConnection
@@ -45,7 +45,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(
         self,
         settings: ConnectionSettings,
-        handle: Callable[[Request], None],
+        handle: Callable[[PushRequest], None],
         on_lost: Callable[[ServerConnection], None],
     ) -> None:
         self.violations: list[str] = []
@@ -58,7 +58,7 @@ class ServerConnection(asyncio.Protocol):
         self._input = bytearray()
         self._output: list[bytes] = []
         self._preface_seen = False
-        self._streams: dict[int, Request] = {}
+        self._streams: dict[int, PushRequest] = {}
         self._open: set[int] = set()
         self._header_block: tuple[int, int, bytearray] | None = None
         self._unacknowledged = 0
@@ -230,7 +230,7 @@ class ServerConnection(asyncio.Protocol):
             self.violations.append("more streams than allowed")
             self._frame(RST_STREAM, 0, stream_id, REFUSED_STREAM.to_bytes(4, "big"))
             return
-        request = Request(self, stream_id, headers)
+        request = PushRequest(self, stream_id, headers)
         self._open.add(stream_id)
         if flags & END_STREAM:
             self._handle(request)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from ntf_demo.fake_push.apis import PushApis, Verdict, error_body
 from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
 from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
-from ntf_demo.fake_push.http2 import Request, ServerConnection, response_head
+from ntf_demo.fake_push.http2 import PushRequest, ServerConnection, response_head
 from ntf_demo.fake_push.recorder import RecordedPush, Recorder
 
 CONTROL_PATH: Final = "/_control"
@@ -130,7 +130,7 @@ class FakePushServer:
     def _on_lost(self, connection: ServerConnection) -> None:
         self._numbers.pop(connection, None)
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: PushRequest) -> None:
         if request.headers.get(":path") == CONTROL_PATH and request.connection.peer_host in LOOPBACK:
             self._control(request)
             return
@@ -143,11 +143,11 @@ class FakePushServer:
         else:
             self._act(request, verdict, fault)
 
-    def _act_later(self, request: Request, verdict: Verdict, fault: Fault | None) -> None:
+    def _act_later(self, request: PushRequest, verdict: Verdict, fault: Fault | None) -> None:
         self._act(request, verdict, fault)
         request.connection.flush()
 
-    def _act(self, request: Request, verdict: Verdict, fault: Fault | None) -> None:
+    def _act(self, request: PushRequest, verdict: Verdict, fault: Fault | None) -> None:
         connection, stream_id = request.connection, request.stream_id
         if fault is None:
             self._answer(request, verdict, verdict.status, verdict.reason, None)
@@ -174,7 +174,7 @@ class FakePushServer:
             connection.go_away(max(0, stream_id - 2), close=fault.close)
 
     def _answer(
-        self, request: Request, verdict: Verdict, status: int, reason: str, fault: Fault | None
+        self, request: PushRequest, verdict: Verdict, status: int, reason: str, fault: Fault | None
     ) -> None:
         self._record(request, verdict, status)
         body = verdict.body if status == verdict.status < 300 else error_body(verdict.api, status, reason)
@@ -187,7 +187,7 @@ class FakePushServer:
         split = fault.split if fault else False
         request.connection.answer(request.stream_id, head, body, split=split)
 
-    def _record(self, request: Request, verdict: Verdict, status: int) -> None:
+    def _record(self, request: PushRequest, verdict: Verdict, status: int) -> None:
         if verdict.api == "oauth":
             return
         self.recorder.count(verdict.api, status)
@@ -209,7 +209,7 @@ class FakePushServer:
             )
         )
 
-    def _control(self, request: Request) -> None:
+    def _control(self, request: PushRequest) -> None:
         try:
             self._obey(json.loads(bytes(request.body) or b"{}"))
             status, body = 200, json.dumps(self.summary()).encode()
