@@ -37,7 +37,6 @@ from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
-from smp_router.config import RouterConfig
 from smp_router.router import Router
 from transport.cancellation import first_cause, stop_signal
 
@@ -74,14 +73,13 @@ class Playground:
 async def playground(
     folder: Path,
     *,
-    router: RouterConfig | None = None,
     record_file: Path | None = None,
     postgres_url: str = "",
     journal: bool = False,
 ) -> AsyncIterator[Playground]:
     """All three on free ports of this machine, with everything they write in `folder`."""
     async with AsyncExitStack() as stack:
-        smp = await stack.enter_async_context(Router.start(router, host=LOCALHOST))
+        smp = await stack.enter_async_context(Router.start(host=LOCALHOST))
         push_config = FakePushConfig(folder=folder / "push", record_file=record_file)
         push = await stack.enter_async_context(FakePushServer(push_config))
         server = await stack.enter_async_context(running(_server(folder, push, postgres_url, journal)))
@@ -291,7 +289,8 @@ async def _one_message(
     story.text("What each of them could see", style="bold")
     for name, view in views:
         story.fact(name, view, style="dim")
-    told = f"from Bob, {_clock_time(message)}: “{message.body.decode()}”"
+    at = as_datetime(message.broker_ts).astimezone()
+    told = f"from Bob, {at:%H:%M:%S}: “{message.body.decode()}”"
     story.fact("Alice's phone", told, style="bold green")
     in_server = _server_seconds() - in_server
     return [
@@ -437,7 +436,3 @@ def _shortened(address: str) -> str:
 
 def _excerpt(data: bytes) -> str:
     return b64(data[:EXCERPT]).decode()[:EXCERPT] + "…"
-
-
-def _clock_time(message: MessageReceived) -> str:
-    return as_datetime(message.broker_ts).astimezone().strftime("%H:%M:%S")

@@ -94,7 +94,8 @@ def port_problems(config: Config) -> Iterator[str]:
 
 def _port_problem(host: str, port: int, key: str) -> Iterator[str]:
     try:
-        with socket.create_server((host, port), family=_family(host)):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family):
             return
     except OSError as error:
         match error.errno:
@@ -109,7 +110,3 @@ def _port_problem(host: str, port: int, key: str) -> Iterator[str]:
                 yield f"{key}: {host} is no address of this machine; `ip address` shows which are"
             case _:
                 yield f"{key}: cannot listen on {host or 'any address'}, port {port}: {error.strerror}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -397,12 +397,10 @@ def _read_section(
             raise ConfigError(f"{where}: unknown key {option} in [{section}]; {_meant(option, known)}")
     result = {}
     for option, declared in known.items():
-        variable = f"{ENV_PREFIX}{section}_{option}".upper()
-        other = _WELL_KNOWN_ENV.get((section, option), "")
-        if variable in env:
+        names = (_variable(section, option), _WELL_KNOWN_ENV.get((section, option), ""))
+        variable = next((each for each in names if each in env), None)
+        if variable is not None:
             result[option] = _value(declared, env[variable], f"environment {variable}")
-        elif other in env:
-            result[option] = _value(declared, env[other], f"environment {other}")
         elif option in values:
             where = f"{name}:{lines[section, option]}: [{section}] {option}"
             _check_bare(declared, values[option], where)
@@ -417,7 +415,11 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """A line for each variable that looks like one of ours and is none."""
-    known = {f"{ENV_PREFIX}{section}_{f.name}".upper() for section, f in _all_keys()}
+    known = {
+        _variable(section, option.name)
+        for section, kind in SECTIONS.items()
+        for option in dataclasses.fields(kind)
+    }
     for name in sorted(env):
         if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_VARIABLES:
             close = difflib.get_close_matches(name, known, n=1)
@@ -426,8 +428,8 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    return ((section, f) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind))
+def _variable(section: str, option: str) -> str:
+    return f"{ENV_PREFIX}{section}_{option}".upper()
 
 
 def _check_bare(declared: dataclasses.Field[Any], text: str, where: str) -> None:

@@ -30,14 +30,6 @@ class ValueKind:
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
 
 
-def _bool(text: str) -> bool:
-    return _SWITCHES[text.lower()]
-
-
-def _optional_path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
-
-
 def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
     def parse(text: str) -> T:
         value = kind(text)
@@ -116,10 +108,12 @@ def _short(text: str) -> None:
         raise ValueError
 
 
-SWITCH = ValueKind(_bool, "on or off", lambda value: "on" if value else "off")
+SWITCH = ValueKind(lambda text: _SWITCHES[text.lower()], "on or off", lambda value: "on" if value else "off")
 TEXT = ValueKind(str, "text")
 SHORT = ValueKind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
-FILE = ValueKind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
+FILE = ValueKind(
+    lambda text: Path(text).expanduser() if text else None, "a path, or nothing", lambda path: str(path or "")
+)
 PORT = whole(0, 65535)
 HOSTS = ValueKind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
 HOST = ValueKind(_or_nothing(check_host), "a host name or an IP address")

@@ -15,7 +15,7 @@ from protocol.errors import INTERNAL, TE_BAD_SERVICE, HandshakeError, ProtocolEr
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
-from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
+from protocol.versions import SMP_ALPN, SMP_LEGACY
 from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
 from smp_router.client_limits import ClientLimits
@@ -32,11 +32,6 @@ logger = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 16
 "Keys tried in vain before others have their turn, about a millisecond; a queue may have 255."
-
-
-def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
-    """A client that knows no ALPN knows only the oldest version."""
-    return versions if alpn == SMP_ALPN else SMP_LEGACY
 
 
 def _refusal(failure: Exception) -> Err:
@@ -68,7 +63,8 @@ class Session:
             X25519PrivateKey(secrets.token_bytes(32)),
             client_chain=stream.peer_chain,
             service_id=self._service_id,
-            versions=offered_versions(self._config.versions, stream.alpn),
+            # A client that knows no ALPN knows only the oldest version.
+            versions=self._config.versions if stream.alpn == SMP_ALPN else SMP_LEGACY,
         )
         self._connection: Connection[SmpCommand, RouterMessage] = Connection(
             handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True, answers_bad_batches=True

@@ -18,7 +18,7 @@ from typing import Any
 import aiosqlite
 
 from protocol.blocking import parse_blocking_info
-from protocol.crypto import AuthPublicKey, decode_public_key, pull_public_key, push_key
+from protocol.crypto import decode_public_key, pull_public_key, push_key
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.errors import DecodeError
 from protocol.ids_hash import ids_hash
@@ -151,7 +151,9 @@ class SqliteRecords(Records):
         """Fold the log into the database, and leave nothing of it."""
         if self._work is not None and self._connection is not None:
             try:
-                await run_in_thread(self._connection, _truncate_log)
+                await run_in_thread(
+                    self._connection, lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+                )
             except sqlite3.Error as error:
                 logger.warning("the log of %s cannot be folded: %s", self._path, error)
 
@@ -235,10 +237,6 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("ROLLBACK")
 
 
-def _truncate_log(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
 # What is written
 
 
@@ -262,10 +260,6 @@ def _key(kind: RecordKind, key: Any) -> tuple[Any, ...]:
     return (key,)
 
 
-def _der(key: AuthPublicKey | None) -> bytes | None:
-    return None if key is None else key.der
-
-
 def _queue_row(queue: Queue) -> Iterable[Any]:
     w = Writer()
     w.push_nonempty(queue.recipient_keys, push_key)
@@ -274,7 +268,7 @@ def _queue_row(queue: Queue) -> Iterable[Any]:
         w.value(),
         queue.secret,
         queue.sender_id,
-        _der(queue.sender_key),
+        None if queue.sender_key is None else queue.sender_key.der,
         None if queue.mode is None else queue.mode.value.decode(),
         *((None,) * 3 if notifier is None else (notifier.notifier_id, notifier.key.der, notifier.secret)),
         *((None,) * 3 if link is None else (link.link_id, link.data.fixed, link.data.user)),
