@@ -29,10 +29,11 @@ from agent.errors import AgentError
 from agent.notifications.records import Mode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
-from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
+from ntf_demo.fresh_server import config_dir, fresh_config
 from ntf_server import setup
 from ntf_server.app import App, running
 from ntf_server.clock import as_datetime
+from ntf_server.config import LOCALHOST
 from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import b64

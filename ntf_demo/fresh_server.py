@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from ntf_demo.fake_push.server import FakePushServer
 from ntf_server import setup
 from ntf_server.clock import utc_now
-from ntf_server.config import Config
+from ntf_server.config import LOCALHOST, Config
 from transport.certificates import KeyAlgorithm
-
-LOCALHOST: Final = "127.0.0.1"
 
 
 def config_dir(folder: Path) -> Path:

@@ -13,7 +13,6 @@ from prometheus_client import REGISTRY
 from ntf_demo.demo import EXCERPT, Story, until
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import wall_clock
-from ntf_demo.fresh_server import LOCALHOST
 from ntf_demo.statement_gateway import (
     GatewayClient,
     GatewayWorld,
@@ -21,6 +20,7 @@ from ntf_demo.statement_gateway import (
     key_pair,
     signed_statement,
 )
+from ntf_server.config import LOCALHOST
 from ntf_server.metrics import PREFIX
 from ntf_server.statements.openapi import SPEC_PATH, SUBSCRIPTIONS
 from protocol.crypto import X25519PrivateKey, box, open_box

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from ntf_demo.fake_node.server import FakeNode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
-from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
+from ntf_demo.fresh_server import config_dir, fresh_config
 from ntf_server.app import App, running
 from ntf_server.clock import Clock, SystemClock
-from ntf_server.config import Config, FcmConfig, StatementsConfig
+from ntf_server.config import LOCALHOST, Config, FcmConfig, StatementsConfig
 from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, signing_text
 from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes

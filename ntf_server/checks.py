@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from ntf_server.config import Config
+from ntf_server.config import LOCALHOST, Config
 from ntf_server.logs import JOURNALD_SOCKET
-
-LOCALHOST = "127.0.0.1"
 
 
 def remedied(line: str) -> str:

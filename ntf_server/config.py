@@ -32,6 +32,7 @@ from ntf_server.config_kinds import (
     seconds,
     whole,
 )
+from protocol.addresses import NTF_PORT
 from smp_client.requests import SESSION_DEFAULTS
 from store.leases import LEASE_SECONDS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability
@@ -39,6 +40,7 @@ from store.statement_records import DEFAULT_GATEWAY_CAPS
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
+LOCALHOST = "127.0.0.1"
 ENV_PREFIX = "NTF_"
 OTHER_VARIABLES = frozenset({"NTF_SERVER_CFG_PATH", "NTF_SERVER_LOG_PATH", "NTF_AGENT_PATH", "NTF_AGENT_KEY"})
 "Of the command line, and of ntf-agent."
@@ -111,7 +113,7 @@ class TransportConfig:
 
     host: str = key("", HOST, "Name or address in the server's address. Made by init.")
     listen: str = key("", LISTEN, "Address to listen on; empty: all.")
-    port: int = key(443, PORT, "0: any free port.")
+    port: int = key(NTF_PORT, PORT, "0: any free port.")
     reuse_port: bool = key(False, SWITCH, "Let other daemons on this machine share the port (--workers).")
     control_port: int = key(0, PORT, "Control port on localhost; 0: none.")
 
@@ -179,7 +181,7 @@ class ApnsConfig:
     client: str = key("curl", choice("curl", "aioapns"), "The HTTP/2 client.")
     port: int = key(443, PORT, "443 or 2197.")
     allow_test_provider: bool = key(False, SWITCH, "Accept tokens of the test provider (AT).")
-    test_host: str = key("127.0.0.1", TEXT, "Where tokens of the test provider are pushed.")
+    test_host: str = key(LOCALHOST, TEXT, "Where tokens of the test provider are pushed.")
     test_port: int = key(5443, PORT, "")
     test_ca_file: Path | None = key(None, FILE, "Certificates trusted for the test host.")
 
@@ -215,7 +217,7 @@ class StatementsConfig:
 
     enabled: bool = key(False, SWITCH, "")
     node: str = key("", WEBSOCKET, "The statement store's node.")
-    listen: str = key("127.0.0.1", LISTEN, "Address of the HTTP API; empty: all.")
+    listen: str = key(LOCALHOST, LISTEN, "Address of the HTTP API; empty: all.")
     port: int = key(8443, PORT, "0: any free port.")
     cert_file: Path | None = key(None, FILE, "Certificates of the HTTP API, PEM; empty: no TLS.")
     key_file: Path | None = key(None, FILE, "Their key.")
@@ -275,7 +277,7 @@ class LimitsConfig:
 class MetricsConfig:
     """Prometheus and health checks over local HTTP: /metrics, /health/live, /health/ready."""
 
-    host: str = key("127.0.0.1", LISTEN, "")
+    host: str = key(LOCALHOST, LISTEN, "")
     port: int = key(0, PORT, "0: off.")
     file: Path | None = key(None, FILE, "Also write the metrics to this file.")
     file_interval: float = key(60.0, seconds(1, 86_400), "")

@@ -23,6 +23,7 @@ from ntf_server import checks, setup
 from ntf_server.clock import SystemClock, utc_now
 from ntf_server.config import (
     CONFIG_FILE,
+    LOCALHOST,
     Config,
     ConfigError,
     MetricsConfig,
@@ -264,7 +265,7 @@ async def _ready(config: MetricsConfig) -> list[Finding]:
     if not config.port:
         return []
     try:
-        status, text = await asyncio.to_thread(_ask_ready, config.host or checks.LOCALHOST, config.port)
+        status, text = await asyncio.to_thread(_ask_ready, config.host or LOCALHOST, config.port)
     except (OSError, http.client.HTTPException) as error:
         return [warning("health", f"[METRICS] port {config.port} does not answer: {error}")]
     lines = [line.removeprefix("- ") for line in text.splitlines()[1:]]

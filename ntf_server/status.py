@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography import x509
 
 from ntf_server import setup
-from ntf_server.config import Config
+from ntf_server.config import LOCALHOST, Config
 from ntf_server.data_folder import expect_database
 from ntf_server.stores import make_store
 from protocol.addresses import NtfServer
@@ -74,7 +74,7 @@ async def _print_store(config_dir: Path, config: Config) -> None:
 
 async def probe(address: NtfServer, config: Config) -> str | None:
     """Connect as a client would and shake hands; what went wrong, or None."""
-    here = NtfServer((config.TRANSPORT.listen or "127.0.0.1",), str(config.TRANSPORT.port), address.key_hash)
+    here = NtfServer((config.TRANSPORT.listen or LOCALHOST,), str(config.TRANSPORT.port), address.key_hash)
     try:
         async with await connect_ntf(here, Dialer(), config=PROBE) as session:
             await session.request(NO_ENTITY, Ping())

@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+from protocol.addresses import SMP_PORT
 from smp_router.config import ConfigError, FileConfig, load_config, within_open_files, write_config
 from smp_router.control import ControlError, ask, control_socket
 from smp_router.information import RouterPages
@@ -94,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("init", help="make certificates and configuration")
     command.add_argument("--ip", required=True, help="address or name that clients connect to")
-    command.add_argument("--port", type=int, default=5223)
+    command.add_argument("--port", type=int, default=SMP_PORT)
     command.add_argument("--config-dir", type=Path, required=True)
     command.add_argument(
         "-a", "--algorithm", choices=[a.name for a in KeyAlgorithm], default=KeyAlgorithm.ED448.name

@@ -55,6 +55,7 @@ class Session:
         self._broker = broker
         self._faults = faults
         self._config = broker.config
+        self._records = broker.state.records
         self._allowance = limits.of(stream.peer[0])
         handshake = SmpServerHandshake(
             stream.session_id,
@@ -128,19 +129,17 @@ class Session:
             data = await self._stream.receive()
             if not data:
                 return None
-            made = self._broker.state.records.made
+            made = self._records.made
             events = self._connection.receive_data(data)
             if not events:
                 continue
-            if self._broker.state.records.made != made:  # a service is told its id only when it is kept
-                await self._broker.state.records.durable(self._broker.state.records.made)
+            if self._records.made != made:  # a service is told its id only when it is kept
+                await self._records.durable(self._records.made)
             self._stream.write(self._connection.data_to_send())
             first, *rest = events
             if not isinstance(first, HandshakeDone):
                 return None
-            self.client = Client(
-                first.params, self._config.max_unsent, self._broker.state.records, self._allowance
-            )
+            self.client = Client(first.params, self._config.max_unsent, self._records, self._allowance)
             return [event for event in rest if not isinstance(event, HandshakeDone)]
 
     async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
@@ -164,7 +163,7 @@ class Session:
     async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
         if self._faults.silent:
             return
-        made = self._broker.state.records.made
+        made = self._records.made
         for item in block.items:
             response = self._respond(client, item)
             if isinstance(response, Coroutine):
@@ -180,7 +179,7 @@ class Session:
 
     def _push_answer(self, client: Client, answer: Outgoing[RouterMessage], made: int) -> None:
         """It waits for the changes that were made since there were `made`."""
-        if self._broker.state.records.made != made:
+        if self._records.made != made:
             client.depend()
         if not self._faults.losing_answers:
             client.push((answer,))
@@ -206,7 +205,7 @@ class Session:
             except Exception as failure:
                 raise_if_cancelled()
                 answer = _refusal(failure)
-            made = self._broker.state.records.made  # another router did it: nothing here to wait for
+            made = self._records.made  # another router did it: nothing here to wait for
             self._push_answer(client, Outgoing(item.corr_id, item.entity_id, answer), made)
 
         assert self._tasks is not None
@@ -237,7 +236,7 @@ class Session:
         try:
             # Nothing leaves before what led to it is safe.
             async with asyncio.timeout(self._config.send_timeout):
-                await self._broker.state.records.durable(depends_on)
+                await self._records.durable(depends_on)
             self._stream.write(self._connection.send(batch))
             async with asyncio.timeout(self._config.send_timeout):
                 await self._stream.drain()

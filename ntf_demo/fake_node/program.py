@@ -7,12 +7,13 @@ import asyncio
 import json
 
 from ntf_demo.fake_node.server import FakeNode
+from ntf_server.config import LOCALHOST
 from transport.cancellation import stop_signal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake node."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", default=LOCALHOST, help="address to listen on")
     parser.add_argument("--port", type=int, default=9944, help="port to listen on; 0: any free one")
 
 

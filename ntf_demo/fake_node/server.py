@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from ntf_server.config import LOCALHOST
 from protocol.errors import DecodeError
 from protocol.statements import FIELD_SIZE, Statement, decode_statement, statement_hash
 
@@ -56,7 +57,7 @@ class NodeConnection:
 class FakeNode:
     """`async with` serves; what was submitted is kept over `drop_clients`, as a node does over a restart."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = LOCALHOST, port: int = 0) -> None:
         self._host = host
         self.port = port
         self._stored: dict[bytes, tuple[bytes, Statement]] = {}

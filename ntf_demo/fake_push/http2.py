@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hpack import HPACKError
+from hpack.hpack import encode_integer
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings
 from ntf_demo.fake_push.header_block import HeaderDecoder
@@ -290,11 +291,4 @@ def response_head(status: int, fields: tuple[tuple[str, str], ...]) -> bytes:
 
 def _string(text: str) -> bytes:
     data = text.encode()
-    size, more = len(data), b""
-    if size >= 0x7F:
-        left, size = size - 0x7F, 0x7F
-        while left >= 0x80:
-            more += bytes((left % 0x80 | 0x80,))
-            left //= 0x80
-        more += bytes((left,))
-    return bytes((size,)) + more + data
+    return bytes(encode_integer(len(data), 7)) + data

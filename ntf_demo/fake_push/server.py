@@ -18,9 +18,10 @@ from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, serv
 from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
 from ntf_demo.fake_push.http2 import PushRequest, ServerConnection, response_head
 from ntf_demo.fake_push.recorder import RecordedPush, Recorder
+from ntf_server.config import LOCALHOST
 
 CONTROL_PATH: Final = "/_control"
-LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+LOOPBACK: Final = frozenset({LOCALHOST, "::1"})
 
 
 def wall_clock() -> float:
@@ -34,7 +35,7 @@ class FakePushConfig:
 
     folder: Path
     "Where its CA and certificate are written."
-    host: str = "127.0.0.1"
+    host: str = LOCALHOST
     port: int = 0
     "0: any free one."
     names: tuple[str, ...] = LOCAL_NAMES
