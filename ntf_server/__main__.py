@@ -147,14 +147,7 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
         help="that clients will connect to (%(default)s)",
     )
     _add_data_dir(parser)
-    parser.add_argument(
-        "-a",
-        "--algorithm",
-        type=_algorithm,
-        default=KeyAlgorithm.ED448,
-        metavar="ED25519|ED448",
-        help="of the certificates (ED448)",
-    )
+    _add_algorithm(parser, "of the certificates (ED448)", KeyAlgorithm.ED448)
     parser.add_argument(
         "--store", choices=["sqlite"], default="sqlite", help="kind of database (%(default)s)"
     )
@@ -168,6 +161,12 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
         help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
+    )
+
+
+def _add_algorithm(parser: argparse.ArgumentParser, about: str, default: KeyAlgorithm | None = None) -> None:
+    parser.add_argument(
+        "-a", "--algorithm", type=_algorithm, default=default, metavar="ED25519|ED448", help=about
     )
 
 
@@ -289,13 +288,7 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _add_cert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-a",
-        "--algorithm",
-        type=_algorithm,
-        metavar="ED25519|ED448",
-        help="of the new certificate (the CA's)",
-    )
+    _add_algorithm(parser, "of the new certificate (the CA's)")
     parser.set_defaults(run=_cert)
 
 
