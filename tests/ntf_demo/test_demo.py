@@ -107,7 +107,7 @@ async def test_kept_servers_can_be_played_with(tmp_path: Path) -> None:
 async def test_ended_early_leaves_nothing_behind(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         process = await start(tmp_path, "-m", "ntf_server", "demo")
-        await read_until(process, "Alice makes a link")
+        await read_until(process, "registers for notifications")
         process.send_signal(number)
         _, err = await finish(process)
         assert (process.returncode, err) == (130, "")
