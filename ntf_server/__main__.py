@@ -11,7 +11,7 @@ import os
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import metadata
@@ -22,7 +22,6 @@ from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
 from ntf_server.clock import utc_now
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
-from ntf_server.config_kinds import check_host
 from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
@@ -34,6 +33,7 @@ from store.journal_schema import JournalKeyError
 from transport.cancellation import first_cause
 from transport.certificates import CA_KEY, SERVER_CERTIFICATE, KeyAlgorithm, renew_online
 from transport.errors import TransportError
+from transport.hosts import client_port_option, host_option, number_option
 
 logger = logging.getLogger(__name__)
 EXPECTED = (
@@ -138,11 +138,11 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ip", type=_ip, help="address of the server, as clients will know it")
     where.add_argument(
-        "--fqdn", type=_host, help="name of the server, as clients will know it (this machine's name)"
+        "--fqdn", type=host_option, help="name of the server, as clients will know it (this machine's name)"
     )
     parser.add_argument(
         "--port",
-        type=_number_up_to(65535, "a port that clients can connect to"),
+        type=client_port_option,
         default=NTF_PORT,
         help="that clients will connect to (%(default)s)",
     )
@@ -187,23 +187,6 @@ def _ip(text: str) -> str:
     return str(address)
 
 
-def _host(text: str) -> str:
-    try:
-        check_host(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a host name") from None
-    return text if ":" in text else text.encode("idna").decode("ascii")  # clients know no other letters
-
-
-def _number_up_to(most: int, what: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isdecimal() and 0 < int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return int(text)
-
-    return parse
-
-
 def _init(args: argparse.Namespace) -> int:
     options = setup.InitOptions(
         config_dir=args.config_dir,
@@ -245,7 +228,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_number_up_to(MAX_WORKERS, f"a number from 1 to {MAX_WORKERS}"),
+        type=number_option(1, MAX_WORKERS, f"a number from 1 to {MAX_WORKERS}"),
         help="so many daemons on this machine, one for each core; needs PostgreSQL",
     )
     parser.add_argument(

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from transport.hosts import MAX_PORT, bracketed, check_host
+
 T = TypeVar("T")
 SHORT_TEXT = 500
 "Bytes: fits into a push beside what else is in it."
 _PROXY = re.compile(r"(?:socks5h?://)?(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.IGNORECASE)
-_MAX_NAME = 253
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,10 @@ def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
     return parse
 
 
-def check_host(text: str) -> str:
-    """A host name or an IP address, as it is; a ValueError if it is neither."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        name = text.encode("idna").decode("ascii")
-        if len(name) > _MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
-            raise ValueError from None
-    return text
-
-
 def _hosts(text: str) -> tuple[str, ...]:
     """As the addresses of routers spell them: IPv6 in brackets."""
     bare = [word.strip("[]").rstrip(".") for word in text.replace(",", " ").split()]
-    return tuple(f"[{host}]" if ":" in check_host(host) else host for host in bare)
+    return tuple(bracketed(check_host(host)) for host in bare)
 
 
 def _local_address(text: str) -> None:
@@ -114,7 +103,7 @@ SHORT = ValueKind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
 FILE = ValueKind(
     lambda text: Path(text).expanduser() if text else None, "a path, or nothing", lambda path: str(path or "")
 )
-PORT = whole(0, 65535)
+PORT = whole(0, MAX_PORT)
 HOSTS = ValueKind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
 HOST = ValueKind(_or_nothing(check_host), "a host name or an IP address")
 LISTEN = ValueKind(_or_nothing(_local_address), "an IP address of this machine, or nothing")

@@ -27,6 +27,7 @@ from transport.certificates import (
     make_online,
     write_server_files,
 )
+from transport.hosts import bracketed
 
 VAPID_KEY = "vapid.pem"
 DATABASE = "ntf-server.db"
@@ -106,10 +107,8 @@ def address(config_dir: Path, config: Config, port: int | None = None) -> NtfSer
     """What clients are given; `port` if the one in the configuration is 0."""
     shown = port or config.TRANSPORT.port
     identity = load_server_files(config_dir).identity
-    host = config.TRANSPORT.host
-    return NtfServer(
-        (f"[{host}]" if ":" in host else host,), "" if shown == NTF_PORT else str(shown), identity
-    )
+    host = bracketed(config.TRANSPORT.host)
+    return NtfServer((host,), "" if shown == NTF_PORT else str(shown), identity)
 
 
 def data_folder(config: Config) -> Path:

@@ -24,6 +24,7 @@ from smp_router.relays import Relays
 from smp_router.session import Session
 from smp_router.state import RouterState
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
+from transport.hosts import bracketed
 from transport.limits import ConnectionCounter, source_of
 from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
@@ -135,7 +136,7 @@ class Router:
 
     @property
     def address(self) -> SmpServer:
-        return SmpServer((self._host,), str(self.port), self.state.credentials.identity)
+        return SmpServer((bracketed(self._host),), str(self.port), self.state.credentials.identity)
 
     @property
     def connections(self) -> int:

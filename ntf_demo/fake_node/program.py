@@ -9,12 +9,15 @@ import json
 from ntf_demo.fake_node.server import FakeNode
 from ntf_server.config import LOCALHOST
 from transport.cancellation import stop_signal
+from transport.hosts import any_port_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake node."""
     parser.add_argument("--host", default=LOCALHOST, help="address to listen on")
-    parser.add_argument("--port", type=int, default=9944, help="port to listen on; 0: any free one")
+    parser.add_argument(
+        "--port", type=any_port_option, default=9944, help="port to listen on; 0: any free one"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

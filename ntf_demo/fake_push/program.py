@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from ntf_demo.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
 from ntf_server.push.http2 import CurlHttp2, Origin
 from transport.cancellation import stop_signal
+from transport.hosts import any_port_option
 
 START_TIMEOUT: Final = 20.0
 CONTROL_TIMEOUT: Final = 10.0
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where its CA and certificate are written")
     parser.add_argument("--host", default=FakePushConfig.host, help="address to listen on")
     parser.add_argument(
-        "--port", type=int, default=FakePushConfig.port, help="port to listen on; 0: any free one"
+        "--port", type=any_port_option, default=FakePushConfig.port, help="port to listen on; 0: any free one"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="append pushes to FILE as JSON lines")
     parser.add_argument(
