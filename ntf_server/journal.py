@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, Unpack
+from typing import Literal, Unpack
 
 from ntf_server.config import JournalConfig
 from ntf_server.journal_items import Columns, JournalItem, ReceivedBlock, events_in, must_keep_contract
@@ -47,47 +47,34 @@ class WriterConfig:
     " counted."
 
 
-class EventSink(Protocol):
-    """Where the daemon's parts report what happened; never blocks, never raises."""
+class EventSink:
+    """Where the daemon's parts report what happened; never blocks, never raises. This one forgets it: the
+    journal is off."""
+
+    strict = False
+    "In tests: an event that breaks the contract raises where it is recorded."
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept: if not, what happens often need not be told."""
+        """Whether anything is kept: if not, what happens often need not be told. In tests everything is."""
+        return self.strict
 
     def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
         """Note one event, now, with the columns that `store.journal_schema.CONTRACT` asks for."""
+        if self.strict:
+            must_keep_contract(event, columns)
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note one received notification per (token id, subscription id): a whole block in one call."""
 
 
-class NullJournal:
-    """The sink of a daemon whose journal is off."""
-
-    strict = False
-
-    @property
-    def is_on(self) -> bool:
-        """In tests everything is told, and looked at."""
-        return self.strict
-
-    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
-        """Forget it; in tests (`strict`), once it was looked at."""
-        if self.strict:
-            must_keep_contract(event, columns)
-
-    def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
-        """Forget them."""
-
-
-class Journal:
+class Journal(EventSink):
     """Writes events to segments. The owner runs `run()` in its task group and ends it with `stop()`.
 
     Events recorded before `run()` starts wait in memory. An event that breaks the contract is left out and
-    counted; in tests (`strict`) it raises where it was recorded.
+    counted.
     """
 
-    strict = False
     is_on = True
 
     def __init__(self, config: WriterConfig, clock: WallClock, writer_id: bytes | None = None) -> None:
@@ -122,7 +109,7 @@ class Journal:
         return self._segments.rejected
 
     def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
-        """See `EventSink.record`. Costs about a microsecond; call from the event loop's thread."""
+        """Costs about a microsecond; call from the event loop's thread."""
         if self._buffered >= self._wake_at and not self._admit(1):
             return
         self._buffered += 1
@@ -131,7 +118,6 @@ class Journal:
         self._items.append((self._clock(), event, columns))
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
-        """See `EventSink.record_received`."""
         if self._buffered + len(ids) > self._wake_at and not self._admit(len(ids)):
             return
         self._buffered += len(ids)

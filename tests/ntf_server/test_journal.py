@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from psutil import Process
 
-from ntf_server.journal import Journal, NullJournal, WriterConfig
+from ntf_server.journal import EventSink, Journal, WriterConfig
 from ntf_server.journal_items import Columns, ContractError, JournalItem, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
@@ -412,7 +412,7 @@ def test_key_is_not_shown_by_settings(tmp_path: Path) -> None:
 
 
 def test_null_journal_takes_everything(tmp_path: Path) -> None:
-    journal = NullJournal()
+    journal = EventSink()
     journal.record(JournalEvent.CRON_SENT, token=b"t", provider="AP")
     journal.record_received("smp.example", [(b"t", b"s")])
 

@@ -17,7 +17,7 @@ import pytest
 from ntf_server import router, router_session, subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.config import SubscriberConfig
-from ntf_server.journal import NullJournal
+from ntf_server.journal import EventSink
 from ntf_server.journal_items import Columns
 from ntf_server.router import RouterStatus
 from ntf_server.subscriber import RouterSubscriber
@@ -84,7 +84,7 @@ class CollectingSink:
         await self.has_room.wait()
 
 
-class ListJournal(NullJournal):
+class ListJournal(EventSink):
     def __init__(self) -> None:
         self.events: list[tuple[JournalEvent, object, object]] = []
 
