@@ -26,9 +26,8 @@ from protocol.messages_crypto import decode_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import LinkData, QueueMode
 from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
-from smp_router.records import RecordKind, Records
 from smp_router.services import Service
-from smp_router.state import RouterState
+from smp_router.state import RecordKind, Records, RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT

@@ -1,19 +1,60 @@
-"""What makes a router the same one after a restart, and the one place that changes it."""
+"""What makes a router the same one after a restart, the one place that changes it, and who is told of it."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import takewhile
+from typing import Any
 
 from protocol.blocking import BlockingInfo
 from protocol.crypto import AuthPublicKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage
-from smp_router.records import RecordKind, Records
 from smp_router.services import Service, Services
 from transport.certificates import Credentials
+
+
+class RecordKind(Enum):
+    """What is kept, and by which key."""
+
+    QUEUE = "queues"
+    "By recipient id."
+    MESSAGE = "messages"
+    "By number: (recipient id, message, correlation id of its SEND)."
+    NMSGS = "nmsgs"
+    "By notifier id: the notifier, with what nobody has taken yet."
+    SERVICE = "services"
+    "By fingerprint and role."
+    ASSOCIATION = "associations"
+    "By queue id: the service it belongs to."
+
+
+class Records:
+    """Told of every change at once, so that the last state of each key is what counts.
+
+    This one keeps nothing: the router lives in memory.
+    """
+
+    place = "memory"
+    failing = False
+    "Nothing can be written at present: promise nothing more."
+    made = 0
+    "How many changes there were."
+
+    def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
+        """`thing` is new or has changed. It is read when it is written, so it may change further."""
+
+    def delete(self, kind: RecordKind, key: Any) -> None:
+        """There is none any more."""
+
+    async def durable(self, made: int) -> None:
+        """Wait until so many changes are safe."""
+
+    async def maintain(self) -> None:
+        """From time to time: leave no traces of what is gone."""
 
 
 @dataclass(slots=True)
