@@ -55,11 +55,13 @@ ELSEWHERE = (
     ("doctor", "ntf_server.doctor", "look for everything that can be wrong"),
     ("test", "ntf_server.send_test", "send one real push to one device"),
 )
+"Name, module and `--help`."
 DEMONSTRATIONS = (
     ("demo", "ntf_demo.demo", "see one notification on its whole way, on this machine alone"),
     ("fake-push", "ntf_demo.fake_push.program", "run a push provider for tests: APNs, FCM and Web Push"),
     ("fake-node", "ntf_demo.fake_node.program", "run a statement store's node for tests"),
 )
+"Likewise; they need no configuration."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

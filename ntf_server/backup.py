@@ -21,6 +21,7 @@ from store.migrate import STEPS
 
 MANIFEST = "backup.json"
 MOVED_FILES = (*setup.IDENTITY_FILES, setup.VAPID_KEY, CONFIG_FILE)
+"With the data, all that a server needs on another machine."
 
 
 class BackupError(Exception):
