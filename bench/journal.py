@@ -6,15 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.measure import Row, best_of, figure
 from bench.part import Part
 from ntf_server.journal import FLUSH_EVENTS, Journal, WriterConfig
-from ntf_server.journal_items import JournalItem, ReceivedBlock
+from ntf_server.journal_items import Columns, JournalItem, ReceivedBlock
 from ntf_server.journal_items import Row as JournalRow
 from ntf_server.journal_segments import SegmentWriter
-from store.journal_schema import GIVEN_COLUMNS, MESSAGE_PUSH, JournalEvent
+from store.journal_schema import MESSAGE_PUSH, JournalEvent
 
 BLOCK = 80  # notifications in a block of an SMP router
 NMSG_BUDGET_US = 40.0  # CPU per notification up to its commit
@@ -42,12 +41,10 @@ def pick(ids: Ids, number: int) -> Ids:
 def sent_pushes(ids: Ids) -> list[JournalItem]:
     """One flush of pushes."""
     name, server, tag = JournalEvent.PUSH_SENT, "smp1.example.org", "AP"
-    given = {"server": server, "provider": tag, "kind": MESSAGE_PUSH, "count": 1, "total": 1}
+    given: Columns = {"server": server, "provider": tag, "kind": MESSAGE_PUSH, "count": 1, "total": 1}
 
     def row(i: int) -> JournalRow:
-        columns = {**given, "token": ids[i % len(ids)][0], "latency_us": 40_000 + i}
-        values: Any = [columns.get(column) for column in GIVEN_COLUMNS]
-        return (NOW + i, name, *values)
+        return (NOW + i, name, {**given, "token": ids[i % len(ids)][0], "latency_us": 40_000 + i})
 
     return [row(i) for i in range(FLUSH_EVENTS)]
 
@@ -56,14 +53,14 @@ def writing(folder: Path, items: list[JournalItem]) -> Callable[[], None]:
     """Pseudonyms, Arrow, the open segment and sealing it as Parquet: all that the writing thread does."""
 
     def write_and_seal() -> None:
-        writer = SegmentWriter(
+        config = WriterConfig(
             folder=folder,
             key=bytes(32),
-            writer_id=os.urandom(16),
             segment_bytes=1 << 40,
-            segment_us=1 << 60,
-            pending_limit=1 << 20,
+            segment_seconds=1e9,
+            buffered_events=1 << 20,
         )
+        writer = SegmentWriter(config, os.urandom(16))
         for _ in range(SEGMENT_FLUSHES):
             writer.write(items, NOW)
         writer.close()

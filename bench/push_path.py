@@ -26,7 +26,7 @@ from ntf_demo.fake_push.program import FakePushProcess, fake_push_process
 from ntf_demo.fake_push.server import wall_clock
 from ntf_server.clock import SystemClock
 from ntf_server.config import ApnsConfig, PushConfig
-from ntf_server.journal import NullJournal
+from ntf_server.journal import EventSink
 from ntf_server.memory import relax_garbage_collection
 from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import Dispatcher
@@ -127,7 +127,7 @@ async def push_side(fake: FakePushProcess, key: Path) -> AsyncIterator[Side]:
             PushConfig(),
             clock=SystemClock(),
             random=os.urandom,
-            journal=NullJournal(),
+            journal=EventSink(),
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run())

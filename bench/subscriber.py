@@ -23,7 +23,7 @@ from bench.measure import Row, figure, resident_memory
 from bench.part import Part
 from ntf_server.clock import SystemClock
 from ntf_server.config import SubscriberConfig
-from ntf_server.journal import NullJournal
+from ntf_server.journal import EventSink
 from ntf_server.router import RouterStatus
 from ntf_server.router_session import RECEIVED
 from ntf_server.subscriber import RouterSubscriber
@@ -120,7 +120,7 @@ class Daemon:
     def __init__(self, store: SqliteStore, config: SubscriberConfig) -> None:
         self.sink = CountingSink()
         self.subscriber = RouterSubscriber(
-            store, self.sink, SystemClock(), config, NullJournal(), max_routers=MAX_ROUTERS
+            store, self.sink, SystemClock(), config, EventSink(), max_routers=MAX_ROUTERS
         )
         self.memory = 0
 

@@ -29,18 +29,17 @@ from agent.errors import AgentError
 from agent.notifications.records import Mode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
-from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
+from ntf_demo.fresh_server import config_dir, fresh_config
 from ntf_server import setup
 from ntf_server.app import App, running
 from ntf_server.clock import as_datetime
-from ntf_server.config import Config
+from ntf_server.config import LOCALHOST
 from ntf_server.metrics import PREFIX
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import b64
 from protocol.messages_crypto import RcvMessage
-from smp_router.config import RouterConfig
 from smp_router.router import Router
-from transport.cancellation import first_cause
+from transport.cancellation import first_cause, stop_signal
 
 E = TypeVar("E", bound=Event)
 
@@ -75,14 +74,13 @@ class Playground:
 async def playground(
     folder: Path,
     *,
-    router: RouterConfig | None = None,
     record_file: Path | None = None,
     postgres_url: str = "",
     journal: bool = False,
 ) -> AsyncIterator[Playground]:
     """All three on free ports of this machine, with everything they write in `folder`."""
     async with AsyncExitStack() as stack:
-        smp = await stack.enter_async_context(Router.start(router, host=LOCALHOST))
+        smp = await stack.enter_async_context(Router.start(host=LOCALHOST))
         push_config = FakePushConfig(folder=folder / "push", record_file=record_file)
         push = await stack.enter_async_context(FakePushServer(push_config))
         server = await stack.enter_async_context(running(_server(folder, push, postgres_url, journal)))
@@ -90,28 +88,11 @@ async def playground(
 
 
 def _server(folder: Path, push: FakePushServer, postgres_url: str, journal: bool) -> App:
-    config = fresh_config(folder, postgres_url)
+    config = fresh_config(folder, push, postgres_url)
     if journal:
         quick = replace(config.JOURNAL, enabled=True, segment_seconds=JOURNAL_SECONDS)
         config = replace(config, JOURNAL=quick)
-    return App(config_dir(folder), _with_test_provider(config, push))
-
-
-def _with_test_provider(config: Config, push: FakePushServer) -> Config:
-    return replace(
-        config,
-        TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
-        SUBSCRIBER=replace(config.SUBSCRIBER, allow_private_routers=True),
-        APNS=replace(
-            config.APNS,
-            allow_test_provider=True,
-            key_id="DEMO",
-            team_id="DEMO",
-            test_host=LOCALHOST,
-            test_port=push.port,
-            test_ca_file=push.ca_file,
-        ),
-    )
+    return App(config_dir(folder), config)
 
 
 class Story:
@@ -281,7 +262,7 @@ async def _subscribe(story: Story, world: Playground, alice: DuplexAgent) -> Non
     story.step("NKEY", "phone → router", "keys of the notifier")
     story.step("SNEW", "phone → notification server", "where the notifier is, and its key")
     wanted = {row.notifier_id for row in await alice.notifications.subscriptions()}
-    await _until(lambda: wanted <= world.router.subscribed_notifiers())
+    await until(lambda: wanted <= world.router.subscribed_notifiers())
     story.step("NSUB", "notification server → router", "the queue is watched")
 
 
@@ -309,7 +290,8 @@ async def _one_message(
     story.text("What each of them could see", style="bold")
     for name, view in views:
         story.fact(name, view, style="dim")
-    told = f"from Bob, {_clock_time(message)}: “{message.body.decode()}”"
+    at = as_datetime(message.broker_ts).astimezone()
+    told = f"from Bob, {at:%H:%M:%S}: “{message.body.decode()}”"
     story.fact("Alice's phone", told, style="bold green")
     in_server = _server_seconds() - in_server
     return [
@@ -416,14 +398,7 @@ async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> 
     story.chapter(f"What it writes to its journal can be reported on, {JOURNAL_SECONDS:.0f} s later:")
     journal, report = folder / "data" / setup.JOURNAL_FOLDER, folder / "report"
     story.plain(f"    {analytics} report all --journal {journal} --out {report}")
-    await until_interrupted()
-
-
-async def until_interrupted() -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
+    await stop_signal().wait()
 
 
 def _program(name: str) -> str:
@@ -440,11 +415,11 @@ async def _next(agent: DuplexAgent, kind: type[E]) -> E:
 
 
 async def _next_push(world: Playground, seen: int) -> RecordedPush:
-    await _until(lambda: len(world.accepted()) > seen)
+    await until(lambda: len(world.accepted()) > seen)
     return world.accepted()[seen]
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PUSH_DEADLINE):
         while not condition():  # noqa: ASYNC110  # servers of their own: they do not signal anybody here
             await asyncio.sleep(LOOK_AGAIN)
@@ -462,7 +437,3 @@ def _shortened(address: str) -> str:
 
 def _excerpt(data: bytes) -> str:
     return b64(data[:EXCERPT]).decode()[:EXCERPT] + "…"
-
-
-def _clock_time(message: MessageReceived) -> str:
-    return as_datetime(message.broker_ts).astimezone().strftime("%H:%M:%S")

@@ -1,24 +1,22 @@
-"""A server that did not exist before, in a folder of its own."""
+"""A server that did not exist before, in a folder of its own; a fake provider takes its pushes to Apple."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
+from ntf_demo.fake_push.server import FakePushServer
 from ntf_server import setup
-from ntf_server.clock import SystemClock, as_datetime
-from ntf_server.config import Config
+from ntf_server.clock import utc_now
+from ntf_server.config import LOCALHOST, Config
 from transport.certificates import KeyAlgorithm
-
-LOCALHOST: Final = "127.0.0.1"
 
 
 def config_dir(folder: Path) -> Path:
     return folder / "etc"
 
 
-def fresh_config(folder: Path, postgres_url: str = "") -> Config:
+def fresh_config(folder: Path, push: FakePushServer, postgres_url: str = "") -> Config:
     """Makes an identity too; the server listens on a free port."""
     options = setup.InitOptions(
         config_dir=config_dir(folder),
@@ -27,7 +25,20 @@ def fresh_config(folder: Path, postgres_url: str = "") -> Config:
         port=0,
         algorithm=KeyAlgorithm.ED25519,
     )
-    config = setup.init(options, as_datetime(SystemClock().now()))
+    config = setup.init(options, utc_now())
     if postgres_url:
         config = replace(config, STORE=replace(config.STORE, database="postgres", url=postgres_url))
-    return config
+    return replace(
+        config,
+        TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
+        SUBSCRIBER=replace(config.SUBSCRIBER, allow_private_routers=True),
+        APNS=replace(
+            config.APNS,
+            allow_test_provider=True,
+            key_id="DEMO",
+            team_id="DEMO",
+            test_host=LOCALHOST,
+            test_port=push.port,
+            test_ca_file=push.ca_file,
+        ),
+    )

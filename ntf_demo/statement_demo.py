@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import secrets
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import REGISTRY
 
-from ntf_demo.demo import EXCERPT, LOOK_AGAIN, PUSH_DEADLINE, Story, until_interrupted
+from ntf_demo.demo import EXCERPT, Story, until
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import wall_clock
-from ntf_demo.fresh_server import LOCALHOST
 from ntf_demo.statement_gateway import (
     GatewayClient,
     GatewayWorld,
@@ -23,11 +20,13 @@ from ntf_demo.statement_gateway import (
     key_pair,
     signed_statement,
 )
+from ntf_server.config import LOCALHOST
 from ntf_server.metrics import PREFIX
 from ntf_server.statements.openapi import SPEC_PATH, SUBSCRIPTIONS
 from protocol.crypto import X25519PrivateKey, box, open_box
 from protocol.encoding import NONCE_SIZE
 from protocol.statements import Signed, decode_statement, statement_hash
+from transport.cancellation import stop_signal
 
 ALICE, MALLORY = key_pair("Alice"), key_pair("Mallory")
 CHAT, CALLS = b"chat of Alice and Bob".ljust(32, b"."), b"calls of Alice and Bob".ljust(32, b".")
@@ -72,7 +71,7 @@ async def tell(story: Story, folder: Path, *, keep: bool) -> None:
         if keep:
             story.chapter("It keeps running until Ctrl-C. In another terminal:")
             story.plain(f"    curl http://{LOCALHOST}:{world.server.gateway_port}{SPEC_PATH}")
-            await until_interrupted()
+            await stop_signal().wait()
 
 
 async def _register(story: Story, world: GatewayWorld, bob: GatewayClient) -> None:
@@ -83,7 +82,7 @@ async def _register(story: Story, world: GatewayWorld, bob: GatewayClient) -> No
     await bob.allow(alerts, (ALICE[0], CHAT))
     await bob.allow(calls, (ALICE[0], CALLS))
     story.step("PUT", "phone → notification server", "rules: Alice about their chat; her calls")
-    await _until(lambda: world.node.watched == {CHAT, CALLS})
+    await until(lambda: world.node.watched == {CHAT, CALLS})
     story.step("subscribe", "notification server → statement store", "both topics are watched")
 
 
@@ -134,7 +133,7 @@ async def _refused(story: Story, world: GatewayWorld, sealed: Sealed) -> None:
     changed[-1] ^= 1
     await world.node.submit(own)
     await world.node.submit(bytes(changed))
-    await _until(lambda: _count("statements_dropped_total", reason="forged") > forged)
+    await until(lambda: _count("statements_dropped_total", reason="forged") > forged)
     story.step("submit", "Mallory → statement store", "signed by Mallory: no rule names him")
     story.step("submit", "Mallory → statement store", "in Alice's name: the signature is not hers")
     await _submitted(world, signed_statement(ALICE, CHAT, data=sealed.seal("Still there?")))
@@ -146,7 +145,7 @@ async def _again(story: Story, world: GatewayWorld) -> None:
     seen, repeated = len(world.accepted), _count("statements_repeated_total")
     await world.node.stop()
     await world.node.start()
-    await _until(lambda: _count("statements_repeated_total") >= repeated + seen)
+    await until(lambda: _count("statements_repeated_total") >= repeated + seen)
     told = int(_count("statements_repeated_total") - repeated)
     story.step("statement", "statement store → notification server", f"{told} that were pushed before")
     story.step("push", f"{len(world.accepted) - seen} for them", "each is pushed once")
@@ -161,7 +160,7 @@ async def _loud(story: Story, world: GatewayWorld, sealed: Sealed) -> None:
     def silent() -> int:
         return int(_count("statements_limited_total") - limited)
 
-    await _until(lambda: len(world.accepted) - seen + silent() == LOUD)
+    await until(lambda: len(world.accepted) - seen + silent() == LOUD)
     limit = f"with the {seen} before 30 a minute, then two minutes of silence"
     story.step("push", f"{len(world.accepted) - seen} of {LOUD}", limit)
 
@@ -170,15 +169,9 @@ async def _submitted(world: GatewayWorld, statement: bytes) -> tuple[RecordedPus
     """The push that a statement led to, and the seconds it took."""
     seen, at = len(world.accepted), wall_clock()
     await world.node.submit(statement)
-    await _until(lambda: len(world.accepted) > seen)
+    await until(lambda: len(world.accepted) > seen)
     push = world.accepted[seen]
     return push, push.received - at
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PUSH_DEADLINE):
-        while not condition():  # noqa: ASYNC110  # servers of their own: they do not signal anybody here
-            await asyncio.sleep(LOOK_AGAIN)
 
 
 def _count(name: str, **labels: str) -> float:

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from ntf_demo.fake_node.server import FakeNode
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
-from ntf_demo.fresh_server import LOCALHOST, config_dir, fresh_config
+from ntf_demo.fresh_server import config_dir, fresh_config
 from ntf_server.app import App, running
 from ntf_server.clock import Clock, SystemClock
-from ntf_server.config import Config, FcmConfig, StatementsConfig
+from ntf_server.config import LOCALHOST, Config, FcmConfig, StatementsConfig
 from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
 from ntf_server.statements.signed_requests import SCHEME, signing_text
 from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes
@@ -134,7 +134,7 @@ async def gateway_parts(
         aiohttp.ClientSession() as session,
     ):
         world = GatewayWorld(node, push, session, folder)
-        config = fresh_config(folder, postgres_url)
+        config = fresh_config(folder, push, postgres_url)
         world.config = _with_gateway(config, push, folder, node.url, **settings)
         yield world
 
@@ -147,18 +147,10 @@ async def gateway_world(folder: Path, **settings: Any) -> AsyncIterator[GatewayW
 
 
 def _with_gateway(config: Config, push: FakePushServer, folder: Path, node: str, **settings: Any) -> Config:
-    """Pushes to Apple and to Google go to the fake provider."""
+    """Pushes to Google go to the fake provider, too."""
     origin = f"https://{LOCALHOST}:{push.port}"
     return replace(
         config,
-        TRANSPORT=replace(config.TRANSPORT, listen=LOCALHOST),
-        APNS=replace(
-            config.APNS,
-            allow_test_provider=True,
-            test_host=LOCALHOST,
-            test_port=push.port,
-            test_ca_file=push.ca_file,
-        ),
         FCM=FcmConfig(
             service_account_file=_service_account(folder / "account.json", f"{origin}/token"),
             endpoint=origin,

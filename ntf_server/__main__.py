@@ -20,9 +20,8 @@ from typing import Any
 
 from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import utc_now
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
-from ntf_server.config_kinds import check_host
 from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
@@ -32,8 +31,9 @@ from protocol.addresses import NTF_PORT
 from store.interface import StoreError
 from store.journal_schema import JournalKeyError
 from transport.cancellation import first_cause
-from transport.certificates import CA_KEY, KeyAlgorithm, renew_online
+from transport.certificates import CA_KEY, SERVER_CERTIFICATE, KeyAlgorithm, renew_online
 from transport.errors import TransportError
+from transport.hosts import client_port_option, host_option, number_option
 
 logger = logging.getLogger(__name__)
 EXPECTED = (
@@ -49,8 +49,19 @@ EXPECTED = (
 )
 "What an operator can cause: told in one line, without a traceback."
 MAX_WORKERS = 256
-USAGE = 2
-"Exit code of what an operator has to put right; argparse has the same."
+ELSEWHERE = (
+    ("migrate", "ntf_server.migration", "change the database's schema, or move to another database"),
+    ("import", "ntf_server.import_command", "take over the data of the deployed server"),
+    ("doctor", "ntf_server.doctor", "look for everything that can be wrong"),
+    ("test", "ntf_server.send_test", "send one real push to one device"),
+)
+"Name, module and `--help`."
+DEMONSTRATIONS = (
+    ("demo", "ntf_demo.demo", "see one notification on its whole way, on this machine alone"),
+    ("fake-push", "ntf_demo.fake_push.program", "run a push provider for tests: APNs, FCM and Web Push"),
+    ("fake-node", "ntf_demo.fake_node.program", "run a statement store's node for tests"),
+)
+"Likewise; they need no configuration."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # In one piece: the thread that writes the log would put its lines between two.
         sys.stderr.write(f"ntf-server: {checks.remedied(_one_line(cause))}\n")
-        return USAGE
+        return workers.USAGE
 
 
 def _one_line(error: BaseException) -> str:
@@ -107,18 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_init(commands.add_parser("init", parents=[folders], help="make configuration, identity and keys"))
     _add_start(commands.add_parser("start", parents=[folders], help="run the server"))
     _add_cert(commands.add_parser("cert", parents=[folders], help="renew the online certificate"))
-    commands.add_parser(
-        "migrate",
-        parents=[folders],
-        module="ntf_server.migration",
-        help="change the database's schema, or move to another database",
-    )
-    commands.add_parser(
-        "import",
-        parents=[folders],
-        module="ntf_server.import_command",
-        help="take over the data of the deployed server",
-    )
     _add_backup(commands.add_parser("backup", parents=[folders], help="copy the data of a running server"))
     _add_restore(commands.add_parser("restore", parents=[folders], help="put a backup in place"))
     status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")
@@ -126,27 +125,10 @@ def _parser() -> argparse.ArgumentParser:
     delete = commands.add_parser("delete", parents=[folders], help="remove configuration, identity and data")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.set_defaults(run=_delete)
-    commands.add_parser(
-        "doctor", parents=[folders], module="ntf_server.doctor", help="look for everything that can be wrong"
-    )
-    commands.add_parser(
-        "test", parents=[folders], module="ntf_server.send_test", help="send one real push to one device"
-    )
-    commands.add_parser(
-        "demo",
-        module="ntf_demo.demo",
-        help="see one notification on its whole way, on this machine alone",
-    )
-    commands.add_parser(
-        "fake-push",
-        module="ntf_demo.fake_push.program",
-        help="run a push provider for tests: APNs, FCM and Web Push",
-    )
-    commands.add_parser(
-        "fake-node",
-        module="ntf_demo.fake_node.program",
-        help="run a statement store's node for tests",
-    )
+    for name, module, about in ELSEWHERE:
+        commands.add_parser(name, parents=[folders], module=module, help=about)
+    for name, module, about in DEMONSTRATIONS:
+        commands.add_parser(name, module=module, help=about)
     return parser
 
 
@@ -158,20 +140,16 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ip", type=_ip, help="address of the server, as clients will know it")
     where.add_argument(
-        "--fqdn", type=_host, help="name of the server, as clients will know it (this machine's name)"
+        "--fqdn", type=host_option, help="name of the server, as clients will know it (this machine's name)"
     )
     parser.add_argument(
-        "--port", type=_port, default=NTF_PORT, help="that clients will connect to (%(default)s)"
+        "--port",
+        type=client_port_option,
+        default=NTF_PORT,
+        help="that clients will connect to (%(default)s)",
     )
     _add_data_dir(parser)
-    parser.add_argument(
-        "-a",
-        "--algorithm",
-        type=_algorithm,
-        default=KeyAlgorithm.ED448,
-        metavar="ED25519|ED448",
-        help="of the certificates (ED448)",
-    )
+    _add_algorithm(parser, "of the certificates (ED448)", KeyAlgorithm.ED448)
     parser.add_argument(
         "--store", choices=["sqlite"], default="sqlite", help="kind of database (%(default)s)"
     )
@@ -185,6 +163,12 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
         help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
+    )
+
+
+def _add_algorithm(parser: argparse.ArgumentParser, about: str, default: KeyAlgorithm | None = None) -> None:
+    parser.add_argument(
+        "-a", "--algorithm", type=_algorithm, default=default, metavar="ED25519|ED448", help=about
     )
 
 
@@ -205,20 +189,6 @@ def _ip(text: str) -> str:
     return str(address)
 
 
-def _host(text: str) -> str:
-    try:
-        check_host(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a host name") from None
-    return text if ":" in text else text.encode("idna").decode("ascii")  # clients know no other letters
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port that clients can connect to")
-    return int(text)
-
-
 def _init(args: argparse.Namespace) -> int:
     options = setup.InitOptions(
         config_dir=args.config_dir,
@@ -227,7 +197,7 @@ def _init(args: argparse.Namespace) -> int:
         port=args.port,
         algorithm=args.algorithm,
     )
-    now = as_datetime(SystemClock().now())
+    now = utc_now()
     if args.force:
         _refuse_while_running(args)
     if args.force and (replaced := setup.put_aside(args.config_dir, setup.CONFIG_FILES, now)):
@@ -236,7 +206,7 @@ def _init(args: argparse.Namespace) -> int:
     if not (args.ip or args.fqdn):
         print(f"Neither --fqdn nor --ip was given: clients are told this machine's name, {options.host}.")
     print(f"Configuration: {args.config_dir / CONFIG_FILE}")
-    print(f"Keep {args.config_dir / 'ca.key'} offline: whoever has it can be this server.")
+    print(f"Keep {args.config_dir / CA_KEY} offline: whoever has it can be this server.")
     print(f"Web Push public key: {setup.vapid_key_text(config)}")
     print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
@@ -260,7 +230,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_worker_count,
+        type=number_option(1, MAX_WORKERS, f"a number from 1 to {MAX_WORKERS}"),
         help="so many daemons on this machine, one for each core; needs PostgreSQL",
     )
     parser.add_argument(
@@ -269,12 +239,6 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         help="end when standard input ends: how --workers starts its workers",
     )
     parser.set_defaults(run=_start)
-
-
-def _worker_count(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) <= MAX_WORKERS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_WORKERS}")
-    return int(text)
 
 
 def _load(args: argparse.Namespace) -> Config:
@@ -296,7 +260,7 @@ def _start(args: argparse.Namespace) -> int:
         workers.check(config, args.workers)
         level = ("--log-level", args.log_level) if args.log_level else ()
         each = ("--config-dir", str(args.config_dir), *level)
-        return asyncio.run(workers.Workers(config, each).run(args.workers))
+        return asyncio.run(workers.WorkerProcesses(config, each).run(args.workers))
     try:
         return asyncio.run(
             run_until_signal(args.config_dir, load, maintenance=args.maintenance, is_worker=args.worker)
@@ -309,13 +273,7 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _add_cert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-a",
-        "--algorithm",
-        type=_algorithm,
-        metavar="ED25519|ED448",
-        help="of the new certificate (the CA's)",
-    )
+    _add_algorithm(parser, "of the new certificate (the CA's)")
     parser.set_defaults(run=_cert)
 
 
@@ -323,11 +281,10 @@ def _cert(args: argparse.Namespace) -> int:
     config = _load(args)
     if not (ca_key := args.config_dir / CA_KEY).exists():
         raise ConfigError(f"{ca_key} is not here; bring it from where it is kept")
-    now = as_datetime(SystemClock().now())
-    renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, now)
+    renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, utc_now())
     setup.give_to_owner(args.config_dir, setup.CONFIG_FILES)
-    print(f"New online certificate: {args.config_dir / 'server.crt'}. SIGHUP makes the server use it.")
-    print("The server's address is unchanged. Keep ca.key offline again.")
+    print(f"New online certificate: {args.config_dir / SERVER_CERTIFICATE}. SIGHUP makes the server use it.")
+    print(f"The server's address is unchanged. Keep {CA_KEY} offline again.")
     return 0
 
 
@@ -340,8 +297,9 @@ def _add_backup(parser: argparse.ArgumentParser) -> None:
 
 
 def _backup(args: argparse.Namespace) -> int:
-    now = as_datetime(SystemClock().now())
-    made = backup.make_backup(args.config_dir, _load(args), args.folder, with_identity=args.identity, now=now)
+    made = backup.make_backup(
+        args.config_dir, _load(args), args.folder, with_identity=args.identity, now=utc_now()
+    )
     print(f"{args.folder}: {', '.join(made.files)}; schema version {made.schema}, checked")
     return 0
 
@@ -353,8 +311,7 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
 
 
 def _restore(args: argparse.Namespace) -> int:
-    now = as_datetime(SystemClock().now())
-    config, replaced = backup.restore_backup(args.folder, args.config_dir, args.data_dir, now)
+    config, replaced = backup.restore_backup(args.folder, args.config_dir, args.data_dir, utc_now())
     print(f"Restored: {setup.database_path(config)}")
     if replaced is not None:
         print(f"What was there before: {replaced}")

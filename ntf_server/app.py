@@ -22,7 +22,7 @@ from ntf_server.figures import Figures, watch_loop
 from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
-from ntf_server.journal import MEGABYTE, Journal, NullJournal, WriterConfig
+from ntf_server.journal import MEGABYTE, EventSink, Journal, WriterConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
@@ -38,7 +38,7 @@ from ntf_server.stores import daemon_name, make_store, opened
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
 from store.interface import StoreVanished
-from store.journal_schema import load_or_create_key
+from store.journal_schema import KEY_FILE_NAME, load_or_create_key
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 from transport.errors import TransportError
@@ -236,13 +236,13 @@ class App:
         logger.critical("stopping: %s", self._vanished)
         stop.set()
 
-    def _make_journal(self) -> Journal | NullJournal:
+    def _make_journal(self) -> EventSink:
         section = self._config.JOURNAL
         if not section.enabled:
-            return NullJournal()
+            return EventSink()
         config = WriterConfig(
             folder=self._data_dir / setup.JOURNAL_FOLDER,
-            key=load_or_create_key(self._data_dir / setup.JOURNAL_KEY),
+            key=load_or_create_key(self._data_dir / KEY_FILE_NAME),
             format="jsonl" if section.format == "jsonl" else "parquet",
             segment_bytes=section.segment_mb * MEGABYTE,
             segment_seconds=section.segment_seconds,

@@ -16,10 +16,12 @@ from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, ren
 from ntf_server.data_folder import held, remember_database
 from ntf_server.secret_files import write_secret
 from store.backup import check_database, copy_database
+from store.journal_schema import KEY_FILE_NAME
 from store.migrate import STEPS
 
 MANIFEST = "backup.json"
-IDENTITY_FILES = (*setup.IDENTITY_FILES, setup.VAPID_KEY, CONFIG_FILE)
+MOVED_FILES = (*setup.IDENTITY_FILES, setup.VAPID_KEY, CONFIG_FILE)
+"With the data, all that a server needs on another machine."
 
 
 class BackupError(Exception):
@@ -27,7 +29,7 @@ class BackupError(Exception):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BackupManifest:
     """What is in a backup. Written last: a folder without one is no backup."""
 
     made: str
@@ -37,7 +39,7 @@ class Manifest:
     "SHA-256 by name."
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> BackupManifest:
         try:
             values: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
             return cls(**values)
@@ -47,7 +49,7 @@ class Manifest:
 
 def make_backup(
     config_dir: Path, config: Config, folder: Path, *, with_identity: bool, now: datetime
-) -> Manifest:
+) -> BackupManifest:
     """Copy the database (also of a running server), its journal's key and, if wanted, the identity."""
     if folder.exists() and any(folder.iterdir()):
         raise BackupError(f"{folder} is not empty: a backup gets a folder of its own")
@@ -58,10 +60,10 @@ def make_backup(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     version = copy_database(database, folder / setup.DATABASE)
-    _copy(database.with_name(setup.JOURNAL_KEY), folder)
-    for name in IDENTITY_FILES if with_identity else ():
+    _copy(database.with_name(KEY_FILE_NAME), folder)
+    for name in MOVED_FILES if with_identity else ():
         _copy(config_dir / name, folder)
-    manifest = Manifest(
+    manifest = BackupManifest(
         made=now.isoformat(timespec="seconds"),
         program=metadata.version("ntf-server"),
         schema=version,
@@ -101,13 +103,13 @@ def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: d
     return Restored(config, replaced)
 
 
-def _replace_data(folder: Path, target: Path, manifest: Manifest, now: datetime) -> Path | None:
+def _replace_data(folder: Path, target: Path, manifest: BackupManifest, now: datetime) -> Path | None:
     """The copy is whole before what is there gives way to it: the disk may be full."""
     fresh = target / f".{setup.DATABASE}.restored"
     try:
         write_secret(fresh, folder / setup.DATABASE)
         check_database(fresh)
-        keys = [name for name in (setup.JOURNAL_KEY,) if name in manifest.files]
+        keys = [name for name in (KEY_FILE_NAME,) if name in manifest.files]
         replaced = setup.put_aside(target, (*setup.DATABASE_FILES, *keys), now)
         fresh.rename(target / setup.DATABASE)
     finally:
@@ -124,9 +126,9 @@ def _check_kind(config: Config) -> None:
         )
 
 
-def check_backup(folder: Path) -> Manifest:
+def check_backup(folder: Path) -> BackupManifest:
     """The manifest of a backup whose files are all as they were written."""
-    manifest = Manifest.read(folder)
+    manifest = BackupManifest.read(folder)
     for name, digest in manifest.files.items():
         file = folder / name
         if Path(name).name != name or not file.is_file() or _digest(file) != digest:
@@ -139,10 +141,12 @@ def check_backup(folder: Path) -> Manifest:
     return manifest
 
 
-def _restore_identity(folder: Path, config_dir: Path, data_dir: Path | None, manifest: Manifest) -> Config:
+def _restore_identity(
+    folder: Path, config_dir: Path, data_dir: Path | None, manifest: BackupManifest
+) -> Config:
     """The configuration with the paths of this machine."""
     config_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in IDENTITY_FILES:
+    for name in MOVED_FILES:
         if (config_dir / name).exists():
             raise BackupError(
                 f"{config_dir / name} exists: an identity is restored into an empty folder only"
@@ -156,7 +160,7 @@ def _restore_identity(folder: Path, config_dir: Path, data_dir: Path | None, man
     vapid = config_dir / setup.VAPID_KEY
     if setup.VAPID_KEY in manifest.files:
         config = replace(config, WEBPUSH=replace(config.WEBPUSH, vapid_key_file=vapid.absolute()))
-    for name in IDENTITY_FILES:
+    for name in MOVED_FILES:
         if name in manifest.files and name != CONFIG_FILE:
             _copy(folder / name, config_dir)
     write_secret(config_dir / CONFIG_FILE, render_config(config).encode())

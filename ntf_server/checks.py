@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from ntf_server import journald
-from ntf_server.config import Config
-
-LOCALHOST = "127.0.0.1"
+from ntf_server.config import LOCALHOST, Config
+from ntf_server.logs import JOURNALD_SOCKET
 
 
 def remedied(line: str) -> str:
@@ -63,8 +61,8 @@ def file_problems(config: Config) -> Iterator[str]:
     ):
         if path is not None:
             yield from _ca_problem(path, key)
-    if config.LOG.format == "journald" and not Path(journald.SOCKET).exists():
-        yield f"[LOG] format is journald, and there is none here ({journald.SOCKET}); choose text or json"
+    if config.LOG.format == "journald" and not Path(JOURNALD_SOCKET).exists():
+        yield f"[LOG] format is journald, and there is none here ({JOURNALD_SOCKET}); choose text or json"
 
 
 def _folder_problem(folder: Path, key: str) -> Iterator[str]:
@@ -94,7 +92,8 @@ def port_problems(config: Config) -> Iterator[str]:
 
 def _port_problem(host: str, port: int, key: str) -> Iterator[str]:
     try:
-        with socket.create_server((host, port), family=_family(host)):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family):
             return
     except OSError as error:
         match error.errno:
@@ -109,7 +108,3 @@ def _port_problem(host: str, port: int, key: str) -> Iterator[str]:
                 yield f"{key}: {host} is no address of this machine; `ip address` shows which are"
             case _:
                 yield f"{key}: cannot listen on {host or 'any address'}, port {port}: {error.strerror}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -57,3 +57,8 @@ def day(seconds: float) -> int:
 
 def as_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def utc_now() -> datetime:
+    """For commands, which have no clock of their own."""
+    return as_datetime(SystemClock().now())

@@ -27,11 +27,12 @@ from ntf_server.config_kinds import (
     SWITCH,
     TEXT,
     WEBSOCKET,
-    Kind,
+    ValueKind,
     choice,
     seconds,
     whole,
 )
+from protocol.addresses import NTF_PORT
 from smp_client.requests import SESSION_DEFAULTS
 from store.leases import LEASE_SECONDS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability
@@ -39,6 +40,7 @@ from store.statement_records import DEFAULT_GATEWAY_CAPS
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
+LOCALHOST = "127.0.0.1"
 ENV_PREFIX = "NTF_"
 OTHER_VARIABLES = frozenset({"NTF_SERVER_CFG_PATH", "NTF_SERVER_LOG_PATH", "NTF_AGENT_PATH", "NTF_AGENT_KEY"})
 "Of the command line, and of ntf-agent."
@@ -48,7 +50,7 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message names file, line, key and what is allowed."""
 
 
-def key(default: Any, kind: Kind, doc: str, *, secret: bool = False) -> Any:
+def key(default: Any, kind: ValueKind, doc: str, *, secret: bool = False) -> Any:
     return field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret}, repr=not secret)
 
 
@@ -111,7 +113,7 @@ class TransportConfig:
 
     host: str = key("", HOST, "Name or address in the server's address. Made by init.")
     listen: str = key("", LISTEN, "Address to listen on; empty: all.")
-    port: int = key(443, PORT, "0: any free port.")
+    port: int = key(NTF_PORT, PORT, "0: any free port.")
     reuse_port: bool = key(False, SWITCH, "Let other daemons on this machine share the port (--workers).")
     control_port: int = key(0, PORT, "Control port on localhost; 0: none.")
 
@@ -179,7 +181,7 @@ class ApnsConfig:
     client: str = key("curl", choice("curl", "aioapns"), "The HTTP/2 client.")
     port: int = key(443, PORT, "443 or 2197.")
     allow_test_provider: bool = key(False, SWITCH, "Accept tokens of the test provider (AT).")
-    test_host: str = key("127.0.0.1", TEXT, "Where tokens of the test provider are pushed.")
+    test_host: str = key(LOCALHOST, TEXT, "Where tokens of the test provider are pushed.")
     test_port: int = key(5443, PORT, "")
     test_ca_file: Path | None = key(None, FILE, "Certificates trusted for the test host.")
 
@@ -215,7 +217,7 @@ class StatementsConfig:
 
     enabled: bool = key(False, SWITCH, "")
     node: str = key("", WEBSOCKET, "The statement store's node.")
-    listen: str = key("127.0.0.1", LISTEN, "Address of the HTTP API; empty: all.")
+    listen: str = key(LOCALHOST, LISTEN, "Address of the HTTP API; empty: all.")
     port: int = key(8443, PORT, "0: any free port.")
     cert_file: Path | None = key(None, FILE, "Certificates of the HTTP API, PEM; empty: no TLS.")
     key_file: Path | None = key(None, FILE, "Their key.")
@@ -275,7 +277,7 @@ class LimitsConfig:
 class MetricsConfig:
     """Prometheus and health checks over local HTTP: /metrics, /health/live, /health/ready."""
 
-    host: str = key("127.0.0.1", LISTEN, "")
+    host: str = key(LOCALHOST, LISTEN, "")
     port: int = key(0, PORT, "0: off.")
     file: Path | None = key(None, FILE, "Also write the metrics to this file.")
     file_interval: float = key(60.0, seconds(1, 86_400), "")
@@ -397,12 +399,10 @@ def _read_section(
             raise ConfigError(f"{where}: unknown key {option} in [{section}]; {_meant(option, known)}")
     result = {}
     for option, declared in known.items():
-        variable = f"{ENV_PREFIX}{section}_{option}".upper()
-        other = _WELL_KNOWN_ENV.get((section, option), "")
-        if variable in env:
+        names = (_variable(section, option), _WELL_KNOWN_ENV.get((section, option), ""))
+        variable = next((each for each in names if each in env), None)
+        if variable is not None:
             result[option] = _value(declared, env[variable], f"environment {variable}")
-        elif other in env:
-            result[option] = _value(declared, env[other], f"environment {other}")
         elif option in values:
             where = f"{name}:{lines[section, option]}: [{section}] {option}"
             _check_bare(declared, values[option], where)
@@ -417,7 +417,11 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """A line for each variable that looks like one of ours and is none."""
-    known = {f"{ENV_PREFIX}{section}_{f.name}".upper() for section, f in _all_keys()}
+    known = {
+        _variable(section, option.name)
+        for section, kind in SECTIONS.items()
+        for option in dataclasses.fields(kind)
+    }
     for name in sorted(env):
         if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_VARIABLES:
             close = difflib.get_close_matches(name, known, n=1)
@@ -426,8 +430,8 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    return ((section, f) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind))
+def _variable(section: str, option: str) -> str:
+    return f"{ENV_PREFIX}{section}_{option}".upper()
 
 
 def _check_bare(declared: dataclasses.Field[Any], text: str, where: str) -> None:
@@ -441,7 +445,7 @@ def _check_bare(declared: dataclasses.Field[Any], text: str, where: str) -> None
 
 
 def _value(declared: dataclasses.Field[Any], text: str, where: str) -> Any:
-    kind: Kind = declared.metadata["kind"]
+    kind: ValueKind = declared.metadata["kind"]
     try:
         return kind.parse(text)
     except (ValueError, KeyError):
@@ -496,7 +500,7 @@ def render_config(config: Config) -> str:
 
 
 def _render_key(declared: dataclasses.Field[Any], value: Any) -> list[str]:
-    kind: Kind = declared.metadata["kind"]
+    kind: ValueKind = declared.metadata["kind"]
     doc = " ".join(filter(None, (declared.metadata["doc"], f"({kind.allowed})")))
     mark = "# " if value == declared.default else ""
     return [f"# {doc}", f"{mark}{declared.name} = {kind.show(value)}".rstrip()]

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from transport.hosts import MAX_PORT, bracketed, check_host
+
 T = TypeVar("T")
 SHORT_TEXT = 500
 "Bytes: fits into a push beside what else is in it."
 _PROXY = re.compile(r"(?:socks5h?://)?(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", re.IGNORECASE)
-_MAX_NAME = 253
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """How a value is read from text and written back; `allowed` finishes the sentence 'must be …'."""
 
     parse: Callable[[str], Any]
@@ -28,14 +28,6 @@ class Kind:
 
 
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
-
-
-def _bool(text: str) -> bool:
-    return _SWITCHES[text.lower()]
-
-
-def _optional_path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
 
 
 def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
@@ -48,16 +40,16 @@ def _number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str]
     return parse
 
 
-def whole(low: int, high: int) -> Kind:
-    return Kind(_number(int, low, high), f"a whole number from {low} to {high}")
+def whole(low: int, high: int) -> ValueKind:
+    return ValueKind(_number(int, low, high), f"a whole number from {low} to {high}")
 
 
-def seconds(low: float, high: float) -> Kind:
-    return Kind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
+def seconds(low: float, high: float) -> ValueKind:
+    return ValueKind(_number(float, low, high), f"seconds from {low:g} to {high:g}", lambda v: f"{v:g}")
 
 
-def choice(*words: str) -> Kind:
-    return Kind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
+def choice(*words: str) -> ValueKind:
+    return ValueKind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
 
 
 def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
@@ -69,21 +61,10 @@ def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
     return parse
 
 
-def check_host(text: str) -> str:
-    """A host name or an IP address, as it is; a ValueError if it is neither."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        name = text.encode("idna").decode("ascii")
-        if len(name) > _MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
-            raise ValueError from None
-    return text
-
-
 def _hosts(text: str) -> tuple[str, ...]:
     """As the addresses of routers spell them: IPv6 in brackets."""
     bare = [word.strip("[]").rstrip(".") for word in text.replace(",", " ").split()]
-    return tuple(f"[{host}]" if ":" in check_host(host) else host for host in bare)
+    return tuple(bracketed(check_host(host)) for host in bare)
 
 
 def _local_address(text: str) -> None:
@@ -97,16 +78,13 @@ def _proxy(text: str) -> None:
         raise ValueError
 
 
-def _https(text: str) -> None:
-    parts = urlsplit(text)
-    if parts.scheme != "https" or not parts.hostname or parts.port == 0:
-        raise ValueError
+def _url(*schemes: str) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        parts = urlsplit(text)
+        if parts.scheme not in schemes or not parts.hostname or parts.port == 0:
+            raise ValueError
 
-
-def _websocket(text: str) -> None:
-    parts = urlsplit(text)
-    if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.port == 0:
-        raise ValueError
+    return check
 
 
 def _header(text: str) -> None:
@@ -119,15 +97,17 @@ def _short(text: str) -> None:
         raise ValueError
 
 
-SWITCH = Kind(_bool, "on or off", lambda value: "on" if value else "off")
-TEXT = Kind(str, "text")
-SHORT = Kind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
-FILE = Kind(_optional_path, "a path, or nothing", lambda value: "" if value is None else str(value))
-PORT = whole(0, 65535)
-HOSTS = Kind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
-HOST = Kind(_or_nothing(check_host), "a host name or an IP address")
-LISTEN = Kind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
-PROXY = Kind(_or_nothing(_proxy), "host:port, or nothing")
-WEBSOCKET = Kind(_or_nothing(_websocket), "a ws: or wss: URL, or nothing")
-HEADER = Kind(_or_nothing(_header), "the name of a header, or nothing")
-HTTPS = Kind(_or_nothing(_https), "an https: URL, or nothing")
+SWITCH = ValueKind(lambda text: _SWITCHES[text.lower()], "on or off", lambda value: "on" if value else "off")
+TEXT = ValueKind(str, "text")
+SHORT = ValueKind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
+FILE = ValueKind(
+    lambda text: Path(text).expanduser() if text else None, "a path, or nothing", lambda path: str(path or "")
+)
+PORT = whole(0, MAX_PORT)
+HOSTS = ValueKind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
+HOST = ValueKind(_or_nothing(check_host), "a host name or an IP address")
+LISTEN = ValueKind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
+PROXY = ValueKind(_or_nothing(_proxy), "host:port, or nothing")
+WEBSOCKET = ValueKind(_or_nothing(_url("ws", "wss")), "a ws: or wss: URL, or nothing")
+HEADER = ValueKind(_or_nothing(_header), "the name of a header, or nothing")
+HTTPS = ValueKind(_or_nothing(_url("https")), "an https: URL, or nothing")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from enum import IntEnum
 
-from ntf_server.config import AuthConfig
+from ntf_server.config import LOCALHOST, AuthConfig
 from ntf_server.subscriber import RouterSubscriber
 from store.interface import ControlStore, StoreError
 from store.leases import RESUBSCRIBE, SOLE_OWNER, Notice, Ownership
@@ -67,7 +67,7 @@ class ControlPort:
         self._talks: set[asyncio.Task[None]] = set()
 
     async def open(self, port: int) -> None:
-        self._server = await asyncio.start_server(self._handle, "127.0.0.1", port, limit=MAX_LINE)
+        self._server = await asyncio.start_server(self._handle, LOCALHOST, port, limit=MAX_LINE)
 
     async def close(self) -> None:
         if self._server is None:

@@ -61,38 +61,25 @@ class DaemonLife:
         async with TaskGroup() as tasks:
             tasks.create_task(self._journal.run(), name="journal")
             try:
-                await self._started()
+                self._record(JournalEvent.SERVER_STARTED, count=await self._store.subscribable_count())
                 beats = tasks.create_task(self._run(), name="journal's signs of life")
                 yield
                 beats.cancel()
-                self._stopped()
+                self._tell_losses()
+                self._record(JournalEvent.SERVER_STOPPED)
             finally:
                 self._journal.stop()
-
-    async def _started(self) -> None:
-        count = await self._store.subscribable_count()
-        self._journal.record(
-            JournalEvent.SERVER_STARTED, daemon=self._daemon, uptime_us=self._uptime(), count=count
-        )
 
     async def _run(self) -> None:
         for beat in itertools.count():
             await self._sleep(ALIVE_INTERVAL)
             with contextlib.suppress(StoreError):
-                await self._alive()
+                counts = await self._store.counts()
+                part, whole = counts.active_subscriptions, counts.subscriptions
+                self._record(JournalEvent.SERVER_ALIVE, count=part, total=whole)
             self._tell_losses()
             if beat % BEATS_PER_SAMPLE == 0:
                 self._sample()
-
-    async def _alive(self) -> None:
-        counts = await self._store.counts()
-        self._journal.record(
-            JournalEvent.SERVER_ALIVE,
-            daemon=self._daemon,
-            uptime_us=self._uptime(),
-            count=counts.active_subscriptions,
-            total=counts.subscriptions,
-        )
 
     def _sample(self) -> None:
         """How many queues each router has for us: what else the journal says of them are changes."""
@@ -112,9 +99,6 @@ class DaemonLife:
                 self._journal.record(JournalEvent.EVENTS_LOST, error=reason, count=lost)
         self._told = losses
 
-    def _stopped(self) -> None:
-        self._tell_losses()
-        self._journal.record(JournalEvent.SERVER_STOPPED, daemon=self._daemon, uptime_us=self._uptime())
-
-    def _uptime(self) -> int:
-        return int((self._clock.monotonic() - self._began) * MICROSECONDS)
+    def _record(self, event: JournalEvent, *, count: int | None = None, total: int | None = None) -> None:
+        uptime = int((self._clock.monotonic() - self._began) * MICROSECONDS)
+        self._journal.record(event, daemon=self._daemon, uptime_us=uptime, count=count, total=total)

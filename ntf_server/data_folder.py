@@ -39,7 +39,7 @@ def _lock(folder: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_file(descriptor, path):
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except BlockingIOError:
             pid = _pid(descriptor)
@@ -66,10 +66,6 @@ def holder(folder: Path) -> str | None:
         return _pid(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def expect_database(config_dir: Path, database: Path) -> None:

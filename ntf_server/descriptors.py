@@ -10,7 +10,7 @@ OWN = 96
 "Store, journal, logs, listening sockets, control port, metrics, resolver threads, with room to spare."
 PUSHES = 3000
 "Connections of the HTTP/2 clients: a few per provider, one for each push to a host that clients chose."
-PROVIDERS = 32
+PROVIDER_CONNECTIONS = 32
 "Of these, those of the providers that the operator chose."
 PUSH_SHARE = 8
 "Under a low limit pushes get one in so many,"
@@ -49,7 +49,7 @@ class DescriptorBudget:
     @property
     def web_pushes(self) -> int:
         """Pushes of Web Push under way: each may be at another host, and need a connection of its own."""
-        return self.pushes - self.idle_pushes - min(PROVIDERS, self.pushes // IDLE_SHARE)
+        return self.pushes - self.idle_pushes - min(PROVIDER_CONNECTIONS, self.pushes // IDLE_SHARE)
 
     def __str__(self) -> str:
         return (

@@ -13,16 +13,17 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
 
 from ntf_server import checks, setup
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import SystemClock, utc_now
 from ntf_server.config import (
     CONFIG_FILE,
+    LOCALHOST,
     Config,
     ConfigError,
     MetricsConfig,
@@ -58,7 +59,7 @@ from transport.errors import TransportError
 EXPIRES_SOON = timedelta(days=30)
 LITTLE_DISK = 1_000_000_000
 NO_DISK = 50_000_000
-MAX_ROUTERS = 500
+MOST_ASKED = 500
 ROUTERS_AT_A_TIME = 64
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_SIZE = 256
@@ -170,15 +171,11 @@ def _identity(config_dir: Path) -> Iterator[Finding]:
     until = f"the certificate is valid until {end:%Y-%m-%d}"
     yield (
         ok("identity", until)
-        if end - now() > EXPIRES_SOON
+        if end - utc_now() > EXPIRES_SOON
         else warning("identity", f"{until}: renew it with `ntf-server cert`")
     )
     if (config_dir / CA_KEY).exists():
         yield warning("identity", f"{config_dir / CA_KEY} is here: keep it offline, only `cert` needs it")
-
-
-def now() -> datetime:
-    return as_datetime(SystemClock().now())
 
 
 def _permissions(config_dir: Path, config: Config, *, fix: bool) -> Iterator[Finding]:
@@ -200,9 +197,9 @@ def _clock() -> Iterator[Finding]:
     """As the kernel knows it; APNs and FCM refuse tokens of a clock that is minutes wrong."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is not None and adjtimex(ctypes.create_string_buffer(TIMEX_SIZE)) == CLOCK_UNSYNCHRONISED:
-        yield warning("clock", f"{now():%Y-%m-%d %H:%M} UTC, not synchronised: run chrony or similar")
+        yield warning("clock", f"{utc_now():%Y-%m-%d %H:%M} UTC, not synchronised: run chrony or similar")
     else:
-        yield ok("clock", f"{now():%Y-%m-%d %H:%M} UTC")
+        yield ok("clock", f"{utc_now():%Y-%m-%d %H:%M} UTC")
 
 
 def _disk(data_dir: Path) -> Iterator[Finding]:
@@ -268,7 +265,7 @@ async def _ready(config: MetricsConfig) -> list[Finding]:
     if not config.port:
         return []
     try:
-        status, text = await asyncio.to_thread(_ask_ready, config.host or checks.LOCALHOST, config.port)
+        status, text = await asyncio.to_thread(_ask_ready, config.host or LOCALHOST, config.port)
     except (OSError, http.client.HTTPException) as error:
         return [warning("health", f"[METRICS] port {config.port} does not answer: {error}")]
     lines = [line.removeprefix("- ") for line in text.splitlines()[1:]]
@@ -308,7 +305,7 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
     dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
     own = frozenset(map(canonical_host, config.SUBSCRIBER.own_hosts))
     servers.sort(key=lambda server: canonical_host(server.hosts[0]) not in own)
-    asked = servers[:MAX_ROUTERS]
+    asked = servers[:MOST_ASKED]
     answers = await asyncio.gather(*(_shake_hands(server, dialer, places) for server in asked))
     failed = [(server, why) for server, why in zip(asked, answers, strict=True) if why is not None]
     for server, why in failed:

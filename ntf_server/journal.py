@@ -13,18 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Unpack
 
-from ntf_server.clock import MICROSECONDS
 from ntf_server.config import JournalConfig
-from ntf_server.journal_items import (
-    JournalItem,
-    ReceivedBlock,
-    Row,
-    columns_of,
-    events_in,
-    must_keep_contract,
-)
+from ntf_server.journal_items import Columns, JournalItem, ReceivedBlock, events_in, must_keep_contract
 from store.journal_schema import WRITER_ID_SIZE, JournalEvent
 
 log = logging.getLogger(__name__)
@@ -32,6 +24,7 @@ log = logging.getLogger(__name__)
 MEGABYTE = 1 << 20
 FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay in the processor's cache
 
+FileFormat = Literal["parquet", "jsonl"]
 WallClock = Callable[[], int]
 """Wall time in microseconds since the epoch."""
 
@@ -42,7 +35,7 @@ class WriterConfig:
 
     folder: Path
     key: bytes = field(repr=False)
-    format: Literal["parquet", "jsonl"] = "parquet"
+    format: FileFormat = "parquet"
     segment_bytes: int = JournalConfig.segment_mb * MEGABYTE
     "An open segment is sealed when it has grown to this size (before compression)."
     segment_seconds: float = JournalConfig.segment_seconds
@@ -50,72 +43,38 @@ class WriterConfig:
     flush_seconds: float = 1.0
     "Events wait at most about this long in memory: what a kill -9 can cost."
     buffered_events: int = 200_000
-    "Events held in memory while the disk is slow; more are dropped and counted."
+    "Events held in memory while the disk is slow, by the loop and by the thread each; more are dropped and"
+    " counted."
 
 
-class EventSink(Protocol):
-    """Where the daemon's parts report what happened; never blocks, never raises."""
+class EventSink:
+    """Where the daemon's parts report what happened; never blocks, never raises. This one forgets it: the
+    journal is off."""
+
+    strict = False
+    "In tests: an event that breaks the contract raises where it is recorded."
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept: if not, what happens often need not be told."""
+        """Whether anything is kept: if not, what happens often need not be told. In tests everything is."""
+        return self.strict
 
-    def record(
-        self,
-        event: JournalEvent,
-        *,
-        server: str | None = None,
-        provider: str | None = None,
-        token: bytes | None = None,
-        subscription: bytes | None = None,
-        kind: str | None = None,
-        status_from: str | None = None,
-        status_to: str | None = None,
-        latency_us: int | None = None,
-        error: str | None = None,
-        count: int | None = None,
-        expected: int | None = None,
-        changed: int | None = None,
-        total: int | None = None,
-        daemon: str | None = None,
-        uptime_us: int | None = None,
-    ) -> None:
-        """Note one event, now, with the columns that `store.journal_schema.CONTRACT` asks for.
-
-        Ids are raw here and pseudonyms on disk; `error` is a class, not a text.
-        """
+    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
+        """Note one event, now, with the columns that `store.journal_schema.CONTRACT` asks for."""
+        if self.strict:
+            must_keep_contract(event, columns)
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note one received notification per (token id, subscription id): a whole block in one call."""
 
 
-class NullJournal:
-    """The sink of a daemon whose journal is off."""
-
-    strict = False
-
-    @property
-    def is_on(self) -> bool:
-        """In tests everything is told, and looked at."""
-        return self.strict
-
-    def record(self, event: JournalEvent, **columns: object) -> None:
-        """Forget it; in tests (`strict`), once it was looked at."""
-        if self.strict:
-            must_keep_contract(event, {name for name, value in columns.items() if value is not None})
-
-    def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
-        """Forget them."""
-
-
-class Journal:
+class Journal(EventSink):
     """Writes events to segments. The owner runs `run()` in its task group and ends it with `stop()`.
 
     Events recorded before `run()` starts wait in memory. An event that breaks the contract is left out and
-    counted; in tests (`strict`) it raises where it was recorded.
+    counted.
     """
 
-    strict = False
     is_on = True
 
     def __init__(self, config: WriterConfig, clock: WallClock, writer_id: bytes | None = None) -> None:
@@ -132,15 +91,7 @@ class Journal:
         # Imported here: pyarrow takes half a second and 60 MB, for those who want a journal.
         from ntf_server.journal_segments import SegmentWriter
 
-        self._segments = SegmentWriter(
-            folder=config.folder,
-            key=config.key,
-            writer_id=writer_id or os.urandom(WRITER_ID_SIZE),
-            file_format=config.format,
-            segment_bytes=config.segment_bytes,
-            segment_us=int(config.segment_seconds * MICROSECONDS),
-            pending_limit=config.buffered_events,
-        )
+        self._segments = SegmentWriter(config, writer_id or os.urandom(WRITER_ID_SIZE))
 
     @property
     def recorded(self) -> int:
@@ -157,55 +108,16 @@ class Journal:
         """Events left out because they broke the contract or had a value of the wrong kind."""
         return self._segments.rejected
 
-    def record(
-        self,
-        event: JournalEvent,
-        *,
-        server: str | None = None,
-        provider: str | None = None,
-        token: bytes | None = None,
-        subscription: bytes | None = None,
-        kind: str | None = None,
-        status_from: str | None = None,
-        status_to: str | None = None,
-        latency_us: int | None = None,
-        error: str | None = None,
-        count: int | None = None,
-        expected: int | None = None,
-        changed: int | None = None,
-        total: int | None = None,
-        daemon: str | None = None,
-        uptime_us: int | None = None,
-    ) -> None:
-        """See `EventSink.record`. Costs about a microsecond; call from the event loop's thread."""
+    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
+        """Costs about a microsecond; call from the event loop's thread."""
         if self._buffered >= self._wake_at and not self._admit(1):
             return
         self._buffered += 1
-        row: Row = (
-            self._clock(),
-            event,
-            server,
-            provider,
-            token,
-            subscription,
-            kind,
-            status_from,
-            status_to,
-            latency_us,
-            error,
-            count,
-            expected,
-            changed,
-            total,
-            daemon,
-            uptime_us,
-        )
         if self.strict:
-            must_keep_contract(event, columns_of(row))
-        self._items.append(row)
+            must_keep_contract(event, columns)
+        self._items.append((self._clock(), event, columns))
 
     def record_received(self, server: str, ids: Sequence[tuple[bytes, bytes]]) -> None:
-        """See `EventSink.record_received`."""
         if self._buffered + len(ids) > self._wake_at and not self._admit(len(ids)):
             return
         self._buffered += len(ids)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import TypedDict
 
-from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
+from store.journal_schema import CONTRACT, JournalEvent
 
-Row = tuple[  # time, event and GIVEN_COLUMNS
-    int,
-    JournalEvent,
-    str | None,  # server
-    str | None,  # provider
-    bytes | None,  # token, raw
-    bytes | None,  # subscription, raw
-    str | None,  # kind
-    str | None,  # status_from
-    str | None,  # status_to
-    int | None,  # latency_us
-    str | None,  # error
-    int | None,  # count
-    int | None,  # expected
-    int | None,  # changed
-    int | None,  # total
-    str | None,  # daemon
-    int | None,  # uptime_us
-]
-"""One event before it has a writer, a number and pseudonyms."""
+
+class Columns(TypedDict, total=False):
+    """`store.journal_schema.GIVEN_COLUMNS`: what an event is recorded with. None is as good as absent."""
+
+    server: str | None
+    provider: str | None
+    token: bytes | None
+    "Raw here, as the subscription's id is; pseudonyms on disk."
+    subscription: bytes | None
+    kind: str | None
+    status_from: str | None
+    status_to: str | None
+    latency_us: int | None
+    error: str | None
+    "A class, not a text."
+    count: int | None
+    expected: int | None
+    changed: int | None
+    total: int | None
+    daemon: str | None
+    uptime_us: int | None
+
+
+Row = tuple[int, JournalEvent, Columns]
+"""One event before it has a writer, a number and pseudonyms; its time is in microseconds."""
 
 
 class ReceivedBlock:
@@ -51,30 +57,21 @@ class ContractError(Exception):
     """An event has a column that it may not have, or lacks one."""
 
 
-class ContractCheck:
-    """Tells rows that keep the contract from others; remembers which shapes of rows it has seen."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[JournalEvent, tuple[bool, ...]], bool] = {}
-
-    def allows(self, row: Row) -> bool:
-        """Whether the row has all columns that it must and none that it may not."""
-        shape = (row[1], tuple([value is None for value in row]))
-        try:
-            return self._seen[shape]
-        except KeyError:
-            self._seen[shape] = allowed = row[1] in CONTRACT and CONTRACT[row[1]].allows(columns_of(row))
-            return allowed
+def names_given(columns: Columns) -> Set[str]:
+    return {name for name, value in columns.items() if value is not None}
 
 
-def columns_of(row: Row) -> set[str]:
-    """Names of the columns that a row has beside time and event."""
-    return {name for name, value in zip(GIVEN_COLUMNS, row[2:], strict=True) if value is not None}
+def keeps_contract(item: JournalItem) -> bool:
+    """Whether an event has all columns that it must and none that it may not; blocks always do."""
+    if isinstance(item, ReceivedBlock):
+        return True
+    _, event, columns = item
+    return event in CONTRACT and CONTRACT[event].allows(names_given(columns))
 
 
-def must_keep_contract(event: JournalEvent, columns: Set[str]) -> None:
+def must_keep_contract(event: JournalEvent, columns: Columns) -> None:
     """Raise a `ContractError` that says what is wrong with the event."""
-    contract = CONTRACT[event]
-    if not contract.allows(columns):
-        lacks, has = sorted(contract.must - columns), sorted(columns - contract.must - contract.may)
+    contract, given = CONTRACT[event], names_given(columns)
+    if not contract.allows(given):
+        lacks, has = sorted(contract.must - given), sorted(given - contract.must - contract.may)
         raise ContractError(f"{event} lacks {lacks} and may not have {has}")

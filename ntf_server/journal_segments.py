@@ -6,6 +6,8 @@ under a hidden name, fsynced, renamed. A crash between any two of these steps is
 next process; sealing twice gives the same name and the same events.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import fcntl
@@ -16,22 +18,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ntf_server.journal_items import ContractCheck, JournalItem, ReceivedBlock, Row, events_in
+from ntf_server.clock import MICROSECONDS, SECONDS_PER_DAY
+from ntf_server.journal_items import JournalItem, ReceivedBlock, Row, events_in, keeps_contract
 from store.journal_files import ARROW_TYPES, SCHEMA, atomic_file, sync_folder, write_parquet
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, OPEN_PREFIX, JournalEvent, epoch_of, pseudonym
 
+if TYPE_CHECKING:
+    from ntf_server.journal import FileFormat, WriterConfig
+
 log = logging.getLogger(__name__)
 
-ROW_COLUMNS = ("time", "event", *GIVEN_COLUMNS)
 RESOLUTIONS = {event: contract.resolution_us for event, contract in CONTRACT.items()}
 RECEIVED_RESOLUTION = RESOLUTIONS[JournalEvent.NTF_RECEIVED]
 TIMESTAMP = ARROW_TYPES["timestamp_us"]
-DAY_US = 86_400_000_000
+DAY_US = SECONDS_PER_DAY * MICROSECONDS
 MAX_TEXT = 100  # longer texts are no host, status or class: cut, so that no peer can fill the journal
 PSEUDONYMS_KEPT = 100_000  # about 15 MB; ids that come again are looked up, not hashed again
 
@@ -41,34 +46,21 @@ ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 class SegmentWriter:
     """Appends events to segments of one writer. Used from one thread at a time; never raises for a bad disk.
 
-    What could not be written waits for the next call, up to `pending_limit`; the oldest beyond that are
+    What could not be written waits for the next call, up to `buffered_events`; the oldest beyond that are
     counted in `lost`.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        key: bytes,
-        writer_id: bytes,
-        file_format: Literal["parquet", "jsonl"] = "parquet",
-        segment_bytes: int,
-        segment_us: int,
-        pending_limit: int,
-    ) -> None:
+    def __init__(self, config: WriterConfig, writer_id: bytes) -> None:
         self.written = 0
         self.rejected = 0
         self.lost = 0
-        self._folder = folder
+        self._config = config
+        self._folder = config.folder
         self._writer_id = writer_id
-        self._format: Literal["parquet", "jsonl"] = file_format
-        self._segment_bytes = segment_bytes
-        self._segment_us = segment_us
-        self._pending_limit = pending_limit
+        self._segment_us = int(config.segment_seconds * MICROSECONDS)
         self._pending: list[JournalItem] = []
-        self._pseudonyms = Pseudonyms(key)
-        self._epoch = epoch_of(key)
-        self._contract = ContractCheck()
+        self._pseudonyms = Pseudonyms(config.key)
+        self._epoch = epoch_of(config.key)
         self._open: OpenSegment | None = None
         self._unsealed: list[Path] = []
         self._failing = False
@@ -105,14 +97,14 @@ class SegmentWriter:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in sorted(self._folder.glob(f"{OPEN_PREFIX}*")):
-                seal_abandoned(path, self._folder, self._format)
+                seal_abandoned(path, self._folder, self._config.format)
         except OSError as error:
             log.warning("journal: cannot recover segments in %s: %s", self._folder, error.strerror)
 
     def _keep(self, items: list[JournalItem]) -> None:
         waiting = sum(map(events_in, items))
         dropped = 0
-        while waiting > self._pending_limit:
+        while waiting > self._config.buffered_events:
             events = events_in(items[dropped])
             waiting -= events
             self.lost += events
@@ -131,8 +123,7 @@ class SegmentWriter:
         self.written += events.num_rows
 
     def _batch(self, items: list[JournalItem]) -> pa.Table:
-        allows = self._contract.allows
-        kept = [item for item in items if isinstance(item, ReceivedBlock) or allows(item)]
+        kept = list(filter(keeps_contract, items))
         try:
             batch = self._convert(kept)
         except ARROW_ERRORS:
@@ -175,15 +166,18 @@ class SegmentWriter:
         return self._record_batch(known, seq, size)
 
     def _convert_rows(self, rows: list[Row], seq: int) -> pa.RecordBatch:
-        columns: dict[str, Sequence[Any]] = dict(zip(ROW_COLUMNS, zip(*rows, strict=True), strict=True))
-        times = [time - time % RESOLUTIONS[event] for time, event, *_ in rows]
-        known = {"time": pa.array(times, pa.int64()).view(TIMESTAMP)}
-        del columns["time"]
-        for name in ("token", "subscription"):
-            known[name] = self._names(columns.pop(name))
-        for name, values in columns.items():
+        times = [time - time % RESOLUTIONS[event] for time, event, _ in rows]
+        known = {
+            "time": pa.array(times, pa.int64()).view(TIMESTAMP),
+            "event": pa.array([event for _, event, _ in rows], pa.string()),
+        }
+        for name in GIVEN_COLUMNS:
+            values: list[Any] = [columns.get(name) for _, _, columns in rows]
             kind = SCHEMA.field(name).type
-            known[name] = pa.array(texts(values) if kind == pa.string() else values, kind)
+            if name in ("token", "subscription"):
+                known[name] = self._names(values)
+            else:
+                known[name] = pa.array(texts(values) if kind == pa.string() else values, kind)
         return self._record_batch(known, seq, len(rows))
 
     def _record_batch(self, known: Mapping[str, pa.Array], seq: int, size: int) -> pa.RecordBatch:
@@ -204,7 +198,7 @@ class SegmentWriter:
         if segment is None:
             return
         too_old = now - segment.opened_at >= self._segment_us or now < segment.opened_at - self._segment_us
-        if too_old or segment.size >= self._segment_bytes:
+        if too_old or segment.size >= self._config.segment_bytes:
             self._rotate()
 
     def _rotate(self) -> None:
@@ -216,7 +210,7 @@ class SegmentWriter:
 
     def _seal_leftovers(self) -> None:
         while self._unsealed:
-            seal(self._unsealed[0], self._folder, self._format)
+            seal(self._unsealed[0], self._folder, self._config.format)
             del self._unsealed[0]
             pa.default_memory_pool().release_unused()  # which only this thread can: some 15 MB
 
@@ -298,7 +292,7 @@ class OpenSegment:
         os.close(self._fd)
 
 
-def seal_abandoned(path: Path, folder: Path, file_format: Literal["parquet", "jsonl"]) -> None:
+def seal_abandoned(path: Path, folder: Path, file_format: FileFormat) -> None:
     """Seal an open segment unless a living process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -310,12 +304,12 @@ def seal_abandoned(path: Path, folder: Path, file_format: Literal["parquet", "js
         os.close(fd)
 
 
-def seal(path: Path, folder: Path, file_format: Literal["parquet", "jsonl"]) -> None:
+def seal(path: Path, folder: Path, file_format: FileFormat) -> None:
     """Turn an open segment into its final file and remove it."""
     batches = list(whole_batches(path))
     if batches:
         day = batches[0].column("time")[0].value // DAY_US
-        partition = folder / f"date={datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"
+        partition = folder / f"date={datetime.fromtimestamp(day * SECONDS_PER_DAY, UTC):%Y-%m-%d}"
         partition.mkdir(mode=0o700, exist_ok=True)
         target = partition / f"{path.stem.removeprefix(OPEN_PREFIX)}.{file_format}"
         with atomic_file(target) as file:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ntf_server.clock import SECONDS_PER_DAY
 from ntf_server.config import LimitsConfig
 from transport.limits import UNLIMITED, Rate, RateLimiter
 
-SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86_400
+SECONDS_PER_HOUR = 3600
 
 
 class AddressLimits:

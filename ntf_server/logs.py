@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import queue
+import socket
 import sys
 import threading
 import time
@@ -18,7 +19,6 @@ from typing import Any, Protocol
 
 from ntf_server.clock import SystemClock
 from ntf_server.config import LogConfig
-from ntf_server.journald import JournaldFormatter, JournaldStream
 from ntf_server.metrics import counter
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,20 @@ MAX_WAITING = 1000
 "Lines that wait to be written."
 CLOSE_TIMEOUT = 2.0
 FLUSH_POLL = 0.005
+JOURNALD_SOCKET = "/run/systemd/journal/socket"
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+BETWEEN = "\0"
+"Between the fields of a line, from the formatter to the stream."
 
 REPEATED = counter("log_lines_repeated", "Log lines left out because their kind repeats")
 LOST = counter("log_lines_lost", "Log lines that could not be written")
 
-Kind = tuple[str, int, str]
+LineKind = tuple[str, int, str]
 "Logger, level and format: what a line says, whatever it says it about."
 
 
 @dataclass(slots=True)
-class Window:
+class LineCount:
     """How often a kind of line came since it began."""
 
     began: float
@@ -54,7 +58,7 @@ class RepeatFilter:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._windows: OrderedDict[Kind, Window] = OrderedDict()
+        self._windows: OrderedDict[LineKind, LineCount] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """What to write now, instead of `record` alone."""
@@ -65,7 +69,7 @@ class RepeatFilter:
         if window is None:
             if len(self._windows) >= MAX_KINDS:
                 written += self._report(*self._windows.popitem(last=False))
-            window = self._windows[kind] = Window(now)
+            window = self._windows[kind] = LineCount(now)
         window.lines += 1
         if window.lines <= LINES_PER_WINDOW:
             return [*written, record]
@@ -84,7 +88,7 @@ class RepeatFilter:
             reports += self._report(*self._windows.popitem(last=False))
         return reports
 
-    def _report(self, kind: Kind, window: Window) -> list[logging.LogRecord]:
+    def _report(self, kind: LineKind, window: LineCount) -> list[logging.LogRecord]:
         if window.left_out is None:
             return []
         record, count = window.left_out, window.lines - LINES_PER_WINDOW
@@ -171,6 +175,44 @@ class JsonFormatter(UtcFormatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+class JournaldFormatter(logging.Formatter):
+    """With fields to look for: `journalctl -u ntf-server LOGGER=ntf_server.router`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        fields = {
+            "MESSAGE": message.replace(BETWEEN, "?"),
+            "PRIORITY": PRIORITIES.get(record.levelno, 5),
+            "SYSLOG_IDENTIFIER": "ntf-server",
+            "LOGGER": record.name,
+            "CODE_FILE": record.pathname,
+            "CODE_LINE": record.lineno,
+        }
+        return BETWEEN.join(f"{key}={value}" for key, value in fields.items())
+
+
+class JournaldStream:
+    """journald's own protocol: a datagram for each line. Whoever writes counts what is lost."""
+
+    def write(self, text: str) -> None:
+        fields = text.removesuffix("\n").split(BETWEEN)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"".join(map(_encoded, fields)), JOURNALD_SOCKET)
+
+    def flush(self) -> None:
+        """Datagrams do not wait."""
+
+
+def _encoded(field: str) -> bytes:
+    key, _, value = field.partition("=")
+    data = value.encode("utf-8", "replace")
+    if b"\n" not in data:
+        return f"{key}=".encode() + data + b"\n"
+    return f"{key}\n".encode() + len(data).to_bytes(8, "little") + data + b"\n"
 
 
 def _output(config: LogConfig) -> tuple[LineStream, logging.Formatter]:

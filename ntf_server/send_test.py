@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import uuid
@@ -16,6 +15,8 @@ from ntf_server.config import CONFIG_FILE, ConfigError, load_config
 from ntf_server.push.provider import CheckMessages, PushError
 from ntf_server.push.providers import make_providers
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider, WebPushToken
+from protocol.encoding import unb64
+from protocol.errors import DecodeError
 
 APNS = {"apns": Provider.APNS_PROD, "apns-dev": Provider.APNS_DEV, "apns-test": Provider.APNS_TEST}
 
@@ -64,13 +65,9 @@ def _subscription(text: str) -> WebPushToken:
     try:
         values = json.loads(text)
         url = urlsplit(values["endpoint"])
-        auth, point = (_bytes(values["keys"][name]) for name in ("auth", "p256dh"))
+        auth, point = (unb64(values["keys"][name].encode()) for name in ("auth", "p256dh"))
         path = url.path + (f"?{url.query}" if url.query else "")
         port = "" if url.port is None else str(url.port)
         return WebPushToken((url.hostname or "").encode(), port.encode(), path.encode(), auth, point)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, DecodeError):
         raise ConfigError('--token is not a subscription like {"endpoint": …, "keys": {…}}') from None
-
-
-def _bytes(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -14,6 +14,7 @@ from ntf_server.config import CONFIG_FILE, Config, ConfigError, render_config
 from ntf_server.data_folder import LOCK_FILE, MADE_MARK
 from ntf_server.push.credentials import load_p256_key, make_vapid_key, vapid_public_key
 from protocol.addresses import NTF_PORT, NtfServer
+from store.journal_schema import KEY_FILE_NAME
 from transport.certificates import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -26,13 +27,13 @@ from transport.certificates import (
     make_online,
     write_server_files,
 )
+from transport.hosts import bracketed
 
 VAPID_KEY = "vapid.pem"
 DATABASE = "ntf-server.db"
 JOURNAL_FOLDER = "journal"
-JOURNAL_KEY = "journal.key"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
-DATA_FILES = (*DATABASE_FILES, JOURNAL_FOLDER, JOURNAL_KEY, LOCK_FILE)
+DATA_FILES = (*DATABASE_FILES, JOURNAL_FOLDER, KEY_FILE_NAME, LOCK_FILE)
 IDENTITY_FILES = (CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY, FINGERPRINT)
 CONFIG_FILES = (*IDENTITY_FILES, VAPID_KEY, MADE_MARK, CONFIG_FILE)
 
@@ -106,10 +107,8 @@ def address(config_dir: Path, config: Config, port: int | None = None) -> NtfSer
     """What clients are given; `port` if the one in the configuration is 0."""
     shown = port or config.TRANSPORT.port
     identity = load_server_files(config_dir).identity
-    host = config.TRANSPORT.host
-    return NtfServer(
-        (f"[{host}]" if ":" in host else host,), "" if shown == NTF_PORT else str(shown), identity
-    )
+    host = bracketed(config.TRANSPORT.host)
+    return NtfServer((host,), "" if shown == NTF_PORT else str(shown), identity)
 
 
 def data_folder(config: Config) -> Path:

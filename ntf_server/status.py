@@ -7,8 +7,7 @@ from pathlib import Path
 from cryptography import x509
 
 from ntf_server import setup
-from ntf_server.clock import SystemClock, as_datetime
-from ntf_server.config import Config
+from ntf_server.config import LOCALHOST, Config
 from ntf_server.data_folder import expect_database
 from ntf_server.stores import make_store
 from protocol.addresses import NtfServer
@@ -20,7 +19,7 @@ from smp_client.requests import SessionConfig
 from smp_client.session import connect_ntf
 from store.interface import StoreError
 from store.leases import PUSH_PARTS
-from transport.certificates import load_server_files
+from transport.certificates import CA_KEY, load_server_files
 
 PROBE = SessionConfig(connect=5.0, answer=5.0)
 
@@ -31,8 +30,8 @@ async def print_status(config_dir: Path, config: Config) -> int:
     leaf = x509.load_der_x509_certificate(load_server_files(config_dir).chain[0])
     print(f"address      {address}")
     print(f"certificate  valid until {leaf.not_valid_after_utc:%Y-%m-%d}")
-    if (config_dir / "ca.key").exists():
-        print("             ca.key is here: keep it offline")
+    if (config_dir / CA_KEY).exists():
+        print(f"             {CA_KEY} is here: keep it offline")
     await _print_store(config_dir, config)
     problem = await probe(address, config)
     print(f"server       {'answers' if problem is None else f'does not answer: {problem}'}")
@@ -40,14 +39,12 @@ async def print_status(config_dir: Path, config: Config) -> int:
 
 
 async def _print_store(config_dir: Path, config: Config) -> None:
-    place = "PostgreSQL"
-    if config.STORE.database == "sqlite":
-        place = str(setup.database_path(config))
+    file = setup.database_path(config) if config.STORE.database == "sqlite" else None
     try:
-        if config.STORE.database == "sqlite":
-            expect_database(config_dir, setup.database_path(config))
-            if not setup.database_path(config).exists():
-                print(f"store        {place} does not exist yet")
+        if file is not None:
+            expect_database(config_dir, file)
+            if not file.exists():
+                print(f"store        {file} does not exist yet")
                 return
         store = make_store(config_dir, config, auto_migrate=False)
         try:
@@ -59,7 +56,7 @@ async def _print_store(config_dir: Path, config: Config) -> None:
     except StoreError as error:
         print(f"store        {error}")
         return
-    print(f"store        {place}")
+    print(f"store        {file or 'PostgreSQL'}")
     print(f"tokens       {counts.tokens}, {counts.active_tokens} active")
     print(
         f"queues       {counts.subscriptions} on {counts.servers} routers, "
@@ -77,11 +74,9 @@ async def _print_store(config_dir: Path, config: Config) -> None:
 
 async def probe(address: NtfServer, config: Config) -> str | None:
     """Connect as a client would and shake hands; what went wrong, or None."""
-    clock = SystemClock()
-    here = NtfServer((config.TRANSPORT.listen or "127.0.0.1",), str(config.TRANSPORT.port), address.key_hash)
-    dialer = Dialer(now=lambda: as_datetime(clock.now()))
+    here = NtfServer((config.TRANSPORT.listen or LOCALHOST,), str(config.TRANSPORT.port), address.key_hash)
     try:
-        async with await connect_ntf(here, dialer, config=PROBE) as session:
+        async with await connect_ntf(here, Dialer(), config=PROBE) as session:
             await session.request(NO_ENTITY, Ping())
     except ClientError as error:
         return str(error) or type(error).__name__

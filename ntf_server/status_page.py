@@ -1,33 +1,77 @@
-"""The status page: what an operator wants to see at a glance. Read-only; it asks for its data itself."""
+"""The status page: what an operator wants to see at a glance. Read-only; it asks for its data itself.
+
+The last hours are kept in memory, bounded: a few figures now and then, and what went wrong.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata, resources
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+from prometheus_client import REGISTRY
 
 from ntf_server.clock import Clock
 from ntf_server.health import Health
-from ntf_server.history import RATES, History, Values, current_values
+from ntf_server.metrics import PREFIX
 from ntf_server.own_routers import OwnRouters
 from protocol.device_token import Provider
 from transport.plain_http import LOADS_NOTHING, Page
 
 HTML, JSON = "text/html; charset=utf-8", "application/json"
-CHARTS = {
-    "received": "Notifications received a second",
-    "delivered": "Pushes accepted a second",
-    "latency": "Seconds until a push is accepted",
-    "backlog": "Waiting notifications",
-    "oldest": "Seconds that the oldest has waited",
-    "lag": "Seconds that the event loop is late",
-}
+STEP = 30.0
+SAMPLES = 720
+"Six hours."
+LOOK_INTERVAL = 2.0
+MAX_INCIDENTS = 50
+MAX_TEXT = 300
 
-PROVIDERS = {
+Values = Mapping[str, float]
+"By name and, behind a slash, the value of its label `provider`."
+Sample = tuple[float, Values]
+"With its time."
+
+FIGURES = {
+    "Clients": "clients",
+    "Routers connected": "smp_sessions",
+    "Routers watched": "smp_routers",
+    "Queues in the store": "subscriptions",
+    "Queues subscribed": "subscriptions_active",
+    "Waiting notifications": "notifications_unsent",
+    "Seconds the oldest waits": "notifications_oldest_unsent_seconds",
+    "Pushes under way": "push_under_way",
+}
+"Shown as they are now."
+
+
+class Chart(NamedTuple):
+    title: str
+    metric: str
+    per: str = ""
+    "What its growth is divided by: `SECOND` or the growth of another metric; empty: the value is shown."
+
+
+SECOND = "second"
+CHARTS = (
+    Chart("Notifications received a second", "notifications_received_total", per=SECOND),
+    Chart("Pushes accepted a second", "notifications_delivered_total", per=SECOND),
+    Chart("Seconds until a push is accepted", "push_seconds_sum", per="push_seconds_count"),
+    Chart("Waiting notifications", "notifications_unsent"),
+    Chart("Seconds that the oldest has waited", "notifications_oldest_unsent_seconds"),
+    Chart("Seconds that the event loop is late", "loop_lag_seconds"),
+)
+PUSH_FAILURES = "push_failures_total"
+_USED = {PUSH_FAILURES, *FIGURES.values(), *(name for chart in CHARTS for name in (chart.metric, chart.per))}
+WANTED = frozenset(PREFIX + name for name in _USED)
+PROVIDER_NAMES = {
     Provider.APNS_PROD: "Apple",
     Provider.APNS_DEV: "Apple, development",
     Provider.APNS_TEST: "Stand-in for Apple",
@@ -35,6 +79,63 @@ PROVIDERS = {
     Provider.FCM: "Google",
     Provider.WEB_PUSH: "Web Push",
 }
+
+
+@dataclass(slots=True)
+class Incident:
+    text: str
+    began: float
+    ended: float | None = None
+
+
+class History:
+    """`run` for as long as the server does."""
+
+    def __init__(self, clock: Clock, wrong: Callable[[], list[str]]) -> None:
+        """`wrong`: what is wrong now, in a few words each."""
+        self._clock = clock
+        self._wrong = wrong
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self.incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+
+    async def run(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    def look(self) -> None:
+        now = self._clock.now()
+        self._note_incidents(now)
+        if not self.samples or not 0 <= now - self.samples[-1][0] < STEP:
+            self.samples.append((now, current_values()))
+
+    def _note_incidents(self, now: float) -> None:
+        wrong = [text[:MAX_TEXT] for text in self._wrong()]
+        under_way = {_about(incident.text): incident for incident in self.incidents if incident.ended is None}
+        for text in wrong:
+            incident = under_way.pop(_about(text), None)
+            if incident is None:
+                self.incidents.append(Incident(text, now))
+            else:
+                incident.text = text
+        for incident in under_way.values():
+            incident.ended = now
+
+
+def _about(text: str) -> str:
+    """What an incident is about, whatever is known of it at the moment."""
+    return " ".join(text.split()[:2])
+
+
+def current_values() -> dict[str, float]:
+    values: dict[str, float] = {}
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name in WANTED:
+                provider = sample.labels.get("provider")
+                name = sample.name.removeprefix(PREFIX) + (f"/{provider}" if provider else "")
+                values[name] = values.get(name, 0.0) + sample.value
+    return values
 
 
 class StatusPage:
@@ -68,21 +169,9 @@ class StatusPage:
             "missing": self._health.missing(),
             "worries": self._health.worries(),
             "routers": [router._asdict() for router in self._routers.now()],
-            "figures": {
-                "Clients": values.get("clients", 0),
-                "Routers connected": values.get("smp_sessions", 0),
-                "Routers watched": values.get("smp_routers", 0),
-                "Queues in the store": values.get("subscriptions", 0),
-                "Queues subscribed": values.get("subscriptions_active", 0),
-                "Waiting notifications": values.get("notifications_unsent", 0),
-                "Seconds the oldest waits": round(values.get("notifications_oldest_unsent_seconds", 0)),
-                "Pushes under way": values.get("push_under_way", 0),
-            },
+            "figures": {title: round(values.get(name, 0)) for title, name in FIGURES.items()},
             "providers": [self._provider(tag, values) for tag in sorted(self._providers)],
-            "incidents": [
-                {"text": incident.text, "began": incident.began, "ended": incident.ended}
-                for incident in reversed(self.history.incidents)
-            ],
+            "incidents": [asdict(incident) for incident in reversed(self.history.incidents)],
             "charts": self._charts(),
         }
 
@@ -94,30 +183,28 @@ class StatusPage:
         count = _since(before, values, f"push_seconds_count/{tag}")
         seconds = _since(before, values, f"push_seconds_sum/{tag}")
         return {
-            "name": f"{PROVIDERS[Provider(tag.encode())]} ({tag})",
+            "name": f"{PROVIDER_NAMES[Provider(tag.encode())]} ({tag})",
             "trouble": self._health.trouble().get(tag),
             "accepted": count,
-            "failed": _since(before, values, f"push_failures_total/{tag}"),
+            "failed": _since(before, values, f"{PUSH_FAILURES}/{tag}"),
             "latency": seconds / count if count else None,
         }
 
     def _charts(self) -> list[dict[str, Any]]:
-        points: dict[str, list[float | None]] = {name: [] for name in CHARTS}
-        for (earlier, old), (later, new) in pairwise(self.history.samples):
-            rate = {name: _sum(new, name) - _sum(old, name) for name in RATES}
-            seconds = max(later - earlier, 1e-3)
-            pushes = rate["push_seconds_count"]
-            points["received"].append(rate["notifications_received_total"] / seconds)
-            points["delivered"].append(rate["notifications_delivered_total"] / seconds)
-            points["latency"].append(rate["push_seconds_sum"] / pushes if pushes else None)
-            points["backlog"].append(new.get("notifications_unsent", 0))
-            points["oldest"].append(new.get("notifications_oldest_unsent_seconds", 0))
-            points["lag"].append(new.get("loop_lag_seconds", 0))
-        times = [at for at, _ in self.history.samples][1:]
+        steps = list(pairwise(self.history.samples))
+        times = [at for _, (at, _) in steps]
         return [
-            {"title": title, "times": times, "values": [_rounded(value) for value in points[name]]}
-            for name, title in CHARTS.items()
+            {"title": chart.title, "times": times, "values": [_point(chart, *step) for step in steps]}
+            for chart in CHARTS
         ]
+
+
+def _point(chart: Chart, earlier: Sample, later: Sample) -> float | None:
+    (began, old), (ended, new) = earlier, later
+    if not chart.per:
+        return round(new.get(chart.metric, 0), 4)
+    per = max(ended - began, 1e-3) if chart.per == SECOND else _sum(new, chart.per) - _sum(old, chart.per)
+    return round((_sum(new, chart.metric) - _sum(old, chart.metric)) / per, 4) if per else None
 
 
 def _sum(values: Values, name: str) -> float:
@@ -127,10 +214,6 @@ def _sum(values: Values, name: str) -> float:
 
 def _since(before: Values, values: Values, name: str) -> float:
     return values.get(name, 0.0) - before.get(name, 0.0)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 @cache

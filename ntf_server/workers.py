@@ -28,7 +28,7 @@ STEADY = 60.0
 WORKER = "--worker"
 "Option of `ntf-server start` for a process that is to end with the one that started it."
 USAGE = 2
-"Exit code of what an operator has to put right: starting again would not help."
+"Exit code of what an operator has to put right, as of argparse: starting again would not help."
 
 
 def check(config: Config, count: int) -> None:
@@ -59,7 +59,7 @@ def environment(config: Config, number: int) -> dict[str, str]:
     return env
 
 
-class Workers:
+class WorkerProcesses:
     """Runs until a signal, or until a worker says at its first start that it can never run."""
 
     def __init__(self, config: Config, arguments: Sequence[str]) -> None:

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+from protocol.addresses import SMP_PORT, SmpServer
 from smp_router.config import ConfigError, FileConfig, load_config, within_open_files, write_config
 from smp_router.control import ControlError, ask, control_socket
 from smp_router.information import RouterPages
@@ -20,8 +20,9 @@ from smp_router.router import Router, utc_now
 from smp_router.sqlite_records import stored_state
 from smp_router.state import RouterState
 from store.interface import StoreError
+from transport.cancellation import stop_signal
 from transport.certificates import (
-    FINGERPRINT,
+    CA_KEY,
     Credentials,
     KeyAlgorithm,
     load_server_files,
@@ -30,6 +31,7 @@ from transport.certificates import (
     write_server_files,
 )
 from transport.errors import TransportError
+from transport.hosts import bracketed, client_port_option, host_option
 from transport.open_files import open_file_limit, raise_limit
 
 
@@ -42,9 +44,8 @@ def init(arguments: argparse.Namespace) -> int:
     online = make_online(ca_certificate, ca_key, algorithm, arguments.ip, now)
     write_server_files(config_dir, ca_certificate, ca_key, online)
     write_config(config_dir, arguments.ip, arguments.port)
-    fingerprint = (config_dir / FINGERPRINT).read_text(encoding="ascii").strip()
-    print(f"smp://{fingerprint}@{arguments.ip}:{arguments.port}")
-    print(f"Keep {config_dir / 'ca.key'} elsewhere: the running router does not need it.")
+    print(SmpServer((bracketed(arguments.ip),), str(arguments.port), online.identity))
+    print(f"Keep {config_dir / CA_KEY} elsewhere: the running router does not need it.")
     return 0
 
 
@@ -58,9 +59,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Credentials) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stop = stop_signal()
     config = within_open_files(file.router, open_file_limit())
     if arguments.interval is not None:
         config = replace(config, interval=arguments.interval)
@@ -78,7 +77,7 @@ async def _run(arguments: argparse.Namespace, file: FileConfig, credentials: Cre
             await pages.open(*file.http)
             stack.push_async_callback(pages.close)
         print(router.address, flush=True)
-        await stopping.wait()
+        await stop.wait()
 
 
 def control(arguments: argparse.Namespace) -> int:
@@ -95,31 +94,39 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("init", help="make certificates and configuration")
-    command.add_argument("--ip", required=True, help="address or name that clients connect to")
-    command.add_argument("--port", type=int, default=5223)
-    command.add_argument("--config-dir", type=Path, required=True)
     command.add_argument(
-        "-a", "--algorithm", choices=[a.name for a in KeyAlgorithm], default=KeyAlgorithm.ED448.name
+        "--ip", type=host_option, required=True, help="address or name that clients connect to"
+    )
+    command.add_argument(
+        "--port", type=client_port_option, default=SMP_PORT, help="that clients connect to (%(default)s)"
+    )
+    command.add_argument("--config-dir", type=Path, required=True, help="folder to make them in")
+    command.add_argument(
+        "-a",
+        "--algorithm",
+        choices=[a.name for a in KeyAlgorithm],
+        default=KeyAlgorithm.ED448.name,
+        help="of the certificates (%(default)s)",
     )
     command.set_defaults(run=init)
     command = commands.add_parser("start", help="run until SIGTERM or SIGINT")
-    command.add_argument("--config-dir", type=Path, required=True)
+    command.add_argument("--config-dir", type=Path, required=True, help="folder that init has made")
     command.add_argument("--control", type=Path, help="Unix socket for faults and load")
     command.add_argument("--interval", type=_seconds, help="between rounds of NMSG delivery; 0: at once")
     command.add_argument("--store", type=Path, help="database that keeps queues, messages and services")
     command.set_defaults(run=start)
     command = commands.add_parser("control", help="send one request to a router's control socket")
-    command.add_argument("--control", type=Path, required=True)
+    command.add_argument("--control", type=Path, required=True, help="the socket that start was given")
     command.add_argument("request", help='JSON, for example {"do": "status"}')
     command.set_defaults(run=control)
     return parser
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
 
 
 def main() -> None:

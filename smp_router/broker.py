@@ -89,7 +89,8 @@ class Broker:
             self.state.associate(service, queue_id)
             subscriptions.add_to_service(service, client, queue_id)
         if previous is not None and previous is not client:
-            self._end(previous, queue_id)
+            previous.receptions.pop(queue_id, None)
+            previous.event(queue_id, End())
 
     def subscribe_service(self, subscriptions: Subscriptions, service: Service, client: Client) -> bool:
         """All queues of the service at once. False if this client had done so before."""
@@ -108,10 +109,6 @@ class Broker:
             if subscriptions is self.recipients:
                 client.receptions.clear()
             client.event(service.service_id, Ends(queues))
-
-    def _end(self, client: Client, queue_id: EntityId) -> None:
-        client.receptions.pop(queue_id, None)
-        client.event(queue_id, End())
 
     def unsubscribe(self, queue_id: EntityId) -> list[Client]:
         """End a subscription, and the queue's association with a service, without a word; who had it?"""
@@ -181,9 +178,7 @@ class Broker:
         timestamp = self.timestamp()
         content = RcvMessage(timestamp, command.notification, command.body)
         message = self.state.accept(queue, content, self.config.quota, corr_id)
-        client = self.recipients.subscriber(queue.recipient_id)
-        if client is not None:
-            client.offer(queue.recipient_id)
+        self.recipients.offer(queue.recipient_id)
         if message is None:
             return None
         if command.notification and queue.notifier is not None:
@@ -207,18 +202,14 @@ class Broker:
             return
         if self.config.interval:
             self._fresh[notifier.notifier_id] = None
-            return
-        client = self.notifiers.subscriber(notifier.notifier_id)
-        if client is not None:
-            client.offer(notifier.notifier_id)
+        else:
+            self.notifiers.offer(notifier.notifier_id)
 
     def deliver_round(self) -> None:
         """Offer what came since the last round; without a subscriber it waits for one."""
         fresh, self._fresh = self._fresh, {}
         for notifier_id in fresh:
-            client = self.notifiers.subscriber(notifier_id)
-            if client is not None:
-                client.offer(notifier_id)
+            self.notifiers.offer(notifier_id)
 
     def next_message(self, client: Client, queue: Queue, by_get: bool = False) -> Msg | None:
         """The first stored message, marked as delivered to this client."""

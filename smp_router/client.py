@@ -16,7 +16,7 @@ from protocol.smp_messages import Lnk, Msg, Pkey, Pres, Rres, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.client_limits import Allowance
 from smp_router.queues import Prepared
-from smp_router.records import Records
+from smp_router.state import Records
 
 RouterMessage = SmpMessage | Prepared
 SMALL_MESSAGE = 205

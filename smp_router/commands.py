@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hmac
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from protocol import smp_messages as smp
 from protocol.connection import Received
 from protocol.encoding import CorrId
 from protocol.errors import (
@@ -27,45 +27,7 @@ from protocol.errors import (
 from protocol.link_crypto import sender_id_of
 from protocol.messages_crypto import QuotaExceeded, max_message_length
 from protocol.smp_handshake import ServiceRole
-from protocol.smp_messages import (
-    Ack,
-    Del,
-    Get,
-    Ids,
-    Info,
-    Key,
-    Ldel,
-    Lget,
-    Lkey,
-    Lnk,
-    Lset,
-    Ndel,
-    New,
-    NewLink,
-    Nid,
-    Nkey,
-    NotifierIds,
-    NotifierKeys,
-    Nsub,
-    Nsubs,
-    Off,
-    Ok,
-    Pfwd,
-    Ping,
-    Pong,
-    Prxy,
-    Que,
-    QueueMode,
-    Rfwd,
-    Rkey,
-    Send,
-    Skey,
-    SmpMessage,
-    Sok,
-    Soks,
-    Sub,
-    Subs,
-)
+from protocol.smp_messages import SmpMessage
 from smp_router import authentication
 from smp_router.authentication import Request, acting_service
 from smp_router.broker import ALL_SENT, Broker
@@ -116,10 +78,10 @@ def _refuse_unless(condition: bool, error: ErrorType) -> None:
         raise ProtocolError(error)
 
 
-def _new(broker: Broker, client: Client, request: Received[New], _subject: None) -> SmpMessage:
+def _new(broker: Broker, client: Client, request: Received[smp.New], _subject: None) -> SmpMessage:
     command = request.message
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
-    _refuse_unless(password_fits(broker.config.password, command.password), AUTH)
+    _refuse_unless(broker.config.admits(command.password), AUTH)
     _refuse_unless(len(broker.state.queues) < broker.config.max_queues, QUOTA)
     _refuse_unless(client.allowance is None or client.allowance.new_queue(), QUOTA)
     link = None if command.link is None else _new_link(broker, request.corr_id, command.link)
@@ -145,7 +107,7 @@ def _new(broker: Broker, client: Client, request: Received[New], _subject: None)
         client.receptions[queue.recipient_id] = Reception()
     elif service is not None:
         broker.state.associate(service, queue.recipient_id)
-    return Ids(
+    return smp.Ids(
         recipient_id=queue.recipient_id,
         sender_id=queue.sender_id,
         dh_key=dh_key,
@@ -156,7 +118,7 @@ def _new(broker: Broker, client: Client, request: Received[New], _subject: None)
     )
 
 
-def _new_link(broker: Broker, corr_id: CorrId, link: NewLink) -> Link:
+def _new_link(broker: Broker, corr_id: CorrId, link: smp.NewLink) -> Link:
     """A repeated NEW finds its sender id taken, so that a lost answer cannot leave two queues."""
     queues = broker.state.queues
     _refuse_unless(link.sender_id == sender_id_of(corr_id), CMD_PROHIBITED)
@@ -166,17 +128,13 @@ def _new_link(broker: Broker, corr_id: CorrId, link: NewLink) -> Link:
     return Link(new_id() if link.link_id is None else link.link_id, link.data)
 
 
-def password_fits(expected: bytes | None, given: bytes | None) -> bool:
-    return expected is None or hmac.compare_digest(expected, given or b"")
-
-
-def _make_notifier(keys: NotifierKeys) -> tuple[Notifier, NotifierIds]:
+def _make_notifier(keys: smp.NotifierKeys) -> tuple[Notifier, smp.NotifierIds]:
     dh_key, secret = agree_secret(keys.dh_key)
     notifier = Notifier(new_id(), keys.notifier_key, secret)
-    return notifier, NotifierIds(notifier.notifier_id, dh_key)
+    return notifier, smp.NotifierIds(notifier.notifier_id, dh_key)
 
 
-def _sub(broker: Broker, client: Client, request: Received[Sub], queue: Queue) -> SmpMessage:
+def _sub(broker: Broker, client: Client, request: Received[smp.Sub], queue: Queue) -> SmpMessage:
     """A stored message follows the answer, also one that was delivered before and is not acknowledged."""
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
     reception = client.receptions.setdefault(queue.recipient_id, Reception())
@@ -184,37 +142,37 @@ def _sub(broker: Broker, client: Client, request: Received[Sub], queue: Queue) -
     broker.subscribe(broker.recipients, queue.recipient_id, client, service)
     reception.again = True
     client.offer(queue.recipient_id)
-    return Sok(None if service is None else service.service_id)
+    return smp.Sok(None if service is None else service.service_id)
 
 
-def _subs(broker: Broker, client: Client, request: Received[Subs], service: Service) -> SmpMessage:
+def _subs(broker: Broker, client: Client, request: Received[smp.Subs], service: Service) -> SmpMessage:
     if broker.subscribe_service(broker.recipients, service, client):
         for queue_id in service.queue_ids:
             client.offer(queue_id)
         client.offer(ALL_SENT)
-    return Soks(service.queues)
+    return smp.Soks(service.queues)
 
 
-def _key(broker: Broker, client: Client, request: Received[Key], queue: Queue) -> SmpMessage:
+def _key(broker: Broker, client: Client, request: Request, queue: Queue) -> SmpMessage:
     _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
-    return Ok()
+    return smp.Ok()
 
 
-def _rkey(broker: Broker, client: Client, request: Received[Rkey], queue: Queue) -> SmpMessage:
+def _rkey(broker: Broker, client: Client, request: Received[smp.Rkey], queue: Queue) -> SmpMessage:
     """Only what several people manage, an address, has several recipients."""
     keys = request.message.keys
-    _refuse_unless(queue.mode is QueueMode.CONTACT, AUTH)
+    _refuse_unless(queue.mode is smp.QueueMode.CONTACT, AUTH)
     added = len(keys) - len(queue.recipient_keys)
     within = broker.state.more_recipient_keys + added <= broker.config.max_recipient_keys
     _refuse_unless(added <= 0 or within, QUOTA)
     broker.state.set_recipient_keys(queue, keys)
-    return Ok()
+    return smp.Ok()
 
 
-def _lset(broker: Broker, client: Client, request: Received[Lset], queue: Queue) -> SmpMessage:
+def _lset(broker: Broker, client: Client, request: Received[smp.Lset], queue: Queue) -> SmpMessage:
     """A link once set keeps its id and its fixed data; one that leads to a secured queue is of no use."""
     link = Link(request.message.link_id, request.message.data)
-    _refuse_unless(queue.mode is QueueMode.CONTACT or queue.sender_key is None, AUTH)
+    _refuse_unless(queue.mode is smp.QueueMode.CONTACT or queue.sender_key is None, AUTH)
     if queue.link is None:
         _refuse_unless(broker.state.queues.by_link(link.link_id) is None, AUTH)
         _refuse_unless(broker.state.queues.links < broker.config.max_links, QUOTA)
@@ -222,22 +180,21 @@ def _lset(broker: Broker, client: Client, request: Received[Lset], queue: Queue)
         same = (queue.link.link_id, queue.link.data.fixed) == (link.link_id, link.data.fixed)
         _refuse_unless(same, AUTH)
     broker.state.set_link(queue, link)
-    return Ok()
+    return smp.Ok()
 
 
-def _ldel(broker: Broker, client: Client, request: Received[Ldel], queue: Queue) -> SmpMessage:
+def _ldel(broker: Broker, client: Client, request: Received[smp.Ldel], queue: Queue) -> SmpMessage:
     broker.state.set_link(queue, None)
-    return Ok()
+    return smp.Ok()
 
 
-def _lkey(broker: Broker, client: Client, request: Received[Lkey], queue: Queue) -> SmpMessage:
-    _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
-    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
+def _lkey(broker: Broker, client: Client, request: Received[smp.Lkey], queue: Queue) -> SmpMessage:
+    _skey(broker, client, request, queue)
     return _lnk(queue)
 
 
-def _lget(broker: Broker, client: Client, request: Received[Lget], queue: Queue) -> SmpMessage:
-    public = queue.mode is QueueMode.CONTACT or (queue.mode is None and queue.sender_key is None)
+def _lget(broker: Broker, client: Client, request: Received[smp.Lget], queue: Queue) -> SmpMessage:
+    public = queue.mode is smp.QueueMode.CONTACT or (queue.mode is None and queue.sender_key is None)
     _refuse_unless(public, AUTH)
     _refuse_blocked(queue)
     return _lnk(queue)
@@ -245,37 +202,36 @@ def _lget(broker: Broker, client: Client, request: Received[Lget], queue: Queue)
 
 def _lnk(queue: Queue) -> SmpMessage:
     assert queue.link is not None
-    return Lnk(queue.sender_id, queue.link.data)
+    return smp.Lnk(queue.sender_id, queue.link.data)
 
 
-def _skey(broker: Broker, client: Client, request: Received[Skey], queue: Queue) -> SmpMessage:
-    _refuse_unless(queue.mode is QueueMode.MESSAGING, AUTH)
-    _refuse_unless(broker.state.secure(queue, request.message.sender_key), AUTH)
-    return Ok()
+def _skey(broker: Broker, client: Client, request: Request, queue: Queue) -> SmpMessage:
+    _refuse_unless(queue.mode is smp.QueueMode.MESSAGING, AUTH)
+    return _key(broker, client, request, queue)
 
 
-def _nkey(broker: Broker, client: Client, request: Received[Nkey], queue: Queue) -> SmpMessage:
+def _nkey(broker: Broker, client: Client, request: Received[smp.Nkey], queue: Queue) -> SmpMessage:
     try:
         notifier, ids = _make_notifier(request.message.keys)
     except DecodeError:
         raise ProtocolError(CMD_SYNTAX) from None
     broker.set_notifier(queue, notifier, by=client)
-    return Nid(ids)
+    return smp.Nid(ids)
 
 
-def _ndel(broker: Broker, client: Client, request: Received[Ndel], queue: Queue) -> SmpMessage:
+def _ndel(broker: Broker, client: Client, request: Received[smp.Ndel], queue: Queue) -> SmpMessage:
     broker.set_notifier(queue, None, by=client)
-    return Ok()
+    return smp.Ok()
 
 
-def _get(broker: Broker, client: Client, request: Received[Get], queue: Queue) -> SmpMessage:
+def _get(broker: Broker, client: Client, request: Received[smp.Get], queue: Queue) -> SmpMessage:
     reception = client.receptions.get(queue.recipient_id)
     subscribed = broker.recipients.subscriber(queue.recipient_id) is client
     _refuse_unless(not subscribed and (reception is None or reception.by_get), CMD_PROHIBITED)
-    return broker.next_message(client, queue, by_get=True) or Ok()
+    return broker.next_message(client, queue, by_get=True) or smp.Ok()
 
 
-def _ack(broker: Broker, client: Client, request: Received[Ack], queue: Queue) -> SmpMessage:
+def _ack(broker: Broker, client: Client, request: Received[smp.Ack], queue: Queue) -> SmpMessage:
     reception = client.receptions.get(queue.recipient_id)
     message_id = request.message.message_id
     if reception is None or reception.delivered is None or reception.delivered != message_id:
@@ -283,22 +239,22 @@ def _ack(broker: Broker, client: Client, request: Received[Ack], queue: Queue) -
     reception.delivered = None
     broker.state.acknowledge(queue, message_id)
     if reception.by_get:
-        return Ok()
-    return broker.next_message(client, queue) or Ok()
+        return smp.Ok()
+    return broker.next_message(client, queue) or smp.Ok()
 
 
-def _off(broker: Broker, client: Client, request: Received[Off], queue: Queue) -> SmpMessage:
+def _off(broker: Broker, client: Client, request: Received[smp.Off], queue: Queue) -> SmpMessage:
     broker.state.suspend(queue, broker.timestamp())
-    return Ok()
+    return smp.Ok()
 
 
-def _del(broker: Broker, client: Client, request: Received[Del], queue: Queue) -> SmpMessage:
+def _del(broker: Broker, client: Client, request: Received[smp.Del], queue: Queue) -> SmpMessage:
     broker.delete_queue(queue, by=client)
     client.receptions.pop(queue.recipient_id, None)
-    return Ok()
+    return smp.Ok()
 
 
-def _que(broker: Broker, client: Client, request: Received[Que], queue: Queue) -> SmpMessage:
+def _que(broker: Broker, client: Client, request: Received[smp.Que], queue: Queue) -> SmpMessage:
     info: dict[str, Any] = {
         "qiSnd": queue.sender_key is not None,
         "qiNtf": queue.notifier is not None,
@@ -311,7 +267,7 @@ def _que(broker: Broker, client: Client, request: Received[Que], queue: Queue) -
     info["qiSize"] = len(queue.messages)
     if queue.messages:
         info["qiMsg"] = _message_info(queue.messages[0])
-    return Info(json.dumps(info, separators=(",", ":")).encode())
+    return smp.Info(json.dumps(info, separators=(",", ":")).encode())
 
 
 def _standard_b64(data: bytes) -> str:
@@ -329,45 +285,36 @@ def _message_info(message: StoredMessage) -> dict[str, str]:
     }
 
 
-def _send(broker: Broker, client: Client, request: Received[Send], queue: Queue) -> SmpMessage:
+def _send(broker: Broker, client: Client, request: Received[smp.Send], queue: Queue) -> SmpMessage:
     _refuse_unless(len(request.message.body) <= max_message_length(client.params.version), LARGE_MSG)
     _refuse_blocked(queue)
     if len(request.corr_id) == CORR_ID_SIZE and request.corr_id == queue.last_corr_id:
-        return Ok()
+        return smp.Ok()
     broker.counts["messages_received"] += 1
     _refuse_unless(broker.state.stored_messages < broker.config.max_messages, QUOTA)
     _refuse_unless(broker.send(queue, request.message, request.corr_id) is not None, QUOTA)
-    if queue.link is not None and queue.mode is QueueMode.MESSAGING and queue.sender_key is not None:
+    if queue.link is not None and queue.mode is smp.QueueMode.MESSAGING and queue.sender_key is not None:
         broker.state.set_link(queue, None)  # it was used: whoever secured the queue has what it led to
-    return Ok()
+    return smp.Ok()
 
 
-def _nsub(broker: Broker, client: Client, request: Received[Nsub], notifier: Notifier) -> SmpMessage:
+def _nsub(broker: Broker, client: Client, request: Received[smp.Nsub], notifier: Notifier) -> SmpMessage:
     service = acting_service(broker, client, request, ServiceRole.NOTIFIER)
     broker.subscribe(broker.notifiers, notifier.notifier_id, client, service)
     broker.offer_pending(notifier)
-    return Sok(None if service is None else service.service_id)
+    return smp.Sok(None if service is None else service.service_id)
 
 
-def _nsubs(broker: Broker, client: Client, request: Received[Nsubs], service: Service) -> SmpMessage:
+def _nsubs(broker: Broker, client: Client, request: Received[smp.Nsubs], service: Service) -> SmpMessage:
     if broker.subscribe_service(broker.notifiers, service, client):
         for queue_id in service.queue_ids:
             queue = broker.state.queues.by_notifier(queue_id)
             if queue is not None and queue.notifier is not None:
                 broker.offer_pending(queue.notifier)
-    return Soks(service.queues)
+    return smp.Soks(service.queues)
 
 
-def _prxy(broker: Broker, client: Client, request: Received[Prxy], _subject: None) -> Response:
-    fits = password_fits(broker.config.password, request.message.password)
-    return proxy_session(broker, client, request, fits)
-
-
-def _pfwd(broker: Broker, client: Client, request: Received[Pfwd], _subject: None) -> Response:
-    return proxy_forward(broker, client, request)
-
-
-def _rfwd(broker: Broker, client: Client, request: Received[Rfwd], _subject: None) -> SmpMessage:
+def _rfwd(broker: Broker, client: Client, request: Received[smp.Rfwd], _subject: None) -> SmpMessage:
     return relay_forward(broker, client, request, _respond_to_forwarded)
 
 
@@ -378,33 +325,33 @@ def _respond_to_forwarded(broker: Broker, client: Client, request: Request) -> S
     return response
 
 
-def _ping(broker: Broker, client: Client, request: Received[Ping], _subject: None) -> SmpMessage:
-    return Pong()
+def _ping(broker: Broker, client: Client, request: Received[smp.Ping], _subject: None) -> SmpMessage:
+    return smp.Pong()
 
 
 HANDLERS: Mapping[type[Any], Handler] = {
-    New: Handler(authentication.creator, _new, in_services_name=True),
-    Sub: Handler(authentication.recipient, _sub, in_services_name=True),
-    Subs: Handler(authentication.messaging_service, _subs),
-    Key: Handler(authentication.recipient, _key),
-    Skey: Handler(authentication.securing_sender, _skey, by_proxy=True),
-    Nkey: Handler(authentication.recipient, _nkey),
-    Ndel: Handler(authentication.recipient, _ndel),
-    Get: Handler(authentication.recipient, _get),
-    Ack: Handler(authentication.recipient, _ack),
-    Off: Handler(authentication.recipient, _off, when_blocked=True),
-    Del: Handler(authentication.recipient, _del, when_blocked=True),
-    Que: Handler(authentication.recipient, _que),
-    Send: Handler(authentication.sender, _send, when_blocked=True, by_proxy=True),
-    Nsub: Handler(authentication.notifier, _nsub, in_services_name=True),
-    Nsubs: Handler(authentication.notifier_service, _nsubs),
-    Ping: Handler(authentication.nobody, _ping),
-    Rkey: Handler(authentication.recipient, _rkey),
-    Lset: Handler(authentication.recipient, _lset),
-    Ldel: Handler(authentication.recipient, _ldel),
-    Lkey: Handler(authentication.securing_reader, _lkey, by_proxy=True),
-    Lget: Handler(authentication.reader, _lget, when_blocked=True, by_proxy=True),
-    Prxy: Handler(authentication.nobody, _prxy),
-    Pfwd: Handler(authentication.nobody, _pfwd),
-    Rfwd: Handler(authentication.nobody, _rfwd),
+    smp.New: Handler(authentication.creator, _new, in_services_name=True),
+    smp.Sub: Handler(authentication.recipient, _sub, in_services_name=True),
+    smp.Subs: Handler(authentication.messaging_service, _subs),
+    smp.Key: Handler(authentication.recipient, _key),
+    smp.Skey: Handler(authentication.securing_sender, _skey, by_proxy=True),
+    smp.Nkey: Handler(authentication.recipient, _nkey),
+    smp.Ndel: Handler(authentication.recipient, _ndel),
+    smp.Get: Handler(authentication.recipient, _get),
+    smp.Ack: Handler(authentication.recipient, _ack),
+    smp.Off: Handler(authentication.recipient, _off, when_blocked=True),
+    smp.Del: Handler(authentication.recipient, _del, when_blocked=True),
+    smp.Que: Handler(authentication.recipient, _que),
+    smp.Send: Handler(authentication.sender, _send, when_blocked=True, by_proxy=True),
+    smp.Nsub: Handler(authentication.notifier, _nsub, in_services_name=True),
+    smp.Nsubs: Handler(authentication.notifier_service, _nsubs),
+    smp.Ping: Handler(authentication.nobody, _ping),
+    smp.Rkey: Handler(authentication.recipient, _rkey),
+    smp.Lset: Handler(authentication.recipient, _lset),
+    smp.Ldel: Handler(authentication.recipient, _ldel),
+    smp.Lkey: Handler(authentication.securing_reader, _lkey, by_proxy=True),
+    smp.Lget: Handler(authentication.reader, _lget, when_blocked=True, by_proxy=True),
+    smp.Prxy: Handler(authentication.nobody, proxy_session),
+    smp.Pfwd: Handler(authentication.nobody, proxy_forward),
+    smp.Rfwd: Handler(authentication.nobody, _rfwd),
 }

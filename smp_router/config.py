@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,11 @@ class RouterConfig:
     max_services: int = 10_000
     "Certificates in roles that are remembered; those without queues make room for new ones."
 
+    def admits(self, password: bytes | None) -> bool:
+        return self.password is None or hmac.compare_digest(self.password, password or b"")
 
-_LIMITS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "int")
-_TIMES = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "float")
-_FLAGS = tuple(setting.name for setting in fields(RouterConfig) if setting.type == "bool")
+
 _NAMES = ("host", "port", "listen", "http", "min_version", "max_version", "password")
-_KEYS = {*_NAMES, *_LIMITS, *_TIMES, *_FLAGS}
 _INFORMATION = {
     "operator",
     "country",
@@ -158,7 +158,7 @@ def load_config(config_dir: Path) -> FileConfig:
         raise ConfigError(f"{path} must have a section [{SECTION}], and may have [{INFORMATION}]")
     section = parser[SECTION]
     information = dict(parser[INFORMATION]) if INFORMATION in parser else {}
-    unknown = sorted({*section} - _KEYS) + sorted({*information} - _INFORMATION)
+    unknown = sorted({*section} - {*_NAMES, *_SETTINGS}) + sorted({*information} - _INFORMATION)
     if unknown:
         raise ConfigError(f"{path}: unknown key {unknown[0]}")
     try:
@@ -169,9 +169,7 @@ def load_config(config_dir: Path) -> FileConfig:
 
 def _file_config(section: configparser.SectionProxy) -> FileConfig:
     host, port = section["host"], _number(section, "port", 0, 65535)
-    settings: dict[str, Any] = {key: _number(section, key, 1, 2**31) for key in _LIMITS if key in section}
-    settings |= {key: _seconds(section, key) for key in _TIMES if key in section}
-    settings |= {key: _flag(section, key) for key in _FLAGS if key in section}
+    settings = {key: parse(section, key) for key, parse in _SETTINGS.items() if key in section}
     versions = VersionRange(
         _number(section, "min_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.min),
         _number(section, "max_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.max),
@@ -208,6 +206,10 @@ def _flag(section: configparser.SectionProxy, key: str) -> bool:
         raise ValueError(key) from None
 
 
+def _limit(section: configparser.SectionProxy, key: str) -> int:
+    return _number(section, key, 1, 2**31)
+
+
 def _number(
     section: configparser.SectionProxy, key: str, low: int, high: int, default: int | None = None
 ) -> int:
@@ -228,3 +230,11 @@ def _seconds(section: configparser.SectionProxy, key: str) -> float:
     if not allowed:
         raise ValueError(key)
     return seconds
+
+
+_PARSERS: Mapping[Any, Callable[[configparser.SectionProxy, str], Any]] = {
+    "int": _limit,
+    "float": _seconds,
+    "bool": _flag,
+}
+_SETTINGS = {each.name: _PARSERS[each.type] for each in fields(RouterConfig) if each.type in _PARSERS}

@@ -240,7 +240,10 @@ async def _converse(
 
 async def ask(path: Path, request: str) -> Arguments:
     """Send one request to a running router and return its answer."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
+    except OSError as error:
+        raise ControlError(f"{path}: {error.strerror}; a router with this --control must run") from None
     try:
         writer.write(request.encode() + b"\n")
         async with asyncio.timeout(IDLE_TIMEOUT):

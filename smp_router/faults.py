@@ -19,44 +19,40 @@ class _Strike:
     left: int | None
 
 
-class Weather:
-    """What sessions suffer from: silence, delay, errors."""
+class Faults:
+    """Each call takes effect at once, in the middle of whatever goes on; sessions ask what they suffer."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        drop_sessions: Callable[[], int],
+        present: Callable[[Credentials | None], None],
+    ) -> None:
+        self._broker = broker
+        self._drop_sessions = drop_sessions
+        self._present = present
         self.refusing = False
         self.losing_answers = False
-        self.delay = 0.0
+        self._delay = 0.0
         self._calm = asyncio.Event()
         self._calm.set()
         self._strikes: dict[type, _Strike] = {}
 
-    @property
-    def black_hole(self) -> bool:
-        return not self._calm.is_set()
+    # What sessions ask
 
-    def set_black_hole(self, on: bool) -> None:
-        if on:
-            self._calm.clear()
-        else:
-            self._calm.set()
+    @property
+    def silent(self) -> bool:
+        return not self._calm.is_set()
 
     async def hold(self) -> None:
         """Called before anything is sent."""
-        if self.black_hole:
+        if self.silent:
             await self._calm.wait()
-        if self.delay:
-            await asyncio.sleep(self.delay)
-
-    def set_strike(self, command: type, error: ErrorType | None, count: int | None) -> None:
-        if error is None:
-            self._strikes.pop(command, None)
-        else:
-            self._strikes[command] = _Strike(error, count)
+        if self._delay:
+            await asyncio.sleep(self._delay)
 
     def strike(self, command: type) -> None:
         """Raises the error that was ordered for this command."""
-        if not self._strikes:
-            return
         strike = self._strikes.get(command)
         if strike is None:
             return
@@ -66,21 +62,7 @@ class Weather:
                 del self._strikes[command]
         raise ProtocolError(strike.error)
 
-
-class Faults:
-    """Each call takes effect at once, in the middle of whatever goes on."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        weather: Weather,
-        drop_sessions: Callable[[], int],
-        present: Callable[[Credentials | None], None],
-    ) -> None:
-        self._broker = broker
-        self._weather = weather
-        self._drop_sessions = drop_sessions
-        self._present = present
+    # What is ordered
 
     def drop_connections(self) -> int:
         """Cut all connections; returns how many."""
@@ -88,21 +70,24 @@ class Faults:
 
     def refuse(self, on: bool = True) -> None:
         """Close new connections before TLS starts. Existing ones stay."""
-        self._weather.refusing = on
+        self.refusing = on
 
     def black_hole(self, on: bool = True) -> None:
         """Keep connections open, read from them, answer nothing. What was read is forgotten; events wait."""
-        self._weather.set_black_hole(on)
+        if on:
+            self._calm.clear()
+        else:
+            self._calm.set()
 
     def lose_answers(self, on: bool = True) -> None:
         """Carry commands out and answer nothing. Events are sent."""
-        self._weather.losing_answers = on
+        self.losing_answers = on
 
     def delay(self, seconds: float) -> None:
         """Wait this long before anything is sent, also the first block of a connection; 0 ends it."""
         if seconds < 0:
             raise ValueError("a delay cannot be negative")
-        self._weather.delay = seconds
+        self._delay = seconds
 
     def forget_services(self) -> None:
         """Lose all services, their ids, associations and subscriptions, without a word."""
@@ -161,7 +146,10 @@ class Faults:
         spec = SMP_COMMANDS.specs.get(command.encode())
         if spec is None:
             raise ValueError(f"{command} is not a command")
-        self._weather.set_strike(spec.kind, error, count)
+        if error is None:
+            self._strikes.pop(spec.kind, None)
+        else:
+            self._strikes[spec.kind] = _Strike(error, count)
 
     def present_certificate(self, credentials: Credentials | None) -> None:
         """Show another certificate to new connections; None goes back to the router's own."""

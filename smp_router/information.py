@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from protocol.messages_crypto import max_message_length
-from smp_router.records import NoRecords
 from smp_router.router import Router
 from transport.plain_http import HttpPages, Page
 
@@ -40,7 +39,7 @@ def describe(router: Router, entries: Mapping[str, str]) -> dict[str, Any]:
     return {
         "address": str(router.address),
         "versions": {"min": config.versions.min, "max": config.versions.max},
-        "persistence": "memory" if isinstance(router.state.records, NoRecords) else "disk",
+        "persistence": router.state.records.place,
         "message_expiration_seconds": int(config.message_ttl),
         "messages_per_queue": config.quota,
         "message_bytes": max_message_length(config.versions.max),

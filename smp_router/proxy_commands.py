@@ -34,9 +34,9 @@ Respond = Callable[[Broker, Client, Received[SmpCommand]], SmpMessage]
 
 
 async def proxy_session(
-    broker: Broker, client: Client, request: Received[Prxy], password_fits: bool
+    broker: Broker, client: Client, request: Received[Prxy], _subject: None
 ) -> SmpMessage:
-    if not password_fits:
+    if not broker.config.admits(request.message.password):
         raise ProtocolError(PROXY_BASIC_AUTH)
     if client.connecting >= MAX_CONNECTING_PER_CLIENT:
         raise ProtocolError(TIMEOUT)
@@ -47,7 +47,9 @@ async def proxy_session(
         client.connecting -= 1
 
 
-async def proxy_forward(broker: Broker, client: Client, request: Received[Pfwd]) -> SmpMessage:
+async def proxy_forward(
+    broker: Broker, client: Client, request: Received[Pfwd], _subject: None
+) -> SmpMessage:
     broker.counts["commands_forwarded"] += 1
     forwarding = _relays(broker).forward(request.entity_id, request.corr_id, request.message)
     return await _while_counted(broker, client, forwarding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,13 +18,13 @@ from protocol.versions import SMP_ALPN, VersionRange
 from smp_router.broker import Broker
 from smp_router.client_limits import ClientLimits
 from smp_router.config import RouterConfig
-from smp_router.faults import Faults, Weather
+from smp_router.faults import Faults
 from smp_router.load import Load
 from smp_router.relays import Relays
-from smp_router.services import Services
 from smp_router.session import Session
 from smp_router.state import RouterState
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
+from transport.hosts import bracketed
 from transport.limits import ConnectionCounter, source_of
 from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
@@ -54,10 +53,12 @@ class Router:
     ) -> None:
         """`host` stands in the router's address."""
         self.state = state
-        self._config = config
+        self.config = config
+        self.port = 0
         self._host = host
-        self._weather = Weather()
         self._broker = Broker(state, config, now)
+        self.counts = self._broker.counts
+        self.services = state.services
         self._sessions: set[Session] = set()
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +67,7 @@ class Router:
         self._presented: WeakKeyDictionary[SSL.Context, Credentials] = WeakKeyDictionary()
         "By the context of TLS: a handshake ends with the certificate it began with."
         self._present(None)
-        self.faults = Faults(self._broker, self._weather, self._drop_sessions, self._present)
+        self.faults = Faults(self._broker, self._drop_sessions, self._present)
         self.load = Load(self._broker)
 
     @classmethod
@@ -104,17 +105,17 @@ class Router:
             port,
             context=lambda: self._context,
             config=ServerConfig(
-                handshake_timeout=self._config.handshake_timeout,
+                handshake_timeout=self.config.handshake_timeout,
                 write_limit=WRITE_LIMIT,
                 admit=self._admit,
                 release=lambda peer: self._open.release(source_of(peer)),
             ),
         )
-        self._port = self._server.port
+        self.port = self._server.port
         loop = asyncio.get_running_loop()
-        self._broker.relays = Relays(self._config)
+        self._broker.relays = Relays(self.config)
         self._tasks.append(loop.create_task(self._expire(), name="router expiry"))
-        if self._config.interval:
+        if self.config.interval:
             self._tasks.append(loop.create_task(self._deliver_rounds(), name="router delivery rounds"))
 
     async def stop(self) -> None:
@@ -134,31 +135,13 @@ class Router:
             self._broker.relays = None
 
     @property
-    def port(self) -> int:
-        return self._port
-
-    @property
     def address(self) -> SmpServer:
-        return SmpServer((self._host,), str(self._port), self.state.credentials.identity)
-
-    @property
-    def services(self) -> Services:
-        """Services with the counts and hashes of their queues."""
-        return self.state.services
+        return SmpServer((bracketed(self._host),), str(self.port), self.state.credentials.identity)
 
     @property
     def connections(self) -> int:
         """Connections that are open now, in whatever state."""
         return len(self._sessions)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """What happened since the router was made."""
-        return self._broker.counts
-
-    @property
-    def config(self) -> RouterConfig:
-        return self._config
 
     @property
     def relays(self) -> int:
@@ -188,13 +171,13 @@ class Router:
         return None if client is None else next(found, None)
 
     def _admit(self, peer: str) -> bool:
-        admitted = not self._weather.refusing and self._open.admit(source_of(peer))
+        admitted = not self.faults.refusing and self._open.admit(source_of(peer))
         self.counts["connections" if admitted else "connections_refused"] += 1
         return admitted
 
     async def _serve(self, stream: TlsStream) -> None:
         presented = self._presented[stream.context]
-        session = Session(stream, self._broker, self._weather, presented, self._limits)
+        session = Session(stream, self._broker, self.faults, presented, self._limits)
         self._sessions.add(session)
         try:
             await session.run()
@@ -214,7 +197,7 @@ class Router:
 
     async def _expire(self) -> None:
         while True:
-            await asyncio.sleep(self._config.expiry_interval)
+            await asyncio.sleep(self.config.expiry_interval)
             await self._broker.expire()
             await self.state.records.maintain()
             if self._broker.relays is not None:
@@ -222,5 +205,5 @@ class Router:
 
     async def _deliver_rounds(self) -> None:
         while True:
-            await asyncio.sleep(self._config.interval)
+            await asyncio.sleep(self.config.interval)
             self._broker.deliver_round()

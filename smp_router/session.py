@@ -8,21 +8,19 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric import ed25519
-
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
-from protocol.crypto import Ed448PrivateKey, Ed25519PrivateKey, SigningKey, X25519PrivateKey
+from protocol.crypto import X25519PrivateKey
 from protocol.encoding import EntityId
 from protocol.errors import INTERNAL, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
-from protocol.versions import SMP_ALPN, SMP_LEGACY, VersionRange
+from protocol.versions import SMP_ALPN, SMP_LEGACY
 from smp_router.broker import Broker
 from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
 from smp_router.client_limits import ClientLimits
 from smp_router.commands import Response, respond
-from smp_router.faults import Weather
+from smp_router.faults import Faults
 from smp_router.queues import new_id
 from smp_router.services import Service
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -36,20 +34,10 @@ KEYS_AT_ONCE = 16
 "Keys tried in vain before others have their turn, about a millisecond; a queue may have 255."
 
 
-def signing_key(credentials: Credentials) -> SigningKey:
-    raw = credentials.key.private_bytes_raw()
-    if isinstance(credentials.key, ed25519.Ed25519PrivateKey):
-        return Ed25519PrivateKey(raw)
-    return Ed448PrivateKey(raw)
-
-
-def offered_versions(versions: VersionRange, alpn: bytes) -> VersionRange:
-    """A client that knows no ALPN knows only the oldest version."""
-    return versions if alpn == SMP_ALPN else SMP_LEGACY
-
-
-def _internal(failure: Exception) -> Err:
-    """A defect of ours, not of the client: it is told so, and its other commands go on."""
+def _refusal(failure: Exception) -> Err:
+    """A defect of ours is not the client's fault: it is told so, and its other commands go on."""
+    if isinstance(failure, ProtocolError):
+        return Err(failure.error)
     logger.error("a command failed unexpectedly: %s", type(failure).__name__)
     return Err(INTERNAL)
 
@@ -59,23 +47,25 @@ class Session:
         self,
         stream: TlsStream,
         broker: Broker,
-        weather: Weather,
+        faults: Faults,
         credentials: Credentials,
         limits: ClientLimits,
     ) -> None:
         self._stream = stream
         self._broker = broker
-        self._weather = weather
+        self._faults = faults
         self._config = broker.config
+        self._records = broker.state.records
         self._allowance = limits.of(stream.peer[0])
         handshake = SmpServerHandshake(
             stream.session_id,
             credentials.chain,
-            signing_key(credentials),
+            credentials.signing_key,
             X25519PrivateKey(secrets.token_bytes(32)),
             client_chain=stream.peer_chain,
             service_id=self._service_id,
-            versions=offered_versions(self._config.versions, stream.alpn),
+            # A client that knows no ALPN knows only the oldest version.
+            versions=self._config.versions if stream.alpn == SMP_ALPN else SMP_LEGACY,
         )
         self._connection: Connection[SmpCommand, RouterMessage] = Connection(
             handshake, SMP_COMMANDS, ROUTER_MESSAGES, checks_credentials=True, answers_bad_batches=True
@@ -106,7 +96,7 @@ class Session:
                 self._broker.service_left(self._service)
 
     async def _run(self) -> None:
-        await self._weather.hold()
+        await self._faults.hold()
         try:
             async with asyncio.timeout(self._config.handshake_timeout):
                 early = await self._shake_hands()
@@ -139,19 +129,17 @@ class Session:
             data = await self._stream.receive()
             if not data:
                 return None
-            made = self._broker.state.records.made
+            made = self._records.made
             events = self._connection.receive_data(data)
             if not events:
                 continue
-            if self._broker.state.records.made != made:  # a service is told its id only when it is kept
-                await self._broker.state.records.durable(self._broker.state.records.made)
+            if self._records.made != made:  # a service is told its id only when it is kept
+                await self._records.durable(self._records.made)
             self._stream.write(self._connection.data_to_send())
             first, *rest = events
             if not isinstance(first, HandshakeDone):
                 return None
-            self.client = Client(
-                first.params, self._config.max_unsent, self._broker.state.records, self._allowance
-            )
+            self.client = Client(first.params, self._config.max_unsent, self._records, self._allowance)
             return [event for event in rest if not isinstance(event, HandshakeDone)]
 
     async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
@@ -173,9 +161,9 @@ class Session:
             events = self._connection.receive_data(data)
 
     async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
-        if self._weather.black_hole:
+        if self._faults.silent:
             return
-        made = self._broker.state.records.made
+        made = self._records.made
         for item in block.items:
             response = self._respond(client, item)
             if isinstance(response, Coroutine):
@@ -191,21 +179,19 @@ class Session:
 
     def _push_answer(self, client: Client, answer: Outgoing[RouterMessage], made: int) -> None:
         """It waits for the changes that were made since there were `made`."""
-        if self._broker.state.records.made != made:
+        if self._records.made != made:
             client.depend()
-        if not self._weather.losing_answers:
+        if not self._faults.losing_answers:
             client.push((answer,))
 
     def _respond(self, client: Client, item: Received[SmpCommand] | Rejected) -> Response:
         if isinstance(item, Rejected):
             return Err(item.error)
         try:
-            self._weather.strike(type(item.message))
+            self._faults.strike(type(item.message))
             return respond(self._broker, client, item)
-        except ProtocolError as refusal:
-            return Err(refusal.error)
         except Exception as failure:
-            return _internal(failure)
+            return _refusal(failure)
 
     def _answer_later(
         self,
@@ -216,12 +202,10 @@ class Session:
         async def wait() -> None:
             try:
                 answer = await response
-            except ProtocolError as refusal:
-                answer = Err(refusal.error)
             except Exception as failure:
                 raise_if_cancelled()
-                answer = _internal(failure)
-            made = self._broker.state.records.made  # another router did it: nothing here to wait for
+                answer = _refusal(failure)
+            made = self._records.made  # another router did it: nothing here to wait for
             self._push_answer(client, Outgoing(item.corr_id, item.entity_id, answer), made)
 
         assert self._tasks is not None
@@ -236,7 +220,7 @@ class Session:
                 await client.wake.wait()
                 client.wake.clear()
                 while client.outbox or client.offers:
-                    await self._weather.hold()
+                    await self._faults.hold()
                     await self._send_some(client)
         except TimeoutError:
             self._broker.counts["clients_too_slow"] += 1  # no line: a log of connections must not be kept
@@ -252,7 +236,7 @@ class Session:
         try:
             # Nothing leaves before what led to it is safe.
             async with asyncio.timeout(self._config.send_timeout):
-                await self._broker.state.records.durable(depends_on)
+                await self._records.durable(depends_on)
             self._stream.write(self._connection.send(batch))
             async with asyncio.timeout(self._config.send_timeout):
                 await self._stream.drain()

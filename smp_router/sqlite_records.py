@@ -18,7 +18,7 @@ from typing import Any
 import aiosqlite
 
 from protocol.blocking import parse_blocking_info
-from protocol.crypto import AuthPublicKey, decode_public_key, pull_public_key, push_key
+from protocol.crypto import decode_public_key, pull_public_key, push_key
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.errors import DecodeError
 from protocol.ids_hash import ids_hash
@@ -26,9 +26,8 @@ from protocol.messages_crypto import decode_message
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import LinkData, QueueMode
 from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
-from smp_router.records import Kind
 from smp_router.services import Service
-from smp_router.state import RouterState
+from smp_router.state import RecordKind, Records, RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
@@ -81,24 +80,24 @@ _SETTINGS = (
 )
 
 _GONE = object()
-Rows = dict[Kind, list[tuple[Any, ...]]]
+Rows = dict[RecordKind, list[tuple[Any, ...]]]
 
 
-class SqliteRecords:
+class SqliteRecords(Records):
     """`open` it before the router starts, `close` it after it has stopped."""
+
+    place = "disk"
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = DatabaseFile(path)
         self._connection: aiosqlite.Connection | None = None
         self._work: WorkQueue[_Writing] | None = None
-        self._changes: dict[tuple[Kind, Any], Any] = {}
+        self._changes: dict[tuple[RecordKind, Any], Any] = {}
         self._changed = asyncio.Event()
-        self.made = 0
         self._kept = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        self.failing = False
 
     async def open(self) -> None:
         """Raises StoreError."""
@@ -130,13 +129,13 @@ class SqliteRecords:
         if self._connection is not None:
             await self._connection.close()
 
-    def put(self, kind: Kind, key: Any, thing: Any) -> None:
+    def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._note(kind, key, thing)
 
-    def delete(self, kind: Kind, key: Any) -> None:
+    def delete(self, kind: RecordKind, key: Any) -> None:
         self._note(kind, key, _GONE)
 
-    def _note(self, kind: Kind, key: Any, thing: Any) -> None:
+    def _note(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._changes[kind, key] = thing
         self.made += 1
         self._changed.set()
@@ -151,7 +150,9 @@ class SqliteRecords:
         """Fold the log into the database, and leave nothing of it."""
         if self._work is not None and self._connection is not None:
             try:
-                await run_in_thread(self._connection, _truncate_log)
+                await run_in_thread(
+                    self._connection, lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+                )
             except sqlite3.Error as error:
                 logger.warning("the log of %s cannot be folded: %s", self._path, error)
 
@@ -169,9 +170,7 @@ class SqliteRecords:
         assert self._work is not None
         try:
             await self._work.run(run_each, lambda context: context.write(puts, deletes), durable=True)
-        except (
-            Exception
-        ) as error:  # whatever it is: the router would wait for ever for changes that nobody writes
+        except Exception as error:  # else the router would wait for ever for changes that nobody writes
             raise_if_cancelled()
             if not self.failing:
                 known = isinstance(error, StoreError)
@@ -209,11 +208,11 @@ class _Writing:
 
 
 _DELETES = {
-    Kind.QUEUE: "DELETE FROM queues WHERE recipient_id = ?",
-    Kind.MESSAGE: "DELETE FROM messages WHERE number = ?",
-    Kind.NMSGS: "DELETE FROM nmsgs WHERE notifier_id = ?",
-    Kind.SERVICE: "DELETE FROM services WHERE fingerprint = ? AND role = ?",
-    Kind.ASSOCIATION: "DELETE FROM associations WHERE queue_id = ?",
+    RecordKind.QUEUE: "DELETE FROM queues WHERE recipient_id = ?",
+    RecordKind.MESSAGE: "DELETE FROM messages WHERE number = ?",
+    RecordKind.NMSGS: "DELETE FROM nmsgs WHERE notifier_id = ?",
+    RecordKind.SERVICE: "DELETE FROM services WHERE fingerprint = ? AND role = ?",
+    RecordKind.ASSOCIATION: "DELETE FROM associations WHERE queue_id = ?",
 }
 
 
@@ -237,14 +236,10 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("ROLLBACK")
 
 
-def _truncate_log(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
 # What is written
 
 
-def _rows(changes: Mapping[tuple[Kind, Any], Any]) -> tuple[Rows, Rows]:
+def _rows(changes: Mapping[tuple[RecordKind, Any], Any]) -> tuple[Rows, Rows]:
     """Rows to put and keys to delete, by kind."""
     puts: Rows = {}
     deletes: Rows = {}
@@ -257,15 +252,11 @@ def _rows(changes: Mapping[tuple[Kind, Any], Any]) -> tuple[Rows, Rows]:
     return puts, deletes
 
 
-def _key(kind: Kind, key: Any) -> tuple[Any, ...]:
-    if kind is Kind.SERVICE:
+def _key(kind: RecordKind, key: Any) -> tuple[Any, ...]:
+    if kind is RecordKind.SERVICE:
         fingerprint, role = key
         return fingerprint, role.value.decode()
     return (key,)
-
-
-def _der(key: AuthPublicKey | None) -> bytes | None:
-    return None if key is None else key.der
 
 
 def _queue_row(queue: Queue) -> Iterable[Any]:
@@ -276,7 +267,7 @@ def _queue_row(queue: Queue) -> Iterable[Any]:
         w.value(),
         queue.secret,
         queue.sender_id,
-        _der(queue.sender_key),
+        None if queue.sender_key is None else queue.sender_key.der,
         None if queue.mode is None else queue.mode.value.decode(),
         *((None,) * 3 if notifier is None else (notifier.notifier_id, notifier.key.der, notifier.secret)),
         *((None,) * 3 if link is None else (link.link_id, link.data.fixed, link.data.user)),
@@ -305,12 +296,12 @@ def _association_row(service: Service) -> Iterable[Any]:
     return service.fingerprint, service.role.value.decode()
 
 
-_WRITERS: Mapping[Kind, Callable[[Any], Iterable[Any]]] = {
-    Kind.QUEUE: _queue_row,
-    Kind.MESSAGE: _message_row,
-    Kind.NMSGS: _nmsgs_row,
-    Kind.SERVICE: _service_row,
-    Kind.ASSOCIATION: _association_row,
+_WRITERS: Mapping[RecordKind, Callable[[Any], Iterable[Any]]] = {
+    RecordKind.QUEUE: _queue_row,
+    RecordKind.MESSAGE: _message_row,
+    RecordKind.NMSGS: _nmsgs_row,
+    RecordKind.SERVICE: _service_row,
+    RecordKind.ASSOCIATION: _association_row,
 }
 
 

@@ -1,19 +1,60 @@
-"""What makes a router the same one after a restart, and the one place that changes it."""
+"""What makes a router the same one after a restart, the one place that changes it, and who is told of it."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import takewhile
+from typing import Any
 
 from protocol.blocking import BlockingInfo
 from protocol.crypto import AuthPublicKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
 from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage
-from smp_router.records import Kind, NoRecords, Records
 from smp_router.services import Service, Services
 from transport.certificates import Credentials
+
+
+class RecordKind(Enum):
+    """What is kept, and by which key."""
+
+    QUEUE = "queues"
+    "By recipient id."
+    MESSAGE = "messages"
+    "By number: (recipient id, message, correlation id of its SEND)."
+    NMSGS = "nmsgs"
+    "By notifier id: the notifier, with what nobody has taken yet."
+    SERVICE = "services"
+    "By fingerprint and role."
+    ASSOCIATION = "associations"
+    "By queue id: the service it belongs to."
+
+
+class Records:
+    """Told of every change at once, so that the last state of each key is what counts.
+
+    This one keeps nothing: the router lives in memory.
+    """
+
+    place = "memory"
+    failing = False
+    "Nothing can be written at present: promise nothing more."
+    made = 0
+    "How many changes there were."
+
+    def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
+        """`thing` is new or has changed. It is read when it is written, so it may change further."""
+
+    def delete(self, kind: RecordKind, key: Any) -> None:
+        """There is none any more."""
+
+    async def durable(self, made: int) -> None:
+        """Wait until so many changes are safe."""
+
+    async def maintain(self) -> None:
+        """From time to time: leave no traces of what is gone."""
 
 
 @dataclass(slots=True)
@@ -24,7 +65,7 @@ class RouterState:
     """
 
     credentials: Credentials
-    records: Records = field(default_factory=NoRecords)
+    records: Records = field(default_factory=Records)
     queues: Queues = field(default_factory=Queues)
     services: Services = field(default_factory=Services)
     stored_messages: int = 0
@@ -53,7 +94,7 @@ class RouterState:
         self._remove_messages(queue, len(queue.messages))
         self.more_recipient_keys -= len(queue.recipient_keys) - 1
         self.queues.delete(queue)
-        self.records.delete(Kind.QUEUE, queue.recipient_id)
+        self.records.delete(RecordKind.QUEUE, queue.recipient_id)
 
     def secure(self, queue: Queue, key: AuthPublicKey) -> bool:
         """Give the queue its sender's key: once, but the same key again is fine."""
@@ -77,7 +118,7 @@ class RouterState:
         self._save(queue)
         if previous is not None:
             self.stored_nmsgs -= len(previous.pending)
-            self.records.delete(Kind.NMSGS, previous.notifier_id)
+            self.records.delete(RecordKind.NMSGS, previous.notifier_id)
             self.dissociate(previous.notifier_id)
         return previous
 
@@ -93,7 +134,7 @@ class RouterState:
         self._save(queue)
 
     def _save(self, queue: Queue) -> None:
-        self.records.put(Kind.QUEUE, queue.recipient_id, queue)
+        self.records.put(RecordKind.QUEUE, queue.recipient_id, queue)
 
     # Messages
 
@@ -108,7 +149,9 @@ class RouterState:
         queue.messages.append(message)
         self.stored_messages += 1
         queue.last_corr_id = NO_CORR if refused else corr_id
-        self.records.put(Kind.MESSAGE, message.number, (queue.recipient_id, message, queue.last_corr_id))
+        self.records.put(
+            RecordKind.MESSAGE, message.number, (queue.recipient_id, message, queue.last_corr_id)
+        )
         return None if refused else message
 
     def acknowledge(self, queue: Queue, message_id: bytes) -> None:
@@ -124,7 +167,7 @@ class RouterState:
 
     def _remove_messages(self, queue: Queue, count: int) -> None:
         for _ in range(count):
-            self.records.delete(Kind.MESSAGE, queue.messages.popleft().number)
+            self.records.delete(RecordKind.MESSAGE, queue.messages.popleft().number)
         self.stored_messages -= count
 
     def add_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
@@ -134,20 +177,20 @@ class RouterState:
         while len(notifier.pending) > limit:
             notifier.pending.popleft()
         self.stored_nmsgs += len(notifier.pending)
-        self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
+        self.records.put(RecordKind.NMSGS, notifier.notifier_id, notifier)
 
     def return_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
         """It was taken, and could not be delivered; it is older than those that wait."""
         if len(notifier.pending) < limit:
             notifier.pending.appendleft(nmsg)
             self.stored_nmsgs += 1
-            self.records.put(Kind.NMSGS, notifier.notifier_id, notifier)
+            self.records.put(RecordKind.NMSGS, notifier.notifier_id, notifier)
 
     def take_nmsgs(self, notifier: Notifier) -> list[Prepared]:
         taken = list(notifier.pending)
         notifier.pending.clear()
         self.stored_nmsgs -= len(taken)
-        self.records.delete(Kind.NMSGS, notifier.notifier_id)
+        self.records.delete(RecordKind.NMSGS, notifier.notifier_id)
         return taken
 
     # Services
@@ -163,11 +206,11 @@ class RouterState:
 
     def associate(self, service: Service, queue_id: EntityId) -> None:
         if self.services.associate(service, queue_id):
-            self.records.put(Kind.ASSOCIATION, queue_id, service)
+            self.records.put(RecordKind.ASSOCIATION, queue_id, service)
 
     def dissociate(self, queue_id: EntityId) -> None:
         if self.services.dissociate(queue_id) is not None:
-            self.records.delete(Kind.ASSOCIATION, queue_id)
+            self.records.delete(RecordKind.ASSOCIATION, queue_id)
 
     def forget_services(self) -> None:
         """Lose all services and associations."""
@@ -178,7 +221,7 @@ class RouterState:
         for queue_id in list(service.queue_ids):
             self.dissociate(queue_id)
         self.services.remove(service)
-        self.records.delete(Kind.SERVICE, (service.fingerprint, service.role))
+        self.records.delete(RecordKind.SERVICE, (service.fingerprint, service.role))
 
     def change_service_ids(self) -> None:
         self.services.change_ids()
@@ -186,4 +229,4 @@ class RouterState:
             self._save_service(service)
 
     def _save_service(self, service: Service) -> None:
-        self.records.put(Kind.SERVICE, (service.fingerprint, service.role), service)
+        self.records.put(RecordKind.SERVICE, (service.fingerprint, service.role), service)

@@ -34,10 +34,13 @@ class Subscriptions:
 
     def subscriber(self, queue_id: EntityId) -> Client | None:
         service = self._associations.owner(queue_id)
-        if service is None:
-            return self._single.get(queue_id)
-        subscription = self._services.get(service)
-        return None if subscription is None else subscription.client
+        return self._single.get(queue_id) if service is None else self.of_service(service)
+
+    def offer(self, queue_id: EntityId) -> None:
+        """Something is stored for whoever is subscribed."""
+        client = self.subscriber(queue_id)
+        if client is not None:
+            client.offer(queue_id)
 
     def add(self, queue_id: EntityId, client: Client) -> None:
         self._single[queue_id] = client

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ntf_server.journal import Journal, NullJournal
+from ntf_server.journal import EventSink
 from tests.postgres import PostgresCluster, running_cluster
 from tests.time_limit import pytest_timeout_set_timer
 
@@ -14,8 +14,7 @@ __all__ = ["postgres", "pytest_timeout_set_timer"]
 @pytest.fixture(autouse=True)
 def strict_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever records an event that breaks the journal's contract is told at once."""
-    monkeypatch.setattr(Journal, "strict", True)
-    monkeypatch.setattr(NullJournal, "strict", True)
+    monkeypatch.setattr(EventSink, "strict", True)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ goes on calls `raise_if_cancelled` first, which `tests/test_architecture.py` che
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from types import TracebackType
 from typing import Self
@@ -66,3 +67,11 @@ def current_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None
     return task
+
+
+def stop_signal() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM, from now on: how programs are asked to end in order."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 
 from ntf_demo.fake_node.server import FakeNode
+from ntf_server.config import LOCALHOST
+from transport.cancellation import stop_signal
+from transport.hosts import any_port_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake node."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=9944, help="port to listen on; 0: any free one")
+    parser.add_argument("--host", default=LOCALHOST, help="address to listen on")
+    parser.add_argument(
+        "--port", type=any_port_option, default=9944, help="port to listen on; 0: any free one"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,9 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(host: str, port: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with FakeNode(host=host, port=port) as node:
         print(json.dumps({"url": node.url}), flush=True)
         await stop.wait()

@@ -12,12 +12,14 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from ntf_demo.fake_node.filters import BadFilter, Filter, parse_filter, unhex
+from ntf_server.config import LOCALHOST
 from protocol.errors import DecodeError
-from protocol.statements import Statement, decode_statement, statement_hash
+from protocol.statements import FIELD_SIZE, Statement, decode_statement, statement_hash
 
 BATCH = 100
 "Stored statements sent in one notification."
+MAX_ANY, MAX_ALL = 128, 4
+"Topics of a subscription to any, or to all of them."
 MAX_MESSAGE = 4 * 1024 * 1024
 INVALID_PARAMS = -32602
 METHOD_NOT_FOUND = -32601
@@ -31,8 +33,21 @@ class RpcError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Statements with one of the topics, or with all of them; without topics every one."""
+
+    topics: frozenset[bytes] = frozenset()
+    all_of_them: bool = False
+
+    def wants(self, statement: Statement) -> bool:
+        if self.all_of_them:
+            return self.topics.issubset(statement.named_topics)
+        return not self.topics or not self.topics.isdisjoint(statement.named_topics)
+
+
 @dataclass(slots=True, eq=False)
-class Client:
+class NodeConnection:
     """One connection and its subscriptions."""
 
     socket: web.WebSocketResponse
@@ -42,11 +57,11 @@ class Client:
 class FakeNode:
     """`async with` serves; what was submitted is kept over `drop_clients`, as a node does over a restart."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = LOCALHOST, port: int = 0) -> None:
         self._host = host
         self.port = port
         self._stored: dict[bytes, tuple[bytes, Statement]] = {}
-        self._clients: set[Client] = set()
+        self._clients: set[NodeConnection] = set()
         self._names = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self.subscribed = 0
@@ -112,7 +127,7 @@ class FakeNode:
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
         await socket.prepare(request)
-        client = Client(socket)
+        client = NodeConnection(socket)
         self._clients.add(client)
         try:
             async for message in socket:
@@ -122,7 +137,7 @@ class FakeNode:
             self._clients.discard(client)
         return socket
 
-    async def _answer(self, client: Client, text: str) -> None:
+    async def _answer(self, client: NodeConnection, text: str) -> None:
         call: Any = None
         try:
             call = json.loads(text)
@@ -138,8 +153,8 @@ class FakeNode:
         if "result" in answer and method == "statement_subscribeStatement":
             await self._replay(client, answer["result"])
 
-    async def _call(self, client: Client, method: str, parameters: list[Any]) -> Any:
-        handlers: dict[str, Callable[[Client, Any], Awaitable[Any]]] = {
+    async def _call(self, client: NodeConnection, method: str, parameters: list[Any]) -> Any:
+        handlers: dict[str, Callable[[NodeConnection, Any], Awaitable[Any]]] = {
             "statement_subscribeStatement": self._subscribe,
             "statement_unsubscribeStatement": self._unsubscribe,
             "statement_submit": self._submit,
@@ -151,26 +166,26 @@ class FakeNode:
             raise RpcError(INVALID_PARAMS, "one parameter is needed")
         return await handler(client, parameters[0])
 
-    async def _subscribe(self, client: Client, parameter: Any) -> str:
+    async def _subscribe(self, client: NodeConnection, parameter: Any) -> str:
         try:
-            wanted = parse_filter(parameter)
-        except BadFilter:
+            wanted = _filter(parameter)
+        except ValueError:
             raise RpcError(INVALID_PARAMS, "invalid topic filter") from None
         name = f"sub{next(self._names)}"
         client.filters[name] = wanted
         self.subscribed += 1
         return name
 
-    async def _unsubscribe(self, client: Client, name: Any) -> bool:
+    async def _unsubscribe(self, client: NodeConnection, name: Any) -> bool:
         return isinstance(name, str) and client.filters.pop(name, None) is not None
 
-    async def _submit(self, client: Client, parameter: Any) -> dict[str, str]:
+    async def _submit(self, client: NodeConnection, parameter: Any) -> dict[str, str]:
         try:
-            return {"status": await self.submit(unhex(parameter))}
+            return {"status": await self.submit(_unhex(parameter))}
         except ValueError:
             raise RpcError(INVALID_PARAMS, "a statement is 0x and hex") from None
 
-    async def _replay(self, client: Client, name: str) -> None:
+    async def _replay(self, client: NodeConnection, name: str) -> None:
         """What was stored before the subscription."""
         wanted = client.filters.get(name)
         if wanted is None:
@@ -181,7 +196,7 @@ class FakeNode:
 
 
 async def _notify(
-    client: Client, subscription: str, encoded: list[bytes], remaining: int | None = None
+    client: NodeConnection, subscription: str, encoded: list[bytes], remaining: int | None = None
 ) -> None:
     data: dict[str, Any] = {"statements": [f"0x{item.hex()}" for item in encoded]}
     if remaining is not None:
@@ -194,3 +209,31 @@ async def _notify(
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(10):
             await client.socket.send_json(message)
+
+
+def _filter(parameter: Any) -> Filter:
+    """ValueError for what no node takes."""
+    if parameter == "any":
+        return Filter()
+    match parameter:
+        case {"matchAny": listed, **more} if not more:
+            return Filter(_topics(listed, MAX_ANY))
+        case {"matchAll": listed, **more} if not more:
+            return Filter(_topics(listed, MAX_ALL), all_of_them=True)
+    raise ValueError
+
+
+def _topics(listed: Any, limit: int) -> frozenset[bytes]:
+    if not isinstance(listed, list) or not 0 < len(listed) <= limit:
+        raise ValueError
+    topics = frozenset(map(_unhex, listed))
+    if any(len(topic) != FIELD_SIZE for topic in topics):
+        raise ValueError
+    return topics
+
+
+def _unhex(text: Any) -> bytes:
+    """From `0x…`; ValueError for anything else."""
+    if not isinstance(text, str) or not text.startswith("0x"):
+        raise ValueError
+    return bytes.fromhex(text[2:])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 Action = Literal["answer", "silence", "reset", "drop", "goaway"]
 ACTIONS: Final = frozenset(get_args(Action))
@@ -76,18 +75,12 @@ class ConnectionSettings:
     "Seconds by which window updates are held back."
 
 
-def fault_from_json(value: Any) -> Fault:
-    """A fault as the control endpoint takes it."""
-    return Fault(**_known(value, Fault))
+T = TypeVar("T", Fault, ConnectionSettings)
 
 
-def settings_from_json(value: Any) -> ConnectionSettings:
-    """Settings as the control endpoint takes them."""
-    return ConnectionSettings(**_known(value, ConnectionSettings))
-
-
-def _known(value: Any, kind: type) -> Mapping[str, Any]:
+def from_json(kind: type[T], value: Any) -> T:
+    """A fault or settings as the control endpoint takes them."""
     names = {item.name for item in fields(kind)}
     if not isinstance(value, dict) or not value.keys() <= names:
         raise BadCommandError(f"expected an object with keys out of {sorted(names)}")
-    return value
+    return kind(**value)

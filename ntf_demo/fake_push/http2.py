@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hpack import HPACKError
+from hpack.hpack import encode_integer
 
 from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings
 from ntf_demo.fake_push.header_block import HeaderDecoder
@@ -29,7 +30,7 @@ LINGER: Final = 0.5  # seconds of quiet after the last answer until the connecti
 
 
 @dataclass(slots=True)
-class Request:
+class PushRequest:
     """A complete request."""
 
     connection: ServerConnection
@@ -45,7 +46,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(
         self,
         settings: ConnectionSettings,
-        handle: Callable[[Request], None],
+        handle: Callable[[PushRequest], None],
         on_lost: Callable[[ServerConnection], None],
     ) -> None:
         self.violations: list[str] = []
@@ -58,14 +59,15 @@ class ServerConnection(asyncio.Protocol):
         self._input = bytearray()
         self._output: list[bytes] = []
         self._preface_seen = False
-        self._streams: dict[int, Request] = {}
+        self._streams: dict[int, PushRequest] = {}
         self._open: set[int] = set()
         self._header_block: tuple[int, int, bytearray] | None = None
         self._unacknowledged = 0
         self._granted = max(DEFAULT_WINDOW, settings.connection_window)
         self._max_streams_agreed: int | None = None
         self._settings_sent: list[int] = []
-        self._highest = 0
+        self.highest_stream = 0
+        "The newest one that the client opened."
         self._last_processed: int | None = None
         self._close_when_done = False
         self._closing: asyncio.TimerHandle | None = None
@@ -132,11 +134,6 @@ class ServerConnection(asyncio.Protocol):
         self._frame(GOAWAY, 0, 0, last_stream_id.to_bytes(4, "big") + bytes(4))
         self._close_when_done = close
         self._close_if_done()
-
-    @property
-    def highest_stream(self) -> int:
-        """The newest stream that the client opened."""
-        return self._highest
 
     def drop(self) -> None:
         """Cut the connection without a word."""
@@ -226,7 +223,7 @@ class ServerConnection(asyncio.Protocol):
         self._header_block = None
         # Decoded even if the stream is ignored: the compression state is shared.
         headers = self._decoder.decode(bytes(block))
-        self._highest = max(self._highest, stream_id)
+        self.highest_stream = max(self.highest_stream, stream_id)
         if self._last_processed is not None and stream_id > self._last_processed:
             return
         agreed = self._max_streams_agreed
@@ -234,7 +231,7 @@ class ServerConnection(asyncio.Protocol):
             self.violations.append("more streams than allowed")
             self._frame(RST_STREAM, 0, stream_id, REFUSED_STREAM.to_bytes(4, "big"))
             return
-        request = Request(self, stream_id, headers)
+        request = PushRequest(self, stream_id, headers)
         self._open.add(stream_id)
         if flags & END_STREAM:
             self._handle(request)
@@ -294,11 +291,4 @@ def response_head(status: int, fields: tuple[tuple[str, str], ...]) -> bytes:
 
 def _string(text: str) -> bytes:
     data = text.encode()
-    size, more = len(data), b""
-    if size >= 0x7F:
-        left, size = size - 0x7F, 0x7F
-        while left >= 0x80:
-            more += bytes((left % 0x80 | 0x80,))
-            left //= 0x80
-        more += bytes((left,))
-    return bytes((size,)) + more + data
+    return bytes(encode_integer(len(data), 7)) + data

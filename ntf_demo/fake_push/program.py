@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.server import CONTROL_PATH, FakePushConfig, FakePushServer
 from ntf_server.push.http2 import CurlHttp2, Origin
+from transport.cancellation import stop_signal
+from transport.hosts import any_port_option
 
 START_TIMEOUT: Final = 20.0
 CONTROL_TIMEOUT: Final = 10.0
@@ -26,11 +27,17 @@ CONTROL_TIMEOUT: Final = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake push service."""
     parser.add_argument("--folder", type=Path, required=True, help="where its CA and certificate are written")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--host", default=FakePushConfig.host, help="address to listen on")
+    parser.add_argument(
+        "--port", type=any_port_option, default=FakePushConfig.port, help="port to listen on; 0: any free one"
+    )
     parser.add_argument("--record", type=Path, metavar="FILE", help="append pushes to FILE as JSON lines")
-    parser.add_argument("--record-limit", type=int, default=10_000, help="pushes kept in memory")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds until a push is answered")
+    parser.add_argument(
+        "--record-limit", type=int, default=FakePushConfig.record_limit, help="pushes kept in memory"
+    )
+    parser.add_argument(
+        "--delay", type=float, default=FakePushConfig.delay, help="seconds until a push is answered"
+    )
     parser.add_argument("--apns-key", type=Path, metavar="PEM", help="public key that signs APNs tokens")
     parser.add_argument("--fcm-key", type=Path, metavar="PEM", help="public key of the FCM service account")
     parser.add_argument("--body-limit", type=int, help="refuse longer bodies with 413")
@@ -54,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: FakePushConfig) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with FakePushServer(config) as server:
         address = {"host": config.host, "port": server.port, "ca_file": str(server.ca_file)}
         print(json.dumps(address), flush=True)

@@ -30,13 +30,9 @@ class Recorder:
     def __init__(self, limit: int, path: Path | None) -> None:
         self.pushes: deque[RecordedPush] = deque(maxlen=limit)
         self.statuses: Counter[tuple[str, int]] = Counter()
-        self._keep = limit > 0 or path is not None
+        self.wants_bodies = limit > 0 or path is not None
+        "Whether records are kept at all, or only counted."
         self._file: TextIO | None = None if path is None else path.open("a", buffering=1)
-
-    @property
-    def wants_bodies(self) -> bool:
-        """Whether records are kept at all, or only counted."""
-        return self._keep
 
     def count(self, api: str, status: int) -> None:
         """Note that a push was processed."""

@@ -15,18 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.apis import PushApis, Verdict, error_body
 from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
-from ntf_demo.fake_push.faults import (
-    BadCommandError,
-    ConnectionSettings,
-    Fault,
-    fault_from_json,
-    settings_from_json,
-)
-from ntf_demo.fake_push.http2 import Request, ServerConnection, response_head
+from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
+from ntf_demo.fake_push.http2 import PushRequest, ServerConnection, response_head
 from ntf_demo.fake_push.recorder import RecordedPush, Recorder
+from ntf_server.config import LOCALHOST
 
 CONTROL_PATH: Final = "/_control"
-LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+LOOPBACK: Final = frozenset({LOCALHOST, "::1"})
 
 
 def wall_clock() -> float:
@@ -40,7 +35,7 @@ class FakePushConfig:
 
     folder: Path
     "Where its CA and certificate are written."
-    host: str = "127.0.0.1"
+    host: str = LOCALHOST
     port: int = 0
     "0: any free one."
     names: tuple[str, ...] = LOCAL_NAMES
@@ -136,7 +131,7 @@ class FakePushServer:
     def _on_lost(self, connection: ServerConnection) -> None:
         self._numbers.pop(connection, None)
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: PushRequest) -> None:
         if request.headers.get(":path") == CONTROL_PATH and request.connection.peer_host in LOOPBACK:
             self._control(request)
             return
@@ -149,11 +144,11 @@ class FakePushServer:
         else:
             self._act(request, verdict, fault)
 
-    def _act_later(self, request: Request, verdict: Verdict, fault: Fault | None) -> None:
+    def _act_later(self, request: PushRequest, verdict: Verdict, fault: Fault | None) -> None:
         self._act(request, verdict, fault)
         request.connection.flush()
 
-    def _act(self, request: Request, verdict: Verdict, fault: Fault | None) -> None:
+    def _act(self, request: PushRequest, verdict: Verdict, fault: Fault | None) -> None:
         connection, stream_id = request.connection, request.stream_id
         if fault is None:
             self._answer(request, verdict, verdict.status, verdict.reason, None)
@@ -180,7 +175,7 @@ class FakePushServer:
             connection.go_away(max(0, stream_id - 2), close=fault.close)
 
     def _answer(
-        self, request: Request, verdict: Verdict, status: int, reason: str, fault: Fault | None
+        self, request: PushRequest, verdict: Verdict, status: int, reason: str, fault: Fault | None
     ) -> None:
         self._record(request, verdict, status)
         body = verdict.body if status == verdict.status < 300 else error_body(verdict.api, status, reason)
@@ -193,7 +188,7 @@ class FakePushServer:
         split = fault.split if fault else False
         request.connection.answer(request.stream_id, head, body, split=split)
 
-    def _record(self, request: Request, verdict: Verdict, status: int) -> None:
+    def _record(self, request: PushRequest, verdict: Verdict, status: int) -> None:
         if verdict.api == "oauth":
             return
         self.recorder.count(verdict.api, status)
@@ -215,7 +210,7 @@ class FakePushServer:
             )
         )
 
-    def _control(self, request: Request) -> None:
+    def _control(self, request: PushRequest) -> None:
         try:
             self._obey(json.loads(bytes(request.body) or b"{}"))
             status, body = 200, json.dumps(self.summary()).encode()
@@ -229,10 +224,10 @@ class FakePushServer:
             raise BadCommandError(f"expected an object with keys out of {sorted(known)}")
         if command.get("clear"):
             self.clear_faults()
-        for fault in [fault_from_json(value) for value in command.get("faults", [])]:
+        for fault in [from_json(Fault, value) for value in command.get("faults", [])]:
             self.add_fault(fault)
         if "settings" in command:
-            self.change_settings(settings_from_json(command["settings"]))
+            self.change_settings(from_json(ConnectionSettings, command["settings"]))
         if "delay" in command:
             self.delay = float(command["delay"])
         if "goaway" in command:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -38,7 +38,6 @@ from store.statement_records import (
     GatewaySubscription,
     NewGatewaySubscription,
     Refusal,
-    Request,
     RuleEdit,
     RulesEdited,
     TokenTaken,
@@ -64,6 +63,7 @@ REFUSED: dict[Refusal, tuple[HTTPStatus, str]] = {
     Refusal.UNKNOWN: (HTTPStatus.NOT_FOUND, "unknown_subscription"),
     Refusal.QUOTA: (HTTPStatus.FORBIDDEN, "too_many"),
 }
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -150,6 +150,8 @@ class GatewayApi:
             return json_error(HTTPStatus.BAD_REQUEST, "bad_request", str(bad))
         except Unauthenticated as unknown:
             return _unauthenticated("unauthenticated", str(unknown))
+        except Refused as refused:
+            return refused.response
         except web.HTTPException as error:
             return _http_error(error)
         except StoreError as error:
@@ -160,12 +162,18 @@ class GatewayApi:
             log.error("a request to the statement gateway failed with %s", type(error).__name__)
             return json_error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal")
 
-    async def _caller(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
-        """Who asks. The request's name is there only if it was signed: a proxy answers for its own."""
-        client_id, once = self._identified(request, body)
-        if not self._clients.allows(client_id, self._clock.monotonic()):
+    async def _read(self, request: web.Request) -> tuple[bytes, Caller]:
+        """The body, and who sent it."""
+        body = await whole_body(request, self._long_bodies)
+        if self._config.client_header:
+            named = request.headers.getall(self._config.client_header, [])
+            caller = Caller(_named_by_proxy(named), None)
+        else:
+            header = request.headers.get("Authorization")
+            caller = authenticate(header, request.method, request.raw_path, body, self._clock.now())
+        if not self._clients.allows(caller.client_id, self._clock.monotonic()):
             raise web.HTTPTooManyRequests
-        return client_id, once
+        return body, caller
 
     def _check_address(self, request: web.Request, allows: Callable[[str, float], bool]) -> None:
         """What is added counts for the address: keys cost nothing. A proxy answers for its own."""
@@ -173,16 +181,8 @@ class GatewayApi:
         if not (self._config.client_header or allows(source, self._clock.monotonic())):
             raise web.HTTPTooManyRequests
 
-    def _identified(self, request: web.Request, body: bytes) -> tuple[bytes, Request | None]:
-        if self._config.client_header:
-            return _named_by_proxy(request.headers.getall(self._config.client_header, [])), None
-        header = request.headers.get("Authorization")
-        caller: Caller = authenticate(header, request.method, request.raw_path, body, self._clock.now())
-        return caller.client_id, Request(caller.request_id, caller.valid_until)
-
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await whole_body(request, self._long_bodies)
-        client_id, once = await self._caller(request, body)
+        body, (client_id, once) = await self._read(request)
         asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
         self._check_address(request, self._addresses.allow_token)
         subscription_id = uuid.UUID(bytes=self._random(UUID_SIZE), version=4)
@@ -194,81 +194,63 @@ class GatewayApi:
             is_call=asked.is_call,
             created_at=int(self._clock.now()),
         )
-        result = await self._store.add_gateway_subscription(new, once, self._caps)
-        if isinstance(result, Refusal):
-            return _refused(result)
-        if isinstance(result, TokenTaken):
-            return _token_taken(result)
+        taken = _allowed(await self._store.add_gateway_subscription(new, once, self._caps))
+        if taken is not None:
+            return _token_taken(taken)
         return web.json_response({"subscription_id": str(subscription_id)}, status=HTTPStatus.CREATED)
 
     async def _unsubscribe(self, request: web.Request) -> web.StreamResponse:
-        body = await whole_body(request, self._long_bodies)
-        client_id, once = await self._caller(request, body)
+        body, (client_id, once) = await self._read(request)
         ids = bodies.subscription_ids(bodies.json_object(body))
-        refusal = await self._store.delete_gateway_subscriptions(client_id, ids, once)
-        if refusal is not None:
-            return _refused(refusal)
+        _allowed(await self._store.delete_gateway_subscriptions(client_id, ids, once))
         self._on_rules()
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         """One at a time for each client: a list may be long, and is in memory until the client took it."""
-        client_id, once = await self._caller(request, await whole_body(request, self._long_bodies))
-        if client_id in self._listing:
+        _, caller = await self._read(request)
+        if caller.client_id in self._listing:
             raise web.HTTPTooManyRequests
-        self._listing.add(client_id)
+        self._listing.add(caller.client_id)
         try:
-            response = await self._listed(client_id, once)
+            response = await self._listed(caller)
             await send(request, response)
         finally:
-            self._listing.remove(client_id)
+            self._listing.remove(caller.client_id)
         return response
 
-    async def _listed(self, client_id: bytes, once: Request | None) -> web.Response:
+    async def _listed(self, caller: Caller) -> web.Response:
         async with self._one_list:  # its rules are in memory as objects
-            found = await self._store.gateway_subscriptions(client_id, once)
-            if isinstance(found, Refusal):
-                return _refused(found)
             shown = []
-            for one in found:
+            for one in _allowed(await self._store.gateway_subscriptions(*caller)):
                 shown.append(json.dumps(_shown(one)))
                 await asyncio.sleep(0)  # one may have thousands of rules: others have a turn
             return web.json_response(text=f"[{','.join(shown)}]")
 
     async def _replace_rules(self, request: web.Request) -> web.StreamResponse:
-        edited = await self._edit(request, RuleEdit.REPLACE)
-        return edited if isinstance(edited, web.Response) else web.Response(status=HTTPStatus.NO_CONTENT)
+        await self._edit(request, RuleEdit.REPLACE)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _add_rules(self, request: web.Request) -> web.StreamResponse:
         edited = await self._edit(request, RuleEdit.ADD)
-        if isinstance(edited, web.Response):
-            return edited
         answer = {"added": edited.changed, "total_rules": edited.total}
         return web.json_response(answer, status=HTTPStatus.CREATED)
 
     async def _remove_rules(self, request: web.Request) -> web.StreamResponse:
         edited = await self._edit(request, RuleEdit.REMOVE)
-        if isinstance(edited, web.Response):
-            return edited
         return web.json_response({"removed": edited.changed, "total_rules": edited.total})
 
-    async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited | web.Response:
-        body = await whole_body(request, self._long_bodies)
-        client_id, once = await self._caller(request, body)
+    async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited:
+        body, (client_id, once) = await self._read(request)
         subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
         if edit is not RuleEdit.REMOVE:
             self._check_address(request, partial(self._addresses.allow_rules, amount=len(rules)))
-        edited = await self._store.edit_rules(
-            client_id,
-            subscription_id,
-            edit,
-            rules,
-            once,
-            now=int(self._clock.now()),
-            caps=self._caps,
+        now = int(self._clock.now())
+        edited = _allowed(
+            await self._store.edit_rules(
+                client_id, subscription_id, edit, rules, once, now=now, caps=self._caps
+            )
         )
-        if isinstance(edited, Refusal):
-            return _refused(edited)
         self._on_rules()
         return edited
 
@@ -325,11 +307,21 @@ def _http_error(error: web.HTTPException) -> web.Response:
     return response
 
 
-def _refused(refusal: Refusal) -> web.Response:
-    status, code = REFUSED[refusal]
-    if status is HTTPStatus.UNAUTHORIZED:
-        return _unauthenticated(code, refusal.value)
-    return json_error(status, code, refusal.value)
+class Refused(Exception):
+    """The store said no."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        status, code = REFUSED[refusal]
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.response = _unauthenticated(code, refusal.value)
+        else:
+            self.response = json_error(status, code, refusal.value)
+
+
+def _allowed(result: T | Refusal) -> T:
+    if isinstance(result, Refusal):
+        raise Refused(result)
+    return result
 
 
 def _token_taken(taken: TokenTaken) -> web.Response:

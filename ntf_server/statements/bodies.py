@@ -14,7 +14,7 @@ from store.statement_records import Channel, Rule
 KEY_SIZE = 32
 "Bytes of a public key and of a topic."
 MAX_TOKEN = 200
-"Bytes of a device token that Apple takes as hex; FCM's are texts within the store's 255."
+"Hex digits of a device token of Apple's; FCM's are texts within the store's 255 bytes."
 MAX_FCM_TOKEN = 255
 MAX_IDS = 100
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)

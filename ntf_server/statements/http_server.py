@@ -14,6 +14,7 @@ from aiohttp import web
 from ntf_server.metrics import counter
 from transport.accepting import Acceptor
 from transport.limits import ConnectionCounter, Turns, source_of
+from transport.server import HANDSHAKE_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,6 @@ ADDRESS_PART = 4
 SILENCE = 20.0
 "Seconds until a connection without a whole head of a request is closed."
 BODY_TIMEOUT = 30.0
-HANDSHAKE_TIMEOUT = 15.0
 HANDSHAKES_PER_TURN = 1
 "Of the event loop: each is a millisecond or two of arithmetic, and hundreds may come at once."
 SEND_TIMEOUT = 60.0

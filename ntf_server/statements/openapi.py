@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntf_server.config import StatementsConfig
-from ntf_server.statements.bodies import KEY_SIZE, MAX_FCM_TOKEN, MAX_IDS
+from ntf_server.statements.bodies import KEY_SIZE, MAX_FCM_TOKEN, MAX_IDS, MAX_TOKEN
 from ntf_server.statements.signed_requests import SCHEME
 from store.statement_records import Channel
 
@@ -42,7 +42,7 @@ _SHOWN = _object(
     updated_at={"type": "integer"},
     rules={"type": "array", "items": _RULE},
 )
-_APPLE_TOKEN: Schema = {"type": "string", "pattern": "^([0-9a-fA-F]{2}){1,100}$"}
+_APPLE_TOKEN: Schema = {"type": "string", "pattern": f"^([0-9a-fA-F]{{2}}){{1,{MAX_TOKEN // 2}}}$"}
 _FCM_TOKEN: Schema = {"type": "string", "pattern": f"^[ -~]{{1,{MAX_FCM_TOKEN}}}$"}
 
 

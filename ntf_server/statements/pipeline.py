@@ -33,7 +33,7 @@ CUT = counter("statements_cut", "Statements that were for more subscriptions tha
 ACCEPT_SECONDS = histogram("statements_accept_seconds", "Time to look up and store a batch of statements")
 
 
-class Dropped(Exception):
+class DroppedStatement(Exception):
     """A statement that is not looked up; the argument is the reason."""
 
 
@@ -106,7 +106,7 @@ def _all_signed(encoded: Sequence[bytes], now: float) -> list[tuple[Signed, Rece
     for one in encoded:
         try:
             signed.append(_signed(one, now))
-        except Dropped as dropped:
+        except DroppedStatement as dropped:
             DROPPED.labels(*dropped.args).inc()
     return signed
 
@@ -116,16 +116,16 @@ def _signed(encoded: bytes, now: float) -> tuple[Signed, ReceivedStatement]:
     try:
         statement = decode_statement(encoded)
     except DecodeError:
-        raise Dropped("malformed") from None
+        raise DroppedStatement("malformed") from None
     expires_at, proof = statement.expires_at, statement.proof
     if expires_at <= now:
-        raise Dropped("expired")
+        raise DroppedStatement("expired")
     if isinstance(proof, OnChain):
-        raise Dropped("on_chain")
+        raise DroppedStatement("on_chain")
     if proof is None:
-        raise Dropped("unsigned")
+        raise DroppedStatement("unsigned")
     topics = tuple(dict.fromkeys(filter(None, statement.topics)))
     if not topics:
-        raise Dropped("no_topic")
+        raise DroppedStatement("no_topic")
     received = (encoded, proof.signer, topics, statement.data or b"", expires_at)
     return proof, new_tuple(ReceivedStatement, received)

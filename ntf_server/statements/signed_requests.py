@@ -1,16 +1,17 @@
 """Who asks: `Authorization: Sr25519 <public key>:<unix time>:<signature>`, all but the time in hex.
 
 The signature covers method, path with query, time and the body's hash, so a request cannot be changed, and is
-good for a minute. That it is used once only is the store's to check: it remembers `Caller.request_id`.
+good for a minute. That it is used once only is the store's to check: it remembers `Caller.once`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.statement_signatures import verify_sr25519
+from store.statement_records import Request
 
 SCHEME = "Sr25519"
 TOLERANCE = 60
@@ -23,14 +24,11 @@ class Unauthenticated(Exception):
     """The request does not prove who sent it; the message may be told to the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     client_id: bytes
     "The sr25519 public key."
-    request_id: bytes
-    "Names the request: the same again is a replay."
-    valid_until: int
-    "Seconds: a replay after that is refused for its time."
+    once: Request | None
+    "What the store remembers of a signed request; None: a proxy answers for its own."
 
 
 def signing_text(method: str, path: str, time: int, body: bytes) -> bytes:
@@ -51,5 +49,5 @@ def authenticate(header: str | None, method: str, path: str, body: bytes, now: f
     if not verify_sr25519(signature, text, client_id):
         raise Unauthenticated("the signature is not of this request by this key")
     # Only the first half, which fixes the rest: whatever could be changed of the rest makes no new id.
-    once = hashlib.blake2b(client_id + signature[:32] + text, digest_size=32)
-    return Caller(client_id, once.digest(), time + TOLERANCE)
+    request_id = hashlib.blake2b(client_id + signature[:32] + text, digest_size=32).digest()
+    return Caller(client_id, Request(request_id, valid_until=time + TOLERANCE))

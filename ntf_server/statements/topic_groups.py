@@ -16,7 +16,7 @@ Topic = bytes
 
 
 @dataclass(slots=True)
-class Changes:
+class GroupChanges:
     """Groups to be subscribed, and groups whose subscription ends after that: no topic is ever unwatched."""
 
     started: list[frozenset[Topic]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class TopicGroups:
     def topics(self) -> frozenset[Topic]:
         return frozenset().union(*self.groups)
 
-    def set(self, topics: Iterable[Topic]) -> Changes:
+    def set(self, topics: Iterable[Topic]) -> GroupChanges:
         """From now on exactly these."""
         wanted = frozenset(topics)
         before = set(self.groups)
@@ -45,7 +45,7 @@ class TopicGroups:
         missing = sorted(wanted - self.topics)
         parts = _joined([part for part in kept.values() if part], self._size)
         self.groups = _filled(parts, missing, self._size)
-        return Changes(
+        return GroupChanges(
             started=sorted(self.groups - before, key=sorted), ended=sorted(before - self.groups, key=sorted)
         )
 

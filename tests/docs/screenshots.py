@@ -22,7 +22,7 @@ IMAGES = ROOT / "docs" / "images"
 WIDE, PHONE, SITE = 1100, 390, 1280
 QUICK = (
     "-c",
-    "import runpy, sys; from ntf_server import history; history.STEP = 1.0;"
+    "import runpy, sys; from ntf_server import status_page; status_page.STEP = 1.0;"
     " sys.argv[0] = 'ntf-server'; runpy.run_module('ntf_server', run_name='__main__')",
 )
 "A server whose charts are full after half a minute."

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from psutil import Process
 
-from ntf_server.journal import Journal, NullJournal, WriterConfig
-from ntf_server.journal_items import ContractError, JournalItem, Row
+from ntf_server.journal import EventSink, Journal, WriterConfig
+from ntf_server.journal_items import Columns, ContractError, JournalItem, Row
 from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
 from store.journal_files import SCHEMA
 from store.journal_schema import (
@@ -245,20 +245,12 @@ async def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None
 
 
 def writer(folder: Path, *, pending_limit: int = 100) -> SegmentWriter:
-    return SegmentWriter(
-        folder=folder,
-        key=KEY,
-        writer_id=b"W" * 16,
-        segment_bytes=1 << 30,
-        segment_us=1 << 50,
-        pending_limit=pending_limit,
-    )
+    config = settings(folder, segment_bytes=1 << 30, segment_seconds=1e9, buffered_events=pending_limit)
+    return SegmentWriter(config, b"W" * 16)
 
 
 def plain(number: int) -> Row:
-    columns = {"count": number, "error": "dropped"}
-    values: Any = [columns.get(name) for name in GIVEN_COLUMNS]
-    return (NOON + number, JournalEvent.EVENTS_LOST, *values)
+    return (NOON + number, JournalEvent.EVENTS_LOST, {"count": number, "error": "dropped"})
 
 
 def test_memory_of_sealed_segments_goes_back_to_the_system(tmp_path: Path) -> None:
@@ -420,7 +412,7 @@ def test_key_is_not_shown_by_settings(tmp_path: Path) -> None:
 
 
 def test_null_journal_takes_everything(tmp_path: Path) -> None:
-    journal = NullJournal()
+    journal = EventSink()
     journal.record(JournalEvent.CRON_SENT, token=b"t", provider="AP")
     journal.record_received("smp.example", [(b"t", b"s")])
 
@@ -464,7 +456,7 @@ def test_every_event_has_a_contract_over_known_columns() -> None:
         names_somebody = bool(known & {"token", "subscription"})
         assert (contract.resolution_us > 1) is names_somebody, event
     used = frozenset().union(*(c.must | c.may for c in CONTRACT.values()))
-    assert used == set(GIVEN_COLUMNS)
+    assert used == set(GIVEN_COLUMNS) == set(Columns.__annotations__)
 
 
 async def test_times_are_no_finer_than_reports_need(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ntf_server import journald, logs
+from ntf_server import logs
 from ntf_server.config import LogConfig
 from ntf_server.logs import LINES_PER_WINDOW, MAX_KINDS, WINDOW, QuietHandler, set_up_logging
 
@@ -165,12 +165,12 @@ def test_times_are_utc_and_say_so() -> None:
 
 
 def test_journald_gets_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(journald, "SOCKET", str(tmp_path / "journal"))
+    monkeypatch.setattr(logs, "JOURNALD_SOCKET", str(tmp_path / "journal"))
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
         manager.bind(str(tmp_path / "journal"))
         manager.settimeout(10)
-        handler = QuietHandler(journald.JournaldStream(), clock)
-        handler.setFormatter(journald.JournaldFormatter())
+        handler = QuietHandler(logs.JournaldStream(), clock)
+        handler.setFormatter(logs.JournaldFormatter())
         log = logging.Logger("ntf_server.test")
         log.addHandler(handler)
         log.error("one line")
@@ -184,9 +184,9 @@ def test_journald_gets_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_no_journald_costs_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(journald, "SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setattr(logs, "JOURNALD_SOCKET", str(tmp_path / "nobody"))
     before = logs.LOST._value.get()
-    handler = QuietHandler(journald.JournaldStream(), clock)
+    handler = QuietHandler(logs.JournaldStream(), clock)
     handler.emit(logging.LogRecord("test", logging.INFO, "x.py", 1, "text", None, None))
     handler.close()
     assert logs.LOST._value.get() == before + 1

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from ntf_server import journald, setup
+from ntf_server import checks, setup
 from ntf_server.__main__ import main
-from ntf_server.doctor import now
+from ntf_server.clock import utc_now
 from tests.ntf_server.test_cli import ANY_PORT, init, needs_setpriv, ntf_server, started, without
 from transport.certificates import CA_CERTIFICATE, KeyAlgorithm, make_ca, make_online, write_server_files
 
@@ -143,7 +143,7 @@ def apns(place: Place, content: str) -> None:
 
 
 def no_journald(place: Place) -> None:
-    place.monkeypatch.setattr(journald, "SOCKET", "/no/such/socket")
+    place.monkeypatch.setattr(checks, "JOURNALD_SOCKET", "/no/such/socket")
     place.set("LOG", "format = journald")
 
 
@@ -155,8 +155,8 @@ def same_port(place: Place) -> None:
 def server_key_of_another(place: Place) -> None:
     other = place.folder / "other"
     other.mkdir()
-    ca, key = make_ca(KeyAlgorithm.ED448, "CA", now())
-    write_server_files(other, ca, key, make_online(ca, key, KeyAlgorithm.ED448, "h", now()))
+    ca, key = make_ca(KeyAlgorithm.ED448, "CA", utc_now())
+    write_server_files(other, ca, key, make_online(ca, key, KeyAlgorithm.ED448, "h", utc_now()))
     shutil.copy(other / "server.key", place.config_dir)
 
 
@@ -164,7 +164,7 @@ def from_tomorrow(place: Place) -> None:
     """Made by a machine whose clock was wrong."""
     for name in setup.IDENTITY_FILES:
         (place.config_dir / name).unlink()
-    later = now() + timedelta(days=9)
+    later = utc_now() + timedelta(days=9)
     ca, key = make_ca(KeyAlgorithm.ED448, "CA", later)
     write_server_files(place.config_dir, ca, key, make_online(ca, key, KeyAlgorithm.ED448, "h", later))
 

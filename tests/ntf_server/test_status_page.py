@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ntf_server import history, own_routers, store_watch
+from ntf_server import own_routers, status_page, store_watch
 from ntf_server.app import running
-from ntf_server.history import MAX_INCIDENTS, SAMPLES, STEP, History
+from ntf_server.status_page import MAX_INCIDENTS, SAMPLES, STEP, History
 from smp_router.router import Router
 from tests.drills.world import DEADLINE, free_port
 from tests.http import get
@@ -33,8 +33,8 @@ async def test_an_incident_appears_on_the_open_page(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(store_watch, "INTERVAL", 0.1)
     monkeypatch.setattr(own_routers, "COUNT_INTERVAL", 0.1)
     monkeypatch.setattr(own_routers, "SHOW_INTERVAL", 0.1)
-    monkeypatch.setattr(history, "LOOK_INTERVAL", 0.1)
-    monkeypatch.setattr(history, "STEP", 0.3)
+    monkeypatch.setattr(status_page, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(status_page, "STEP", 0.3)
     port = free_port()
     own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
     config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)

@@ -93,7 +93,7 @@ async def two_workers(folder: Path, postgres: PostgresCluster) -> AsyncIterator[
         await process.wait()
 
 
-class Scripted(workers.Workers):
+class Scripted(workers.WorkerProcesses):
     """Workers that end with these codes, one after the other; then they run."""
 
     def __init__(self, config: Config, codes: list[int]) -> None:

@@ -62,13 +62,13 @@ async def test_from_init_to_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config_dir, socket, database = tmp_path / "config", tmp_path / "control", tmp_path / "router.db"
-    where = ["--ip", "127.0.0.1", "--port", "0", "--config-dir", str(config_dir)]
-    assert run(monkeypatch, "init", *where) == 0
+    assert run(monkeypatch, "init", "--ip", "127.0.0.1", "--config-dir", str(config_dir)) == 0
     fingerprint = (config_dir / "fingerprint").read_text().strip()
-    assert capsys.readouterr().out.startswith(f"smp://{fingerprint}@127.0.0.1:0\n")
+    assert capsys.readouterr().out.startswith(f"smp://{fingerprint}@127.0.0.1:5223\n")
     assert {path.name for path in config_dir.iterdir()} == {
         "ca.crt", "ca.key", "server.crt", "server.key", "fingerprint", "smp-router.ini"
     }  # fmt: skip
+    (config_dir / "smp-router.ini").write_text("[router]\nhost = 127.0.0.1\nport = 0\n")
     options = ["--config-dir", str(config_dir), "--store", str(database), "--interval", "0.01"]
     async with running(*options, "--control", str(socket)) as (server, _):
         assert str(server).startswith(f"smp://{fingerprint}@")
@@ -95,6 +95,39 @@ def test_init_does_not_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "c" / "ca.crt").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--port", "0", "'0' is not a port that clients can connect to"),
+        ("--port", "65536", "'65536' is not a port that clients can connect to"),
+        ("--ip", "", "'' is not a host name"),
+        ("--ip", "two words", "'two words' is not a host name"),
+    ],
+)
+def test_init_refuses_what_clients_cannot_connect_to(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    told: str,
+) -> None:
+    arguments = ["--ip", "127.0.0.1", "--config-dir", str(tmp_path / "c"), option, value]
+    assert run(monkeypatch, "init", *arguments) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_init_prints_an_address_that_clients_understand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    assert run(monkeypatch, "init", "--ip", host, "--config-dir", str(tmp_path)) == 0
+    address = parse_smp_server(capsys.readouterr().out.splitlines()[0])
+    assert (address.hosts, address.port_number) == (("[::1]",), 5223)
+    assert load_config(tmp_path).host == "::1"
+
+
 def test_start_without_files_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "smp-router: cannot read" in str(run(monkeypatch, "start", "--config-dir", str(tmp_path)))
 
@@ -107,7 +140,8 @@ async def test_control_command(
         assert await asyncio.to_thread(run, monkeypatch, *arguments, '{"do": "status"}') == 0
         assert json.loads(capsys.readouterr().out)["ok"]
         assert await asyncio.to_thread(run, monkeypatch, *arguments, "{}") == 1
-    assert "No such file" in str(await asyncio.to_thread(run, monkeypatch, *arguments, "{}"))
+    told = str(await asyncio.to_thread(run, monkeypatch, *arguments, "{}"))
+    assert f"{tmp_path / 'control'}: No such file or directory; a router" in told
 
 
 @pytest.mark.parametrize("interval", ["-1", "inf", "nan", "x"])

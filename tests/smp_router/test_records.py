@@ -236,10 +236,11 @@ async def test_kill(tmp_path: Path) -> None:
     """Killed in the middle of many commands, again and again: all that was answered is there."""
     config_dir, database = tmp_path / "config", tmp_path / "router.db"
     made = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "smp_router", "init", "--ip", "127.0.0.1", "--port", "0",
+        sys.executable, "-m", "smp_router", "init", "--ip", "127.0.0.1",
         "--config-dir", str(config_dir), stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert await made.wait() == 0
+    (config_dir / "smp-router.ini").write_text("[router]\nhost = 127.0.0.1\nport = 0\n")
     kept: dict[bytes, tuple[TestQueue, int]] = {}
     for _ in range(3):
         server, process = await start_program(config_dir, database)

@@ -29,7 +29,6 @@ from protocol.smp_messages import (
     Sub,
 )
 from protocol.versions import SMP_ALPN, SMP_VERSIONS, VersionRange
-from smp_router.session import signing_key
 from transport import streams
 from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
@@ -139,7 +138,7 @@ async def tls(
 
 def login(credentials: Credentials, role: ServiceRole = ServiceRole.NOTIFIER) -> ServiceLogin:
     session_key = Ed25519PrivateKey(secrets.token_bytes(32))
-    return ServiceLogin(role, credentials.chain, signing_key(credentials), session_key)
+    return ServiceLogin(role, credentials.chain, credentials.signing_key, session_key)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.clock import Clock
 from ntf_server.config import ApnsConfig, PushConfig
-from ntf_server.journal import NullJournal
+from ntf_server.journal import EventSink
 from ntf_server.push.apns import ApnsProvider, make_apns_client
 from ntf_server.push.dispatcher import CallLater, Dispatcher
 from ntf_server.push.http2 import CurlHttp2
@@ -45,7 +45,7 @@ from tests.store.builders import create_one
 ROUTER = SmpServer(("router.example",), "", b"k" * 32)
 
 
-class RecordingJournal(NullJournal):
+class RecordingJournal(EventSink):
     """Keeps what is recorded."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ntf_demo.fake_push.faults import BadCommandError, Fault, fault_from_json, settings_from_json
+from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
 from ntf_demo.fake_push.program import fake_push_process
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from ntf_server.push.apns import ApnsProvider
@@ -171,13 +171,13 @@ async def test_records_are_bounded(tmp_path: Path, http: CurlHttp2, key_file: Pa
 
 
 def test_commands_are_checked() -> None:
-    assert fault_from_json({"status": 410, "token": "ab"}).status == 410
+    assert from_json(Fault, {"status": 410, "token": "ab"}).status == 410
     bad_faults: list[Any] = [[], {"unknown": 1}, {"action": "explode"}]
     for bad in bad_faults:
         with pytest.raises(BadCommandError):
-            fault_from_json(bad)
+            from_json(Fault, bad)
     with pytest.raises(BadCommandError):
-        settings_from_json({"streams": 1})
+        from_json(ConnectionSettings, {"streams": 1})
 
 
 def test_faults_match_by_api_token_and_count() -> None:

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ntf_demo.fresh_server import LOCALHOST
 from ntf_demo.statement_gateway import gateway_world
+from ntf_server.config import LOCALHOST
 from ntf_server.statements.openapi import SPEC_PATH
 
 EXAMPLES = 10

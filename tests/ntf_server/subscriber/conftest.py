@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 
 from ntf_server import router, router_session, subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.config import SubscriberConfig
-from ntf_server.journal import NullJournal
+from ntf_server.journal import EventSink
+from ntf_server.journal_items import Columns
 from ntf_server.router import RouterStatus
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
@@ -82,11 +84,11 @@ class CollectingSink:
         await self.has_room.wait()
 
 
-class ListJournal(NullJournal):
+class ListJournal(EventSink):
     def __init__(self) -> None:
         self.events: list[tuple[JournalEvent, object, object]] = []
 
-    def record(self, event: JournalEvent, **columns: object) -> None:
+    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
         super().record(event, **columns)
         other = columns.get("total", columns.get("expected", columns.get("changed")))
         self.events.append((event, columns.get("count"), other))

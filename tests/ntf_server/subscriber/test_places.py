@@ -12,9 +12,8 @@ import pytest
 
 from ntf_server import router as router_module
 from ntf_server import subscriber
-from ntf_server.clock import SystemClock
-from ntf_server.journal import NullJournal
-from ntf_server.limits import SECONDS_PER_DAY
+from ntf_server.clock import SECONDS_PER_DAY, SystemClock
+from ntf_server.journal import EventSink
 from ntf_server.router import Standing
 from ntf_server.subscriber import NamedRouters, RouterPlaces, RouterSubscriber
 from protocol.addresses import SmpServer
@@ -109,7 +108,7 @@ async def test_routers_that_other_daemons_watch_count_too() -> None:
         CollectingSink(),
         SystemClock(),
         replace(QUICK, routers_per_address=2),
-        NullJournal(),
+        EventSink(),
         max_routers=100,
         ownership=OwnsNothing(),
     )
