@@ -282,7 +282,7 @@ class Commands:
             if command.retry.elapsed < DRAINING_TIME * SECOND:
                 await self._check_empty(queue)
             # If the answer gets lost, it is there no more: nobody is to ask for its messages.
-            await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=1))
+            await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=True))
         with suppress(RouterRefused):
             await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))

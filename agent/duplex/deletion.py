@@ -19,7 +19,7 @@ PENDING_TIME = 2 * 86400
 def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
     """From now on the connection is not there for the application; with `wait` its messages still go out."""
     connection(tx.db, connection_id)
-    set_connection(tx, connection_id, deleted=1)
+    set_connection(tx, connection_id, deleted=True)
     tx.db.execute("UPDATE receive_queues SET deleting = 1 WHERE connection_id = ?", (connection_id,))
     _end_commands(tx, connection_id)
     if not wait:

@@ -105,9 +105,7 @@ def start_join(
     ratchet = joiner_ratchet(keys, kem, theirs, E2E_VERSIONS.max, tx.secrets)
     put_ratchet(tx, connection_id, ratchet)
     put_keys(tx, connection_id, keys)
-    set_connection(
-        tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=int(pq)
-    )
+    set_connection(tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=pq)
     info = _at(request.queues[0], client_version)
     new_send_queue(tx, connection_id, info, secured_with=secured_with)
 
@@ -136,7 +134,7 @@ def new_send_queue(
         status=QueueStatus.SECURED if secured_with else QueueStatus.NEW,
         client_version=info.version,
         mode=info.mode,
-        primary=True,
+        is_primary=True,
         replaces=replaces,
         switch=None,
     )
@@ -146,7 +144,7 @@ def new_send_queue(
 def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: bool) -> None:
     """For an answer to our request: the owner of the address joins it."""
     add_receive_queue(tx, replace(queue, connection_id=connection_id))
-    set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=int(pq))
+    set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=pq)
     put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
 
 
@@ -198,7 +196,7 @@ def confirmation_received(
         queue.queue_id,
         e2e_secret=secret,
         client_version=min(SMP_CLIENT_VERSIONS.max, client_version),
-        sender_key=None if message.sender_key is None else message.sender_key.der,
+        sender_key=message.sender_key,
         status=QueueStatus.CONFIRMED,
     )
     if conn.kind is ConnectionKind.RCV and envelope.params is not None:
@@ -225,7 +223,7 @@ def _joined(tx: Tx, conn: Connection, envelope: ConfirmationEnvelope) -> None:
     if not isinstance(message, ConnectionReply):
         raise PeerFault(A_PROHIBITED, "confirmation without a queue")
     put_keys(tx, conn.connection_id, None)
-    set_connection(tx, conn.connection_id, agent_version=envelope.agent_version, pq_support=int(pq))
+    set_connection(tx, conn.connection_id, agent_version=envelope.agent_version, pq_support=pq)
     w = Writer()
     push_queue_info(w, message.queues[0])
     values = {"reply_queue": w.value(), "info": message.info}

@@ -210,7 +210,7 @@ def _upgraded(tx: Tx, conn: Connection, theirs: int) -> Connection:
 def _synchronised(tx: Tx, conn: Connection) -> None:
     state = conn.sync_state.after_success()
     if state is not conn.sync_state:
-        set_connection(tx, conn.connection_id, sync_state=state.value)
+        set_connection(tx, conn.connection_id, sync_state=state)
         tx.events.append(RatchetSync(conn.connection_id, state))
 
 
@@ -231,7 +231,7 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
     state = conn.sync_state.after_error(error)
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
-        set_connection(tx, conn.connection_id, sync_state=state.value)
+        set_connection(tx, conn.connection_id, sync_state=state)
         tx.events.append(RatchetSync(conn.connection_id, state, word))
     return _report(tx, conn, word)
 

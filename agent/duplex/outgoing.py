@@ -152,12 +152,12 @@ def queue_message(
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
-    numbered = Numbered(conn.last_sent.message_id + 1, conn.last_sent.message_hash, message)
+    numbered = Numbered(conn.last_snd_id + 1, conn.last_snd_hash, message)
     plaintext = encode_agent_message(numbered)
     _check_size(plaintext, sizes.message)
     seal = _next_seal(tx, conn, pq)
     if support != conn.pq_support:
-        set_connection(tx, conn.connection_id, pq_support=1)
+        set_connection(tx, conn.connection_id, pq_support=True)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
 
 
@@ -204,7 +204,7 @@ def _can_pq(tx: Tx, conn: Connection) -> bool:
 
 def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
     queues = send_queues(tx.db, conn.connection_id)
-    if not queues or not conn.last_sent.message_id:  # the confirmation is always the first
+    if not queues or not conn.last_snd_id:  # the confirmation is always the first
         raise Prohibited("the connection is not made yet")
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
 
@@ -243,7 +243,7 @@ def _add(
     notification: bool | None = None,
 ) -> int:
     local_id, digest = next_local_id(tx, conn.connection_id), message_hash(plaintext)
-    message_id = conn.last_sent.message_id + 1
+    message_id = conn.last_snd_id + 1
     set_connection(tx, conn.connection_id, last_snd_id=message_id, last_snd_hash=digest)
     insert(
         tx.db,
@@ -421,7 +421,7 @@ def connected(tx: Tx, connection_id: int) -> None:
 
 def _switched(tx: Tx, queue: SendQueue) -> None:
     """The peer's new queue works: the one that it replaces goes, with what was still to be sent there."""
-    set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=1, replaces=None)
+    set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=True, replaces=None)
     for old in send_queues(tx.db, queue.connection_id):
         if old.queue_id == queue.replaces and old.switch is SndSwitch.SENDING_QTEST:
             give_up_queue(tx, old)

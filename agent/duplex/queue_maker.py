@@ -129,7 +129,7 @@ class QueueMaker:
             client_version=SMP_CLIENT_VERSIONS.max,
             # An old router cannot let senders secure queues.
             mode=mode if mode is QueueMode.CONTACT else ids.mode,
-            primary=True,
+            is_primary=True,
             replaces=None,
             switch=None,
             deleting=False,

@@ -1,4 +1,4 @@
-"""Connections and queues as the store keeps them."""
+"""Connections and queues as the store keeps them: a column for each field."""
 
 from __future__ import annotations
 
@@ -56,10 +56,16 @@ class Connection:
     agent_version: int
     pq_support: bool
     sync_state: SyncState
-    last_received: LastMessage
-    last_sent: LastMessage
+    last_rcv_id: int
+    last_rcv_hash: bytes = field(repr=False)
+    last_snd_id: int
+    last_snd_hash: bytes = field(repr=False)
     deleted: bool
     wants_notifications: bool
+
+    @property
+    def last_received(self) -> LastMessage:
+        return LastMessage(self.last_rcv_id, self.last_rcv_hash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,7 @@ class ReceiveQueue:
     status: QueueStatus
     client_version: int
     mode: QueueMode | None
-    primary: bool
+    is_primary: bool
     replaces: int | None
     switch: RcvSwitch | None
     deleting: bool
@@ -104,7 +110,7 @@ class SendQueue:
     status: QueueStatus
     client_version: int
     mode: QueueMode | None
-    primary: bool
+    is_primary: bool
     replaces: int | None
     switch: SndSwitch | None
 

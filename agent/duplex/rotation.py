@@ -91,7 +91,7 @@ def abort_switch(tx: Tx, connection_id: int) -> None:
     set_receive_queue(tx, old.queue_id, switch=None)
     for queue in queues:
         if queue.replaces == old.queue_id:
-            set_receive_queue(tx, queue.queue_id, deleting=1)
+            set_receive_queue(tx, queue.queue_id, deleting=True)
             _delete_queue(tx, queue)
 
 
@@ -111,7 +111,7 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
         tx,
         new.queue_id,
         e2e_secret=new.e2e_key.exchange(info.dh_key),
-        sender_key=sender_key.der,
+        sender_key=sender_key,
         client_version=min(SMP_CLIENT_VERSIONS.max, info.version),
         status=QueueStatus.CONFIRMED,
     )
@@ -138,8 +138,8 @@ def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
     old = receive_queue(tx.db, new.replaces)
     if old is None or old.switch is not RcvSwitch.SENDING_QUSE:
         return
-    set_receive_queue(tx, new.queue_id, replaces=None, is_primary=1)
-    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=0)
+    set_receive_queue(tx, new.queue_id, replaces=None, is_primary=True)
+    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=False)
     _delete_queue(tx, old)
 
 

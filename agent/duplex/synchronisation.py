@@ -25,7 +25,7 @@ RATCHET_SYNC = "RATCHET_SYNC"
 
 
 def _enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
-    set_connection(tx, connection_id, sync_state=state.value)
+    set_connection(tx, connection_id, sync_state=state)
     tx.events.append(RatchetSync(connection_id, state, error))
 
 
@@ -38,7 +38,7 @@ def start_sync(tx: Tx, connection_id: int, *, force: bool, pq: bool | None = Non
         raise Prohibited("there is no need to synchronise")
     if pq is not None:
         support = pq and pq_possible(conn.agent_version, E2E_VERSIONS.max)
-        set_connection(tx, connection_id, pq_support=int(support))
+        set_connection(tx, connection_id, pq_support=support)
     _send_keys(tx, connection(tx.db, connection_id), E2E_VERSIONS.max)
     _enter(tx, connection_id, SyncState.STARTED)
 
@@ -88,4 +88,4 @@ def _agree(tx: Tx, connection_id: int, keys: E2eKeys, theirs: E2eParams) -> None
 
 def ready(tx: Tx, conn: Connection) -> None:
     """EREADY: the first message of the new ratchet, from either side."""
-    queue_message(tx, conn, RatchetReady(conn.last_received.message_id))
+    queue_message(tx, conn, RatchetReady(conn.last_rcv_id))

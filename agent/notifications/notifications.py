@@ -156,7 +156,7 @@ class Notifications:
 
         def change(tx: Tx) -> None:
             connection(tx.db, connection_id)
-            set_connection(tx, connection_id, wants_notifications=int(wanted))
+            set_connection(tx, connection_id, wants_notifications=wanted)
             rows.follow_wishes(tx)
 
         await self._transact(change)

@@ -6,10 +6,11 @@ import sqlite3
 from dataclasses import replace
 from typing import Any
 
+from agent.duplex.mapping import Table
 from agent.duplex.store import Tx, insert
 from agent.notifications.records import DeletedToken, Mode, SubAction, Subscription, Token, TokenAction
-from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
+from protocol.addresses import NtfServer, SmpServer, parse_smp_server
+from protocol.crypto import Ed25519PrivateKey, X25519PublicKey
 from protocol.device_token import decode_device_token, encode_device_token
 from protocol.encoding import EntityId
 from protocol.ntf_commands import Tnew
@@ -18,45 +19,16 @@ from protocol.statuses import TokenStatus
 # The token
 
 
+_TOKENS = Table("ntf_token", Token, "key")
+
+
 def token_of(db: sqlite3.Connection) -> Token | None:
-    row = db.execute("SELECT * FROM ntf_token").fetchone()
-    if row is None:
-        return None
-    return Token(
-        server=parse_ntf_server(row["server"]),
-        device_token=decode_device_token(row["device_token"]),
-        mode=Mode(row["mode"]),
-        period=row["period"],
-        auth_key=Ed25519PrivateKey(row["auth_key"]),
-        dh_key=X25519PrivateKey(row["dh_key"]),
-        token_id=row["token_id"],
-        dh_secret=row["dh_secret"],
-        status=TokenStatus(row["status"]),
-        action=None if row["action"] is None else TokenAction(row["action"]),
-        code=row["code"],
-        cron=row["cron"],
-    )
+    return _TOKENS.one(db, "TRUE")
 
 
 def put_token(tx: Tx, token: Token) -> None:
     drop_token(tx)
-    insert(
-        tx.db,
-        "ntf_token",
-        key=1,
-        server=str(token.server),
-        device_token=encode_device_token(token.device_token),
-        mode=token.mode,
-        period=token.period,
-        auth_key=token.auth_key.seed,
-        dh_key=token.dh_key.raw,
-        token_id=token.token_id,
-        dh_secret=token.dh_secret,
-        status=token.status,
-        action=token.action,
-        code=token.code,
-        cron=token.cron,
-    )
+    _TOKENS.add(tx, token, key=1)
 
 
 def drop_token(tx: Tx) -> None:
@@ -106,38 +78,32 @@ def drop_deleted_token(tx: Tx, deleted: DeletedToken) -> None:
 
 # Subscriptions
 
+_SUBSCRIPTIONS = Table("ntf_subscriptions", Subscription, "queue_id")
 _AT_ROUTER = "action IN ('SMP_KEY', 'SMP_DELETE')"
 _AT_SERVER = "action IN ('NTF_CREATE', 'NTF_CHECK') AND token_id = (SELECT token_id FROM ntf_token)"
 "What belongs to another token waits for the current one to become active, and is made anew then."
 
 
 def subscriptions(db: sqlite3.Connection) -> list[Subscription]:
-    return [_subscription(row) for row in db.execute("SELECT * FROM ntf_subscriptions ORDER BY queue_id")]
+    return _SUBSCRIPTIONS.all(db, "TRUE ORDER BY queue_id")
 
 
 def due_at_router(db: sqlite3.Connection, server: SmpServer, now: int, limit: int) -> list[Subscription]:
     """What is to be done at a router; a queue that is being deleted takes its notifier along."""
-    sql = (
-        f"SELECT s.* FROM ntf_subscriptions s JOIN receive_queues q USING (queue_id) WHERE s.smp_server = ?"
-        f" AND {_AT_ROUTER} AND due <= ? AND NOT q.deleting ORDER BY due, queue_id LIMIT ?"
-    )
-    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+    stays = "(SELECT NOT deleting FROM receive_queues q WHERE q.queue_id = ntf_subscriptions.queue_id)"
+    condition = f"smp_server = ? AND {_AT_ROUTER} AND due <= ? AND {stays} ORDER BY due, queue_id LIMIT ?"
+    return _SUBSCRIPTIONS.all(db, condition, str(server), now, limit)
 
 
 def due_at_server(db: sqlite3.Connection, server: NtfServer, now: int, limit: int) -> list[Subscription]:
-    sql = (
-        f"SELECT * FROM ntf_subscriptions WHERE ntf_server = ? AND {_AT_SERVER} AND due <= ?"
-        " ORDER BY due, queue_id LIMIT ?"
-    )
-    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+    condition = f"ntf_server = ? AND {_AT_SERVER} AND due <= ? ORDER BY due, queue_id LIMIT ?"
+    return _SUBSCRIPTIONS.all(db, condition, str(server), now, limit)
 
 
 def subscription_of_notifier(
     db: sqlite3.Connection, server: SmpServer, notifier_id: EntityId
 ) -> Subscription | None:
-    sql = "SELECT * FROM ntf_subscriptions WHERE smp_server = ? AND notifier_id = ?"
-    row = db.execute(sql, (str(server), notifier_id)).fetchone()
-    return None if row is None else _subscription(row)
+    return _SUBSCRIPTIONS.one(db, "smp_server = ? AND notifier_id = ?", str(server), notifier_id)
 
 
 def next_due(db: sqlite3.Connection, now: int) -> int | None:
@@ -162,23 +128,8 @@ def busy_servers(db: sqlite3.Connection, now: int) -> set[str]:
 
 def put_subscription(tx: Tx, value: Subscription) -> None:
     """The row as given, in place of the queue's other one; whoever works on it is woken."""
-    tx.db.execute("DELETE FROM ntf_subscriptions WHERE queue_id = ?", (value.queue_id,))
-    insert(
-        tx.db,
-        "ntf_subscriptions",
-        queue_id=value.queue_id,
-        smp_server=str(value.smp_server),
-        ntf_server=str(value.ntf_server),
-        token_id=value.token_id,
-        action=value.action,
-        due=value.due,
-        notifier_key=value.notifier_key.seed,
-        dh_key=value.dh_key.raw,
-        notifier_id=value.notifier_id,
-        dh_secret=value.dh_secret,
-        subscription_id=value.subscription_id,
-        status=value.status,
-    )
+    _SUBSCRIPTIONS.drop(tx, value.queue_id)
+    _SUBSCRIPTIONS.add(tx, value)
     if value.action in (SubAction.SMP_KEY, SubAction.SMP_DELETE):
         tx.notifications.add(str(value.smp_server))
     elif value.action is not None:
@@ -191,23 +142,6 @@ def advance_subscription(tx: Tx, before: Subscription, after: Subscription | Non
     done = tx.db.execute(sql, (before.queue_id, before.action, before.notifier_key.seed))
     if done.rowcount and after is not None:
         put_subscription(tx, after)
-
-
-def _subscription(row: Any) -> Subscription:
-    return Subscription(
-        queue_id=row["queue_id"],
-        smp_server=parse_smp_server(row["smp_server"]),
-        ntf_server=parse_ntf_server(row["ntf_server"]),
-        token_id=row["token_id"],
-        action=None if row["action"] is None else SubAction(row["action"]),
-        due=row["due"],
-        notifier_key=Ed25519PrivateKey(row["notifier_key"]),
-        dh_key=X25519PrivateKey(row["dh_key"]),
-        notifier_id=row["notifier_id"],
-        dh_secret=row["dh_secret"],
-        subscription_id=row["subscription_id"],
-        status=row["status"],
-    )
 
 
 # What is wanted

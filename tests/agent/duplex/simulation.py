@@ -276,7 +276,7 @@ class Party:
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
-        self.sent_ids[body] = connection(self.db, self.connection_id).last_sent.message_id
+        self.sent_ids[body] = connection(self.db, self.connection_id).last_snd_id
 
     def told_lost(self) -> set[int]:
         """Numbers of messages that others, which came, have said to be missing."""
