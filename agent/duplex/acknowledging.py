@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from agent.duplex.outgoing import Prohibited, queue_message
+from agent.duplex.outgoing import queue_message
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.store import Tx
 from agent.duplex.tables import connection, receive_queue
+from agent.errors import Prohibited
 from protocol.agent.messages import Receipt, Receipts
 from protocol.agent.versions import AGENT_RECEIPTS
 

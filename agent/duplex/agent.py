@@ -44,11 +44,11 @@ from agent.duplex.links import (
     prepare_link,
     sealed_user_data,
 )
-from agent.duplex.outgoing import Prohibited, next_delivery, queue_user_message, queue_user_messages
+from agent.duplex.outgoing import next_delivery, queue_user_message, queue_user_messages
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
-from agent.duplex.replies import checked
-from agent.duplex.routers import Acknowledgement, RouterLink
+from agent.duplex.replies import answer_to
+from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
 from agent.duplex.store import Change, DuplexStore, Strand, Tx
@@ -66,19 +66,18 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait, Workers
-from agent.errors import AgentError
+from agent.errors import AgentError, Prohibited
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.errors import LinkError
-from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
+from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import DecodeError
-from protocol.smp_messages import Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
+from protocol.smp_messages import Ack, Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
-from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
@@ -343,18 +342,11 @@ class DuplexAgent:
     async def _ask(
         self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
     ) -> SmpMessage:
-        if isinstance(request.message, SenderCommand):
-            return await self._send(server, request.entity_id, request.message, request.key)
-        return await self._link(server).ask(request, corr_id)
-
-    async def _send(
-        self, server: SmpServer, entity_id: EntityId, command: SenderCommand, key: AuthPrivateKey | None
-    ) -> SmpMessage:
-        """Directly or through a proxy, as the policy says."""
-        try:
-            return checked(await self._sender.request(server, entity_id, command, key))
-        except ClientError as error:
-            return checked(error)
+        """What senders say goes directly or through a proxy, as the policy says."""
+        entity_id, command, key = request
+        if isinstance(command, SenderCommand):
+            return await answer_to(self._sender.request(server, entity_id, command, key))
+        return await answer_to(self._link(server).request(request, corr_id))
 
     async def queues(
         self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
@@ -376,14 +368,14 @@ class DuplexAgent:
 
         queues = await self._transact(take)
         acks = [
-            Acknowledgement(queue.recipient_id, queue.recipient_key, delivered.message.message_id)
+            queue.request(Ack(delivered.message.message_id))
             for queue, delivered in zip(queues, messages, strict=True)
             if queue is not None
         ]
         if acks:
             self._start(self._acknowledge(server, acks), "ACKs")
 
-    async def _acknowledge(self, server: SmpServer, acks: Sequence[Acknowledgement]) -> None:
+    async def _acknowledge(self, server: SmpServer, acks: Sequence[Request[SmpCommand]]) -> None:
         await self._room.wait()
         for ack in acks:
             self._link(server).acknowledge(ack)
@@ -458,12 +450,12 @@ class DuplexAgent:
         key = data_key_of(link.link_key, is_address=link.is_address)
         user = sealed_user_data(self._secrets, link.root_key, key, user_data, is_address=link.is_address)
         command = Lset(link.link_id, LinkData(link.fixed, user))
-        await self._ask(queue.server, Request(queue.recipient_id, command, queue.recipient_key))
+        await self._ask(queue.server, queue.request(command))
 
     async def delete_link(self, connection_id: int) -> None:
         """The short link leads nowhere from now on; the connection stays, as do those made with the link."""
         _, queue = await self._store.read(lambda db: own_link(db, connection_id))
-        await self._ask(queue.server, Request(queue.recipient_id, Ldel(), queue.recipient_key))
+        await self._ask(queue.server, queue.request(Ldel()))
         await self._transact(lambda tx: forget_link(tx, connection_id))
 
     async def link_data(self, link: str) -> bytes:
@@ -510,8 +502,7 @@ class DuplexAgent:
         if queue is not None and not self._config.subscribe:
             self._fetches.acknowledge(queue, broker_id)
         elif queue is not None:
-            ack = Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
-            self._link(queue.server).acknowledge(ack)
+            self._link(queue.server).acknowledge(queue.request(Ack(broker_id)))
 
     async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
         """An address that many may write to; each request is an event."""

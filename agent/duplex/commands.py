@@ -10,9 +10,8 @@ from typing import Any
 from agent.duplex import deletion, handshake, links, rotation
 from agent.duplex.delivery import Transact
 from agent.duplex.events import Failed
-from agent.duplex.faults import A_LINK, A_VERSION
 from agent.duplex.handshake import Incompatible
-from agent.duplex.outgoing import Prohibited, queue_message
+from agent.duplex.outgoing import queue_message
 from agent.duplex.queue_maker import Ask, QueueMaker
 from agent.duplex.records import ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
@@ -20,7 +19,6 @@ from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import (
     Command,
-    NoConnection,
     command_delayed,
     connection,
     drop_command,
@@ -31,7 +29,7 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.duplex.workers import Wait
-from agent.errors import AgentError
+from agent.errors import A_LINK, A_VERSION, AgentError, NoConnection, Prohibited
 from protocol.agent.connection_requests import (
     ConnectionRequest,
     ContactRequest,
@@ -113,7 +111,7 @@ class Commands:
             await self._handlers[command.kind](command)
         except (TemporaryFailure, HostFailure):
             await self._transact(lambda tx: command_delayed(tx, command))
-            await wait.sleep(command.retry.delay / SECOND)
+            await wait.sleep(command.retry.seconds)
             return
         except Incompatible:
             error = A_VERSION
@@ -243,7 +241,7 @@ class Commands:
     async def _secure_receiving(self, queue: Any) -> None:
         if queue.sender_key is None or queue.status is not QueueStatus.CONFIRMED:
             return
-        await self._ask(queue.server, Request(queue.recipient_id, Key(queue.sender_key), queue.recipient_key))
+        await self._ask(queue.server, queue.request(Key(queue.sender_key)))
         await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
 
     # Rotation
@@ -264,8 +262,7 @@ class Commands:
         queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
         if queue is None or queue.deleting or queue.sender_key is None:
             return
-        key = Key(queue.sender_key)
-        await self._ask(queue.server, Request(queue.recipient_id, key, queue.recipient_key))
+        await self._ask(queue.server, queue.request(Key(queue.sender_key)))
 
         def secured(tx: Tx) -> None:
             drop_command(tx, command.command_id)
@@ -284,13 +281,13 @@ class Commands:
             # If the answer gets lost, it is there no more: nobody is to ask for its messages.
             await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=True))
         with suppress(RouterRefused):
-            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
+            await self._ask(queue.server, queue.request(Del()))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
 
     async def _check_empty(self, queue: ReceiveQueue) -> None:
         """What came before the peer knew of the new queue is nowhere else: it has to be read first."""
         try:
-            answer = await self._ask(queue.server, Request(queue.recipient_id, Que(), queue.recipient_key))
+            answer = await self._ask(queue.server, queue.request(Que()))
         except RouterRefused:
             return
         if isinstance(answer, Info) and waiting_messages(answer):
@@ -299,7 +296,7 @@ class Commands:
     async def _delete_at_router(self, queue: ReceiveQueue, command: Command) -> None:
         """What the router refuses is gone there; one that does not answer is forgotten after some time."""
         try:
-            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
+            await self._ask(queue.server, queue.request(Del()))
         except RouterRefused:
             return
         except (TemporaryFailure, HostFailure):

@@ -6,8 +6,7 @@ import sqlite3
 from dataclasses import replace
 
 from agent.duplex.events import Confirmed, ContactRequested, PeerInfo
-from agent.duplex.faults import A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import Prohibited, connected, queue_confirmation
+from agent.duplex.outgoing import connected, queue_confirmation
 from agent.duplex.ratchets import keys_of, put_keys, put_ratchet, ratchet_of, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue, SendQueue
 from agent.duplex.store import Tx, insert
@@ -22,6 +21,7 @@ from agent.duplex.tables import (
     set_connection,
     set_receive_queue,
 )
+from agent.errors import A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault, Prohibited
 from protocol.agent.connection_requests import ContactRequest, InvitationRequest, parse_request
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.envelopes import ClientMessage, ConfirmationEnvelope, InvitationEnvelope

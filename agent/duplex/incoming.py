@@ -8,7 +8,6 @@ from typing import Any
 
 from agent.duplex import handshake, rotation, synchronisation
 from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
-from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, PeerFault
 from agent.duplex.outgoing import (
     MAX_ANSWERS,
     MessageKind,
@@ -20,7 +19,6 @@ from agent.duplex.ratchets import is_seen, ratchet_of, seen_before, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
-    NoConnection,
     connection,
     find_address,
     next_local_id,
@@ -29,7 +27,7 @@ from agent.duplex.tables import (
     set_connection,
     set_receive_queue,
 )
-from agent.errors import AgentError
+from agent.errors import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, AgentError, NoConnection, PeerFault
 from protocol.addresses import SmpServer
 from protocol.agent import integrity as chain
 from protocol.agent.envelopes import (

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import receive_queues
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
 from protocol.agent.e2e_params import E2eKeys

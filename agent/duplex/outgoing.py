@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any
 
 from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
-from agent.duplex.faults import A_PROHIBITED, PeerFault
 from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal_next
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
@@ -23,7 +22,7 @@ from agent.duplex.tables import (
     set_connection,
     set_send_queue,
 )
-from agent.errors import AgentError
+from agent.errors import A_PROHIBITED, AgentError, MessageTooLarge, PeerFault, Prohibited
 from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
 from protocol.agent.envelopes import (
     ClientMessage,
@@ -60,17 +59,6 @@ from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
 from protocol.smp_messages import QueueMode, Send
-
-
-class Prohibited(AgentError):
-    """The call makes no sense in this state."""
-
-
-class MessageTooLarge(AgentError):
-    """It does not fit into a message of the connection."""
-
-    def __init__(self) -> None:
-        super().__init__("the message is too long")
 
 
 class MessageKind(StrEnum):

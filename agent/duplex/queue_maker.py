@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent.duplex.links import PreparedLink
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.records import QueueStatus, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId

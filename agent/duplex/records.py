@@ -11,7 +11,8 @@ from protocol.agent.messages import QueueAddress
 from protocol.agent.ratchet_sync import SyncState
 from protocol.crypto import AuthPublicKey, Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.smp_messages import QueueMode
+from protocol.smp_messages import QueueMode, SmpCommand
+from smp_client.requests import Request
 
 
 class ConnectionKind(StrEnum):
@@ -95,6 +96,10 @@ class ReceiveQueue:
     @property
     def address(self) -> QueueAddress:
         return QueueAddress(self.server, self.sender_id)
+
+    def request(self, command: SmpCommand) -> Request[SmpCommand]:
+        """As the recipient."""
+        return Request(self.recipient_id, command, self.recipient_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.duplex.events import SwitchProgress
-from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
 from agent.duplex.handshake import new_send_queue, queue_uri
-from agent.duplex.outgoing import Prohibited, check_answers, give_up_queue, queue_message, send_there_too
+from agent.duplex.outgoing import check_answers, give_up_queue, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
@@ -33,6 +32,7 @@ from agent.duplex.tables import (
     set_receive_queue,
     set_send_queue,
 )
+from agent.errors import A_QUEUE, A_VERSION, INTERNAL, PeerFault, Prohibited
 from protocol.agent.messages import NewQueue, QueueAdd, QueueKey, QueueKeys, QueuesUse, QueueTest, QueueUse
 from protocol.errors import DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo

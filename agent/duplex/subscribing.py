@@ -9,14 +9,13 @@ from typing import NamedTuple, Protocol
 
 from agent.duplex.events import ServiceAll, ServiceDown, ServiceEnd, ServiceEvent, ServiceUp
 from agent.duplex.records import ReceiveQueue
-from agent.duplex.replies import RouterFailure, TemporaryFailure, checked
+from agent.duplex.replies import RouterFailure, TemporaryFailure, answer_to, failure_of
 from protocol.addresses import SmpServer
-from protocol.agent.retry import FAST, SECOND, first
+from protocol.agent.retry import FAST, first
 from protocol.encoding import EntityId
 from protocol.errors import SERVICE_ERRORS
-from protocol.smp_messages import Err, Msg, QueueSet, SmpCommand, SmpMessage, Sok, Soks, Sub, Subs
+from protocol.smp_messages import Err, Msg, QueueSet, SmpMessage, Sok, Soks, Sub, Subs
 from smp_client.errors import ClientError
-from smp_client.requests import Request
 from smp_client.session import SmpSession
 from smp_client.subscriptions import Balance, ServiceBalance
 
@@ -132,7 +131,7 @@ class Subscriptions:
         while True:
             ours = await self._owner.service_queues(self._server, service_id)
             try:
-                answer = checked(await self._asked(Subs(ours)))
+                answer = await answer_to(self._session.subscribe_service(Subs(ours)))
                 if isinstance(answer, Soks):
                     return ours, answer.queues
                 await self._refused()
@@ -140,14 +139,8 @@ class Subscriptions:
                 pass
             except RouterFailure:
                 await self._refused()
-            await asyncio.sleep(retry.delay / SECOND)
+            await asyncio.sleep(retry.seconds)
             retry = retry.next(FAST)
-
-    async def _asked(self, command: Subs) -> SmpMessage | ClientError:
-        try:
-            return await self._session.subscribe_service(command)
-        except ClientError as error:
-            return error
 
     async def _refused(self) -> None:
         """Queue by queue, in another session: in this one the router expects the service's signature."""
@@ -184,7 +177,7 @@ class Subscriptions:
             unanswered += await self._subscribe_batch(queues)
         retry = first(FAST)
         while unanswered:
-            await asyncio.sleep(retry.delay / SECOND)
+            await asyncio.sleep(retry.seconds)
             retry = retry.next(FAST)
             unanswered = [
                 queue
@@ -195,9 +188,7 @@ class Subscriptions:
 
     async def _subscribe_batch(self, queues: Sequence[ReceiveQueue]) -> list[ReceiveQueue]:
         """Those that the router did not answer for now."""
-        requests: list[Request[SmpCommand]] = [
-            Request(queue.recipient_id, Sub(), queue.recipient_key) for queue in queues
-        ]
+        requests = [queue.request(Sub()) for queue in queues]
         answers = list(zip(queues, await self._session.request_many(requests), strict=True))
         if any(self._is_about_service(answer) for _, answer in answers):
             await self._refused()
@@ -218,17 +209,11 @@ class Subscriptions:
 
     async def _failed(self, queue: ReceiveQueue, answer: SmpMessage | ClientError) -> bool:
         """Whether to try again."""
-        if isinstance(answer, ClientError):
-            return True
-        if not isinstance(answer, Err):
-            return False
-        try:
-            checked(answer)
-        except TemporaryFailure:
-            return True
-        except RouterFailure:
+        failure = failure_of(answer)
+        if isinstance(answer, Err) and not isinstance(failure, TemporaryFailure):
             await self._owner.unsubscribed(self._server, queue, answer)
-        return False
+            return False
+        return failure is not None
 
     def _is_about_service(self, answer: SmpMessage | ClientError) -> bool:
         if isinstance(answer, Err):

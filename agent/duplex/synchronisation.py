@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from agent.duplex.events import Failed, RatchetSync
-from agent.duplex.faults import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import Prohibited, check_answers, queue_message, queue_ratchet_key
+from agent.duplex.outgoing import check_answers, queue_message, queue_ratchet_key
 from agent.duplex.ratchets import keys_of, put_keys, replace_ratchet, seen_before
 from agent.duplex.records import Connection, ConnectionKind
 from agent.duplex.store import Tx
 from agent.duplex.tables import connection, set_connection
+from agent.errors import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault, Prohibited
 from protocol.agent.e2e_params import E2eKeys, E2eParams
 from protocol.agent.envelopes import RatchetKeyEnvelope
 from protocol.agent.errors import RatchetError

@@ -9,21 +9,13 @@ from typing import Any
 from agent.duplex.mapping import Table
 from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue, SendQueue
 from agent.duplex.store import Strand, Tx, insert, update
-from agent.errors import AgentError
+from agent.errors import NoConnection
 from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.agent.messages import QueueAddress
 from protocol.agent.retry import FAST, Retry
 from protocol.agent.versions import AGENT_VERSIONS
 from protocol.encoding import EntityId
-
-
-class NoConnection(AgentError):
-    """There is no such connection, or it is being deleted."""
-
-    def __init__(self) -> None:
-        super().__init__("there is no such connection")
-
 
 # Connections
 

@@ -36,13 +36,12 @@ from agent.notifications.subscribing import (
     NotificationConfig,
     after_router,
     after_server,
-    router_request,
+    router_command,
     server_request,
     take,
 )
 from agent.notifications.tokens import Superseded, Tokens, delete_token, registered
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.agent.retry import FAST, SECOND, Retry, first
 from protocol.device_token import DeviceToken
 from protocol.smp_messages import SmpCommand
 from protocol.statuses import TokenStatus
@@ -82,7 +81,6 @@ class Notifications:
         self._tokens = Tokens(transact, sessions)
         self._tasks = tasks
         self._workers: Workers[str] = Workers("notifications at", tasks, self._step, rest_is_idle=True)
-        self._retries: dict[str, Retry] = {}
         self._replanned = asyncio.Event()
         self.idle = self._workers.idle
 
@@ -202,11 +200,9 @@ class Notifications:
         except (TemporaryFailure, HostFailure) as failure:
             level = logging.INFO if isinstance(failure, TemporaryFailure) else logging.WARNING
             logger.log(level, "notifications: %s", failure)
-            retry = self._retries.get(name) or first(FAST)
-            self._retries[name] = retry.next(FAST)
-            await wait.sleep(retry.delay / SECOND)
+            await wait.after_failure()
             return True
-        self._retries.pop(name, None)
+        wait.succeeded()
         return busy
 
     async def _at_router(self, name: str) -> bool:
@@ -219,9 +215,7 @@ class Notifications:
         due = await self._store.read(look)
         if not due:
             return False
-        requests: list[Request[SmpCommand]] = [
-            router_request(row, queue.recipient_id, queue.recipient_key) for row, queue in due
-        ]
+        requests: list[Request[SmpCommand]] = [queue.request(router_command(row)) for row, queue in due]
         try:
             session = await self._router(server)
             answers: list[Answer] = [*await session.request_many(requests)]

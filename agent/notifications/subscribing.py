@@ -15,8 +15,7 @@ from agent.duplex.store import Tx
 from agent.notifications.records import SubAction, Subscription, Token
 from agent.notifications.rows import advance_subscription
 from protocol.addresses import SmpQueueNtf
-from protocol.crypto import Ed25519PrivateKey
-from protocol.encoding import NO_ENTITY, EntityId
+from protocol.encoding import NO_ENTITY
 from protocol.errors import AUTH, DecodeError
 from protocol.ntf_commands import IdSub, NtfCommand, NtfResponse, Schk, Snew, Sub
 from protocol.smp_messages import Ndel, Nid, Nkey, NotifierKeys, SmpCommand, SmpMessage
@@ -43,10 +42,10 @@ After = Callable[[Tx, Subscription, Answer, RouterRefused | None], Subscription 
 "What becomes of a row; None if it is done with."
 
 
-def router_request(row: Subscription, recipient_id: EntityId, key: Ed25519PrivateKey) -> Request[SmpCommand]:
+def router_command(row: Subscription) -> SmpCommand:
     if row.action is SubAction.SMP_DELETE:
-        return Request(recipient_id, Ndel(), key)
-    return Request(recipient_id, Nkey(NotifierKeys(row.notifier_key.public, row.dh_key.public)), key)
+        return Ndel()
+    return Nkey(NotifierKeys(row.notifier_key.public, row.dh_key.public))
 
 
 def after_router(

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from agent.duplex.delivery import Transact
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Tx
-from agent.errors import BadPush
+from agent.errors import BadPush, Prohibited
 from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, DeletedToken, Mode, Token, TokenAction
 from agent.notifications.rows import (
     delete_at_server,

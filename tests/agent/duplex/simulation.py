@@ -28,7 +28,7 @@ from agent.duplex.events import (
     ReceiptsReceived,
 )
 from agent.duplex.incoming import receive, unacknowledged
-from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
+from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import ConnectionKind, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
@@ -46,6 +46,7 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import request_text
 from protocol.agent.integrity import Integrity, IntegrityOk, Skipped

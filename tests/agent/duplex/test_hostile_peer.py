@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.duplex import ratchets
-from agent.duplex.outgoing import MessageKind, Prohibited, next_delivery
+from agent.duplex.outgoing import MessageKind, next_delivery
 from agent.duplex.records import SendQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import connection, receive_queues, send_queues
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.e2e_params import E2eParams
 from protocol.agent.envelopes import (

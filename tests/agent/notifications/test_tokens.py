@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Change, DuplexStore
-from agent.errors import BadPush
+from agent.errors import BadPush, Prohibited
 from agent.notifications.records import Mode, Token, TokenAction
 from agent.notifications.rows import deleted_tokens, put_token, token_of
 from agent.notifications.sessions import NtfSessions
