@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
+from agent.duplex import deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
@@ -34,7 +34,7 @@ from agent.duplex.events import (
     ServiceEvent,
 )
 from agent.duplex.fetching import Fetches
-from agent.duplex.incoming import receive, unacknowledged
+from agent.duplex.incoming import acknowledge, receive, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
     data_key_of,
@@ -496,7 +496,7 @@ class DuplexAgent:
     async def ack(self, connection_id: int, message_id: int, receipt: bytes | None = None) -> None:
         """The message is dealt with; with `receipt` its sender is told."""
         queue, broker_id = await self._transact(
-            lambda tx: acknowledging.acknowledge(tx, connection_id, message_id, receipt)
+            lambda tx: acknowledge(tx, connection_id, message_id, receipt)
         )
         self._shown.discard((connection_id, message_id))
         if queue is not None and not self._config.subscribe:

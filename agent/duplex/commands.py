@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from agent.duplex import deletion, handshake, links, rotation
 from agent.duplex.delivery import Transact
@@ -13,7 +12,7 @@ from agent.duplex.events import Failed
 from agent.duplex.handshake import Incompatible
 from agent.duplex.outgoing import queue_message
 from agent.duplex.queue_maker import Ask, QueueMaker
-from agent.duplex.records import ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
+from agent.duplex.records import Connection, ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
@@ -51,16 +50,9 @@ from protocol.queue_uri import SMP_CLIENT_VERSIONS
 from protocol.smp_messages import Del, Info, Key, Lget, Lkey, Lnk, Que, QueueMode, Send, Skey
 from smp_client.requests import Request
 
-Handler = Callable[[Command], Awaitable[None]]
-
-
 MAX_DELETIONS = 10
 "Attempts to delete a queue; then it is left to the router."
-
-
 MAX_LINK = 2**16 - 1
-
-
 DRAINING_TIME = 2 * 86400
 "Seconds for which a queue that was replaced may keep messages that nobody reads."
 
@@ -94,7 +86,7 @@ class Commands:
         self._ask = ask
         self._maker = maker
         self._secrets = secrets
-        self._handlers: dict[str, Handler] = {
+        self._handlers: dict[str, Callable[[Command], Awaitable[None]]] = {
             "join": self._join,
             "allow": self._allow,
             "secure": self._secure,
@@ -141,8 +133,8 @@ class Commands:
         await self._answer_invitation(connection_id, info)
 
     async def _kind(self, connection_id: int) -> ConnectionKind:
-        kind: ConnectionKind = await self._transact(lambda tx: connection(tx.db, connection_id).kind)
-        return kind
+        conn: Connection = await self._transact(lambda tx: connection(tx.db, connection_id))
+        return conn.kind
 
     async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
         """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
@@ -220,8 +212,7 @@ class Commands:
 
     async def _allow(self, command: Command) -> None:
         connection_id = command.connection_id
-        queues = await self._transact(lambda tx: handshake.start_answer(tx, connection_id))
-        sending, receiving = queues
+        sending, receiving = await self._transact(lambda tx: handshake.start_answer(tx, connection_id))
         await self._secure_receiving(receiving)
         await self._secure_sending(sending)
         await self._transact(lambda tx: handshake.answer(tx, connection_id, command.arguments))
@@ -238,7 +229,7 @@ class Commands:
         await self._secure_receiving(queues[0])
         await self._transact(hello)
 
-    async def _secure_receiving(self, queue: Any) -> None:
+    async def _secure_receiving(self, queue: ReceiveQueue) -> None:
         if queue.sender_key is None or queue.status is not QueueStatus.CONFIRMED:
             return
         await self._ask(queue.server, queue.request(Key(queue.sender_key)))
@@ -258,8 +249,7 @@ class Commands:
         await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
 
     async def _secure_new(self, command: Command) -> None:
-        queue_id = rotation.argument_queue(command.arguments)
-        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+        queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None or queue.deleting or queue.sender_key is None:
             return
         await self._ask(queue.server, queue.request(Key(queue.sender_key)))
@@ -271,15 +261,14 @@ class Commands:
         await self._transact(secured)
 
     async def _delete_queue(self, command: Command) -> None:
-        queue_id = rotation.argument_queue(command.arguments)
-        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+        queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None:
             return
         if not queue.deleting:
             if command.retry.elapsed < DRAINING_TIME * SECOND:
                 await self._check_empty(queue)
             # If the answer gets lost, it is there no more: nobody is to ask for its messages.
-            await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=True))
+            await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, deleting=True))
         with suppress(RouterRefused):
             await self._ask(queue.server, queue.request(Del()))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
@@ -306,7 +295,7 @@ class Commands:
     # The end
 
     async def _delete(self, command: Command) -> None:
-        connection_id, until = command.connection_id, int.from_bytes(command.arguments, "big")
+        connection_id, until = command.connection_id, command.number
         if await self._transact(lambda tx: tx.now < until and deletion.is_pending(tx.db, connection_id)):
             raise TemporaryFailure("messages are still to be sent")
         for queue in await self._transact(lambda tx: receive_queues(tx.db, connection_id)):

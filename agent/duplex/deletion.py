@@ -25,7 +25,7 @@ def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
     if not wait:
         for queue in send_queues(tx.db, connection_id):
             end_deliveries(tx, queue)
-    add_command(tx, connection_id, DELETE, (tx.now + PENDING_TIME).to_bytes(8, "big") if wait else bytes(8))
+    add_command(tx, connection_id, DELETE, tx.now + PENDING_TIME if wait else 0)
 
 
 def _end_commands(tx: Tx, connection_id: int) -> None:

@@ -40,13 +40,7 @@ from protocol.agent.x3dh import joiner_kem, joiner_params
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
-from protocol.queue_uri import (
-    SMP_CLIENT_VERSIONS,
-    QueueInfo,
-    QueueUri,
-    pull_queue_info,
-    push_queue_info,
-)
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo, QueueUri, pull_queue_info, push_queue_info
 from protocol.smp_messages import QueueMode
 
 MAX_INVITATIONS = 1000
@@ -106,11 +100,12 @@ def start_join(
     put_ratchet(tx, connection_id, ratchet)
     put_keys(tx, connection_id, keys)
     set_connection(tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=pq)
-    info = _at(request.queues[0], client_version)
+    info = at_version(request.queues[0], client_version)
     new_send_queue(tx, connection_id, info, secured_with=secured_with)
 
 
-def _at(uri: QueueUri, version: int) -> QueueInfo:
+def at_version(uri: QueueUri, version: int) -> QueueInfo:
+    """The queue for whom this version of it is common."""
     return QueueInfo(version, uri.server, uri.sender_id, uri.dh_key, uri.mode)
 
 
@@ -168,7 +163,7 @@ def confirm_join(tx: Tx, connection_id: int, info: bytes) -> None:
     assert ratchet is not None
     (sending, *_), (receiving, *_) = send_queues(tx.db, connection_id), receive_queues(tx.db, connection_id)
     params = joiner_params(keys, ratchet.kem, ratchet.version)
-    reply = _at(queue_uri(receiving), receiving.client_version)
+    reply = at_version(queue_uri(receiving), receiving.client_version)
     queue_confirmation(tx, conn, sending, ConnectionReply((reply,), info), params)
     put_keys(tx, connection_id, None)
 

@@ -1,20 +1,15 @@
-"""A message of a router: what it is worth, in one transaction."""
+"""A message of a router: what it is worth, in one transaction; and when the application has dealt with it."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
-from agent.duplex.outgoing import (
-    MAX_ANSWERS,
-    MessageKind,
-    connected,
-    queue_message,
-    waiting_answers,
-)
+from agent.duplex.events import Failed, MessageReceived, QueueContinued, ReceiptsReceived
+from agent.duplex.outgoing import MAX_ANSWERS, MessageKind, connected, queue_message, waiting_answers
 from agent.duplex.ratchets import is_seen, ratchet_of, seen_before, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue
 from agent.duplex.store import Tx, insert
@@ -22,12 +17,22 @@ from agent.duplex.tables import (
     connection,
     find_address,
     next_local_id,
+    receive_queue,
     receive_queue_of,
     send_queues,
     set_connection,
     set_receive_queue,
 )
-from agent.errors import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, AgentError, NoConnection, PeerFault
+from agent.errors import (
+    A_DUPLICATE,
+    A_MESSAGE,
+    A_PROHIBITED,
+    A_VERSION,
+    AgentError,
+    NoConnection,
+    PeerFault,
+    Prohibited,
+)
 from protocol.addresses import SmpServer
 from protocol.agent import integrity as chain
 from protocol.agent.envelopes import (
@@ -50,12 +55,13 @@ from protocol.agent.messages import (
     QueuesUse,
     QueueTest,
     RatchetReady,
+    Receipt,
     Receipts,
     UserMessage,
     decode_agent_message,
     message_hash,
 )
-from protocol.agent.versions import AGENT_VERSIONS, acceptable
+from protocol.agent.versions import AGENT_RECEIPTS, AGENT_VERSIONS, acceptable
 from protocol.crypto import BoxError, sha256
 from protocol.encoding import EntityId
 from protocol.errors import DecodeError
@@ -170,17 +176,16 @@ def _ratchet_message(
         set_receive_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE)
     if queue.replaces is not None:
         rotation.used(tx, conn, queue)
-    could_send = ratchet.snd is not None
     received = Incoming(
-        connection(tx.db, conn.connection_id),
-        queue,
-        msg,
-        content,
-        message,
-        own_hash,
-        result,
-        done.ratchet.rcv_kem,
-        answers_ready=not could_send,
+        conn=connection(tx.db, conn.connection_id),
+        queue=queue,
+        msg=msg,
+        content=content,
+        numbered=message,
+        own_hash=own_hash,
+        integrity=result,
+        pq=done.ratchet.rcv_kem,
+        answers_ready=ratchet.snd is None,
     )
     try:
         with tx.attempt():
@@ -208,8 +213,7 @@ def _upgraded(tx: Tx, conn: Connection, theirs: int) -> Connection:
 def _synchronised(tx: Tx, conn: Connection) -> None:
     state = conn.sync_state.after_success()
     if state is not conn.sync_state:
-        set_connection(tx, conn.connection_id, sync_state=state)
-        tx.events.append(RatchetSync(conn.connection_id, state))
+        synchronisation.enter(tx, conn.connection_id, state)
 
 
 def _not_opened(
@@ -229,8 +233,7 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
     state = conn.sync_state.after_error(error)
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
-        set_connection(tx, conn.connection_id, sync_state=state)
-        tx.events.append(RatchetSync(conn.connection_id, state, word))
+        synchronisation.enter(tx, conn.connection_id, state, word)
     return _report(tx, conn, word)
 
 
@@ -255,24 +258,19 @@ def _duplicate(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg, digest: 
 # Kinds of messages
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
     """A message that opened, with all that belongs to it."""
 
-    def __init__(
-        self,
-        conn: Connection,
-        queue: ReceiveQueue,
-        msg: Msg,
-        content: RcvMessage,
-        numbered: Numbered,
-        own_hash: bytes,
-        integrity: chain.Integrity,
-        pq: bool,
-        answers_ready: bool,
-    ) -> None:
-        self.conn, self.queue, self.msg, self.content = conn, queue, msg, content
-        self.numbered, self.own_hash, self.integrity, self.pq = numbered, own_hash, integrity, pq
-        self.answers_ready = answers_ready
+    conn: Connection
+    queue: ReceiveQueue
+    msg: Msg
+    content: RcvMessage
+    numbered: Numbered
+    own_hash: bytes = field(repr=False)
+    integrity: chain.Integrity
+    pq: bool
+    answers_ready: bool
 
     def take(self, tx: Tx) -> bool:
         """True if it is to be acknowledged now."""
@@ -363,10 +361,7 @@ def _continue(tx: Tx, conn: Connection, address: QueueAddress) -> None:
         tx.events.append(QueueContinued(conn.connection_id))
 
 
-_INTEGRITY: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (chain.IntegrityOk, chain.BadId, chain.Duplicate, chain.Skipped, chain.BadHash)
-}
+_INTEGRITY: dict[str, Any] = {kind.__name__: kind for kind in get_args(chain.Integrity)}
 
 
 def _integrity_text(value: chain.Integrity) -> str:
@@ -399,3 +394,25 @@ def _event(row: Any) -> MessageReceived | ReceiptsReceived:
         content,
         tag == _USER_PQ,
     )
+
+
+def acknowledge(
+    tx: Tx, connection_id: int, local_id: int, receipt: bytes | None
+) -> tuple[ReceiveQueue | None, bytes]:
+    """Mark it, queue the receipt if one is wanted, and say what to tell the router.
+
+    The queue that brought it may be gone: it was replaced in the meantime.
+    """
+    conn = connection(tx.db, connection_id)
+    sql = "SELECT * FROM received_messages WHERE connection_id = ? AND local_id = ? AND NOT is_acked"
+    row = tx.db.execute(sql, (connection_id, local_id)).fetchone()
+    if row is None:
+        raise Prohibited("there is no such message")
+    sql = "UPDATE received_messages SET is_acked = 1, content = x'' WHERE connection_id = ? AND local_id = ?"
+    tx.db.execute(sql, (connection_id, local_id))
+    is_message = row["content"][:1] in (_USER, _USER_PQ)
+    if receipt is not None and is_message and conn.agent_version >= AGENT_RECEIPTS:
+        receipts = Receipts((Receipt(row["message_id"], row["message_hash"], receipt),))
+        if conn.sync_state.may_send:
+            queue_message(tx, conn, receipts)
+    return receive_queue(tx.db, row["queue_id"]), row["broker_id"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.duplex.events import SwitchProgress
-from agent.duplex.handshake import new_send_queue, queue_uri
+from agent.duplex.handshake import at_version, new_send_queue, queue_uri
 from agent.duplex.outgoing import check_answers, give_up_queue, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
@@ -33,21 +33,22 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.errors import A_QUEUE, A_VERSION, INTERNAL, PeerFault, Prohibited
-from protocol.agent.messages import NewQueue, QueueAdd, QueueKey, QueueKeys, QueuesUse, QueueTest, QueueUse
+from protocol.agent.messages import (
+    NewQueue,
+    QueueAdd,
+    QueueAddress,
+    QueueKey,
+    QueueKeys,
+    QueuesUse,
+    QueueTest,
+    QueueUse,
+)
 from protocol.errors import DecodeError
-from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo
+from protocol.queue_uri import SMP_CLIENT_VERSIONS
 
 SWITCH, SECURE_NEW, DELETE_QUEUE = "switch", "secure_new", "delete_queue"
 "Kinds of commands."
 _ABORTABLE = (RcvSwitch.STARTED, RcvSwitch.SENDING_QADD)
-
-
-def queue_argument(queue_id: int) -> bytes:
-    return queue_id.to_bytes(8, "big")
-
-
-def argument_queue(arguments: bytes) -> int:
-    return int.from_bytes(arguments, "big")
 
 
 def _progress(tx: Tx, connection_id: int, phase: str, *, receiving: bool) -> None:
@@ -99,8 +100,7 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
     """QKEY: the sender's keys for the new queue."""
     info, sender_key = message.queues[0].queue, message.queues[0].sender_key
     queues = [queue for queue in receive_queues(tx.db, conn.connection_id) if not queue.deleting]
-    found = [queue for queue in queues if queue.sender_id == info.sender_id]
-    new = found[0] if found and found[0].server.canonical == info.server.canonical else None
+    new: ReceiveQueue | None = find_address(queues, QueueAddress(info.server, info.sender_id))
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     if new.status not in (QueueStatus.NEW, QueueStatus.CONFIRMED):
@@ -116,7 +116,7 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
         status=QueueStatus.CONFIRMED,
     )
     if new.status is QueueStatus.NEW:  # otherwise the command is there, and takes the newest key
-        add_command(tx, conn.connection_id, SECURE_NEW, queue_argument(new.queue_id))
+        add_command(tx, conn.connection_id, SECURE_NEW, new.queue_id)
         _progress(tx, conn.connection_id, "confirmed", receiving=True)
 
 
@@ -145,8 +145,8 @@ def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
 
 def _delete_queue(tx: Tx, queue: ReceiveQueue) -> None:
     """In its own time: its router may be the reason for the switch."""
-    argument = queue_argument(queue.queue_id)
-    add_command(tx, queue.connection_id, DELETE_QUEUE, argument, queue_id=queue.queue_id)
+    queue_id = queue.queue_id
+    add_command(tx, queue.connection_id, DELETE_QUEUE, queue_id, queue_id=queue_id)
 
 
 def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
@@ -177,7 +177,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
     for queue in queues:
         if queue.replaces == old.queue_id:  # of an earlier offer
             give_up_queue(tx, queue)
-    info = QueueInfo(version, offered.server, offered.sender_id, offered.dh_key, offered.mode)
+    info = at_version(offered, version)
     try:
         new = new_send_queue(tx, conn.connection_id, info, replaces=old.queue_id)
     except DecodeError:

@@ -24,7 +24,7 @@ RATCHET_SYNC = "RATCHET_SYNC"
 "Other keys, when both sides had agreed already."
 
 
-def _enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
+def enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
     set_connection(tx, connection_id, sync_state=state)
     tx.events.append(RatchetSync(connection_id, state, error))
 
@@ -40,7 +40,7 @@ def start_sync(tx: Tx, connection_id: int, *, force: bool, pq: bool | None = Non
         support = pq and pq_possible(conn.agent_version, E2E_VERSIONS.max)
         set_connection(tx, connection_id, pq_support=support)
     _send_keys(tx, connection(tx.db, connection_id), E2E_VERSIONS.max)
-    _enter(tx, connection_id, SyncState.STARTED)
+    enter(tx, connection_id, SyncState.STARTED)
 
 
 def _send_keys(tx: Tx, conn: Connection, version: int) -> E2eKeys:
@@ -60,7 +60,7 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
     if theirs.version not in E2E_VERSIONS:
         raise PeerFault(A_VERSION)
     if conn.sync_state is SyncState.AGREED:
-        _enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
+        enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
         tx.events.append(Failed(conn.connection_id, f"A_CRYPTO {RATCHET_SYNC}"))
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
@@ -81,7 +81,7 @@ def _agree(tx: Tx, connection_id: int, keys: E2eKeys, theirs: E2eParams) -> None
     except RatchetError:
         raise PeerFault(INTERNAL, "ratchet keys") from None
     replace_ratchet(tx, connection_id, ratchet)
-    _enter(tx, connection_id, SyncState.AGREED)
+    enter(tx, connection_id, SyncState.AGREED)
     if sending:
         ready(tx, connection(tx.db, connection_id))
 

@@ -127,8 +127,15 @@ class Command:
     retry: Retry
     attempts: int
 
+    @property
+    def number(self) -> int:
+        """Of a command whose arguments are one."""
+        return int.from_bytes(self.arguments, "big")
 
-def add_command(tx: Tx, connection_id: int, kind: str, arguments: bytes = b"", *, queue_id: int = 0) -> None:
+
+def add_command(
+    tx: Tx, connection_id: int, kind: str, arguments: bytes | int = b"", *, queue_id: int = 0
+) -> None:
     """With a `queue_id` it waits for no other command of the connection, and none waits for it."""
     insert(
         tx.db,
@@ -136,7 +143,7 @@ def add_command(tx: Tx, connection_id: int, kind: str, arguments: bytes = b"", *
         connection_id=connection_id,
         queue_id=queue_id,
         kind=kind,
-        arguments=arguments,
+        arguments=arguments.to_bytes(8, "big") if isinstance(arguments, int) else arguments,
         delay=FAST.initial,
     )
     tx.commands.add(Strand(connection_id, queue_id))

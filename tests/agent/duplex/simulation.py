@@ -14,7 +14,6 @@ from itertools import count
 from typing import Any, TypeVar
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.acknowledging import acknowledge
 from agent.duplex.commands import Commands, join_arguments
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
@@ -27,7 +26,7 @@ from agent.duplex.events import (
     MessageReceived,
     ReceiptsReceived,
 )
-from agent.duplex.incoming import receive, unacknowledged
+from agent.duplex.incoming import acknowledge, receive, unacknowledged
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import ConnectionKind, ReceiveQueue
