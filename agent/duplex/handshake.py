@@ -26,21 +26,15 @@ from protocol.agent.connection_requests import ContactRequest, InvitationRequest
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.envelopes import ClientMessage, ConfirmationEnvelope, InvitationEnvelope
 from protocol.agent.errors import RatchetError
-from protocol.agent.messages import (
-    AgentMessage,
-    ConnectionInfo,
-    ConnectionReply,
-    decode_agent_message,
-    message_hash,
-)
+from protocol.agent.forms import QUEUE_INFO
+from protocol.agent.messages import AGENT_MESSAGE, AgentMessage, ConnectionInfo, ConnectionReply, message_hash
 from protocol.agent.ratchet import creator_ratchet, joiner_ratchet
 from protocol.agent.ratchet_state import Ratchet
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, acceptable, pq_possible
 from protocol.agent.x3dh import joiner_kem, joiner_params
 from protocol.crypto import X25519PrivateKey
-from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
-from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo, QueueUri, pull_queue_info, push_queue_info
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo, QueueUri
 from protocol.smp_messages import QueueMode
 
 MAX_INVITATIONS = 1000
@@ -219,9 +213,7 @@ def _joined(tx: Tx, conn: Connection, envelope: ConfirmationEnvelope) -> None:
         raise PeerFault(A_PROHIBITED, "confirmation without a queue")
     put_keys(tx, conn.connection_id, None)
     set_connection(tx, conn.connection_id, agent_version=envelope.agent_version, pq_support=pq)
-    w = Writer()
-    push_queue_info(w, message.queues[0])
-    values = {"reply_queue": w.value(), "info": message.info}
+    values = {"reply_queue": QUEUE_INFO.encode(message.queues[0]), "info": message.info}
     insert(tx.db, "confirmations", connection_id=conn.connection_id, **values)
     tx.events.append(Confirmed(conn.connection_id, message.info, pq))
 
@@ -248,7 +240,7 @@ def _open(tx: Tx, conn: Connection, ratchet: Ratchet, envelope: ConfirmationEnve
         done = unseal(tx, conn.connection_id, ratchet, envelope.ratchet_message)
         if done.error is not None:
             raise done.error
-        message = decode_agent_message(done.plaintext)
+        message = AGENT_MESSAGE.decode(done.plaintext)
     except RatchetError as error:
         raise PeerFault(error.word) from None
     except DecodeError:
@@ -271,7 +263,7 @@ def confirmation_of(db: sqlite3.Connection, connection_id: int) -> QueueInfo | N
     """Where the one who joined wants to be answered."""
     sql = "SELECT reply_queue FROM confirmations WHERE connection_id = ?"
     row = db.execute(sql, (connection_id,)).fetchone()
-    return None if row is None else pull_queue_info(Reader(row["reply_queue"]))
+    return None if row is None else QUEUE_INFO.decode(row["reply_queue"])
 
 
 def waiting(db: sqlite3.Connection) -> list[Confirmed | ContactRequested]:

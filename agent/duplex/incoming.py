@@ -46,6 +46,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import DuplicateMessage, KemStateError, RatchetError
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     Hello,
     Numbered,
     QueueAdd,
@@ -58,7 +59,6 @@ from protocol.agent.messages import (
     Receipt,
     Receipts,
     UserMessage,
-    decode_agent_message,
     message_hash,
 )
 from protocol.agent.versions import AGENT_RECEIPTS, AGENT_VERSIONS, acceptable
@@ -164,7 +164,7 @@ def _ratchet_message(
     conn = _upgraded(tx, conn, envelope.agent_version)
     _synchronised(tx, conn)
     try:
-        message = decode_agent_message(done.plaintext)
+        message = AGENT_MESSAGE.decode(done.plaintext)
     except DecodeError:
         return _report(tx, conn, A_MESSAGE)
     if not isinstance(message, Numbered):

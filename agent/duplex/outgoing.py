@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
-from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal_next
+from agent.duplex.ratchets import SEALER, ratchet_of, seal_next
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
@@ -23,7 +23,7 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.errors import A_PROHIBITED, AgentError, MessageTooLarge, PeerFault, Prohibited
-from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
+from protocol.agent.e2e_params import E2E_PARAMS, E2eParams
 from protocol.agent.envelopes import (
     ClientMessage,
     ConfirmationEnvelope,
@@ -35,6 +35,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import NoSendingChain
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     AgentMessage,
     AMessage,
     ConnectionInfo,
@@ -50,14 +51,12 @@ from protocol.agent.messages import (
     RatchetReady,
     Receipts,
     UserMessage,
-    encode_agent_message,
     message_hash,
 )
 from protocol.agent.retry import FAST, SLOW, Retry
 from protocol.agent.versions import AGENT_EARLY_RATCHET, AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
-from protocol.encoding import Reader, Writer
 from protocol.smp_messages import QueueMode, Send
 
 
@@ -114,7 +113,7 @@ def queue_confirmation(
     tx: Tx, conn: Connection, queue: SendQueue, message: AgentMessage, params: E2eParams | None
 ) -> None:
     """The first message to a queue: of the joiner with the keys of the ratchet, of the creator without."""
-    plaintext = encode_agent_message(message)
+    plaintext = AGENT_MESSAGE.encode(message)
     size = padded_sizes(conn.agent_version, conn.pq_support).connection_info
     _check_size(plaintext, size)
     seal = _next_seal(tx, conn, conn.pq_support)
@@ -141,7 +140,7 @@ def queue_message(
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
     numbered = Numbered(conn.last_snd_id + 1, conn.last_snd_hash, message)
-    plaintext = encode_agent_message(numbered)
+    plaintext = AGENT_MESSAGE.encode(numbered)
     _check_size(plaintext, sizes.message)
     seal = _next_seal(tx, conn, pq)
     if support != conn.pq_support:
@@ -175,13 +174,13 @@ def queue_user_messages(
 def _next_seal(tx: Tx, conn: Connection, pq: bool | None) -> bytes:
     """A peer can leave us with a new ratchet that only he can begin to use."""
     try:
-        return encode_sealer(seal_next(tx, conn.connection_id, pq))
+        return SEALER.encode(seal_next(tx, conn.connection_id, pq))
     except NoSendingChain:
         raise Prohibited("the other side has to write first") from None
 
 
 def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:
-    plaintext = encode_agent_message(RatchetInfo(b""))
+    plaintext = AGENT_MESSAGE.encode(RatchetInfo(b""))
     _add(tx, conn, _targets(tx, conn), MessageKind.RATCHET_KEY, plaintext, 0, params=params)
 
 
@@ -244,7 +243,7 @@ def _add(
         plaintext=plaintext,
         size=size,
         seal=seal,
-        params=None if params is None else _encode_params(params),
+        params=None if params is None else E2E_PARAMS.encode(params),
         notification=int(kind in NOTIFYING if notification is None else notification),
         queued_at=tx.now,
         fast_delay=FAST.initial,
@@ -256,12 +255,6 @@ def _add(
         )
         tx.deliveries.add(queue.queue_id)
     return local_id
-
-
-def _encode_params(params: E2eParams) -> bytes:
-    w = Writer()
-    push_e2e_params(w, params)
-    return w.value()
 
 
 def waiting_answers(tx: Tx, connection_id: int) -> int:
@@ -319,11 +312,11 @@ class Delivery:
         return Send(self.notification, body)
 
     def _envelope(self) -> bytes:
-        params = None if self.params is None else pull_e2e_params(Reader(self.params))
+        params = None if self.params is None else E2E_PARAMS.decode(self.params)
         if self.seal is None:
             assert params is not None
             return encode_agent_envelope(RatchetKeyEnvelope(AGENT_VERSIONS.max, params, self.plaintext))
-        sealed = decode_sealer(self.seal).seal(self.plaintext, self.size)
+        sealed = SEALER.decode(self.seal).seal(self.plaintext, self.size)
         if self.kind in CONFIRMATIONS:
             return encode_agent_envelope(ConfirmationEnvelope(self.agent_version, params, sealed))
         return encode_agent_envelope(MessageEnvelope(AGENT_VERSIONS.max, sealed))

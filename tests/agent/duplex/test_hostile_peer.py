@@ -32,6 +32,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import RatchetError
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     AgentMessage,
     AMessage,
     ConnectionInfo,
@@ -52,7 +53,6 @@ from protocol.agent.messages import (
     Receipt,
     Receipts,
     UserMessage,
-    encode_agent_message,
 )
 from protocol.agent.ratchet_sync import SyncState
 from protocol.agent.x448 import X448PublicKey
@@ -108,7 +108,7 @@ class Peer:
         return E2eParams(self._pick(version, version, 1, 99), k1, params.k2)
 
     def _sealed(self, tx: Tx) -> bytes:
-        plain = self._pick(b"", b"M", *(encode_agent_message(self._agent_message()),) * 8)
+        plain = self._pick(b"", b"M", *(AGENT_MESSAGE.encode(self._agent_message()),) * 8)
         try:
             sealer = ratchets.seal_next(tx, self._own.connection_id, self._pick(None, False))
         except RatchetError:
