@@ -22,19 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.duplex import deletion, handshake, rotation, synchronisation
-from agent.duplex.commands import Commands, join_arguments
+from agent.duplex.commands import Commands, start_joining
 from agent.duplex.delivery import after_attempt, attempt
-from agent.duplex.events import (
-    Event,
-    Failed,
-    MessageReceived,
-    ReceiptsReceived,
-    ServerDown,
-    ServerUp,
-    ServiceEvent,
-)
+from agent.duplex.events import Event, MessageReceived, ReceiptsReceived
 from agent.duplex.fetching import Fetches
-from agent.duplex.incoming import acknowledge, receive, unacknowledged
+from agent.duplex.inbox import Inbox
+from agent.duplex.incoming import acknowledge, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
     data_key_of,
@@ -46,21 +39,15 @@ from agent.duplex.links import (
 )
 from agent.duplex.outgoing import next_delivery, queue_user_message, queue_user_messages
 from agent.duplex.queue_maker import QueueMaker
-from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
+from agent.duplex.records import Connection
 from agent.duplex.replies import answer_to
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
-from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
+from agent.duplex.services import Logins
 from agent.duplex.store import Change, DuplexStore, Strand, Tx
-from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
-    add_command,
     connections,
-    connections_at,
-    new_connection,
     next_command,
-    queues_at,
-    receive_queue_of,
     receive_queues,
     receiving_servers,
     unfinished,
@@ -74,9 +61,9 @@ from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.errors import LinkError
 from protocol.crypto import Ed25519PrivateKey
-from protocol.encoding import CorrId, EntityId
+from protocol.encoding import CorrId
 from protocol.errors import DecodeError
-from protocol.smp_messages import Ack, Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
+from protocol.smp_messages import Ack, Ldel, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
@@ -151,7 +138,8 @@ class DuplexAgent:
         self._room.set()
         self._shown: set[tuple[int, int]] = set()
         self._secrets = secrets
-        self._logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
+        logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
+        self._inbox = Inbox(store, self._transact, self._publish, self._room.wait, self._start, logins)
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
         self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
@@ -304,7 +292,7 @@ class DuplexAgent:
 
     def _link(self, server: SmpServer) -> RouterLink:
         name = server.canonical
-        link = self._links.pop(name, None) or RouterLink(name, self._logins.connect, self)
+        link = self._links.pop(name, None) or RouterLink(name, self._inbox.logins.connect, self._inbox)
         self._links[name] = link
         if len(self._links) - len(self._kept) > MAX_VISITED:
             self._leave(next(name for name in self._links if name not in self._kept))
@@ -347,62 +335,6 @@ class DuplexAgent:
         if isinstance(command, SenderCommand):
             return await answer_to(self._sender.request(server, entity_id, command, key))
         return await answer_to(self._link(server).request(request, corr_id))
-
-    async def queues(
-        self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
-    ) -> list[ReceiveQueue]:
-        return await self._store.read(lambda db: queues_at(db, server, service_id, after, limit))
-
-    async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
-        return await self._store.read(lambda db: service_queues(db, server, service_id))
-
-    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
-        """One transaction for all that came together; then ACKs for what the application need not see."""
-
-        def take(tx: Tx) -> list[ReceiveQueue | None]:
-            found = []
-            for recipient_id, message in messages:
-                known = receive(tx, server, recipient_id, message)
-                found.append(receive_queue_of(tx.db, server, recipient_id) if known else None)
-            return found
-
-        queues = await self._transact(take)
-        acks = [
-            queue.request(Ack(delivered.message.message_id))
-            for queue, delivered in zip(queues, messages, strict=True)
-            if queue is not None
-        ]
-        if acks:
-            self._start(self._acknowledge(server, acks), "ACKs")
-
-    async def _acknowledge(self, server: SmpServer, acks: Sequence[Request[SmpCommand]]) -> None:
-        await self._room.wait()
-        for ack in acks:
-            self._link(server).acknowledge(ack)
-
-    async def subscribed(self, server: SmpServer, queues: Sequence[Subscribed]) -> None:
-        changed = [(queue.queue_id, at) for queue, at in queues if queue.service_id != at]
-        if changed:
-            await self._transact(lambda tx: set_queue_services(tx, changed))
-        self._publish(ServerUp(server, tuple(dict.fromkeys(queue.connection_id for queue, _ in queues))))
-
-    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None:
-        self._publish(Failed(queue.connection_id, f"SMP {error.error}"))
-
-    async def ended(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
-        await self._room.wait()
-        await self._transact(lambda tx: subscriptions_ended(tx, server, recipient_ids))
-
-    async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
-        self._publish(
-            ServerDown(server, await self._store.read(lambda db: connections_at(db, server, service_id)))
-        )
-
-    async def service_refused(self, server: SmpServer) -> None:
-        await self._logins.refused(server)
-
-    def service_event(self, event: ServiceEvent) -> None:
-        self._publish(event)
 
     # Connections
 
@@ -468,12 +400,7 @@ class DuplexAgent:
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""
 
-        def start(tx: Tx) -> int:
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
-            add_command(tx, connection_id, "join", join_arguments(link, info, pq))
-            return connection_id
-
-        return await self._transact(start)
+        return await self._transact(lambda tx: start_joining(tx, link, info, pq=pq))
 
     async def allow(self, connection_id: int, info: bytes) -> None:
         """Let the one who joined in."""
@@ -515,9 +442,7 @@ class DuplexAgent:
 
         def start(tx: Tx) -> int:
             link = handshake.take_invitation(tx, invitation_id)
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
-            add_command(tx, connection_id, "join", join_arguments(link, info, pq, invitation_id))
-            return connection_id
+            return start_joining(tx, link, info, pq=pq, invitation_id=invitation_id)
 
         return await self._transact(start)
 

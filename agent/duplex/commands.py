@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from agent.duplex import deletion, handshake, links, rotation
-from agent.duplex.delivery import Transact
 from agent.duplex.events import Failed
 from agent.duplex.handshake import Incompatible
 from agent.duplex.outgoing import queue_message
@@ -15,12 +14,14 @@ from agent.duplex.queue_maker import Ask, QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import (
     Command,
+    add_command,
     command_delayed,
     connection,
     drop_command,
+    new_connection,
     receive_queue,
     receive_queues,
     send_queues,
@@ -66,8 +67,8 @@ def waiting_messages(info: Info) -> int:
     return size if isinstance(size, int) else 0
 
 
-def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
-    """What is no text at all is no link either: joining it fails as that of any other wrong link does."""
+def start_joining(tx: Tx, link: str, info: bytes, *, pq: bool, invitation_id: int = 0) -> int:
+    """A new connection. What is no text at all is no link either: joining it fails as any wrong link does."""
     w, encoded = Writer(), link.encode(errors="replace")
     if len(encoded) > MAX_LINK:
         raise Prohibited("the link is too long")
@@ -75,7 +76,9 @@ def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> 
     w.push_bool(pq)
     w.push_large(encoded)
     w.push_bytes(info)
-    return w.value()
+    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
+    add_command(tx, connection_id, "join", w.value())
+    return connection_id
 
 
 class Commands:

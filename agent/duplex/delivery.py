@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from agent.duplex.outgoing import (
     CONFIRMATIONS,
     SWITCHING,
@@ -17,7 +14,7 @@ from agent.duplex.outgoing import (
 )
 from agent.duplex.queue_maker import Ask
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import receive_queues
 from agent.duplex.workers import Wait
 from agent.errors import A_QUEUE, NOT_ACCEPTED, NOT_AVAILABLE
@@ -28,8 +25,6 @@ MESSAGE_TIME = 2 * 86400
 "Seconds for which a message is tried."
 QUOTA_TIME = 7 * 86400
 "The same for a queue that is full."
-
-Transact = Callable[[Callable[[Tx], Any]], Awaitable[Any]]
 
 
 async def attempt(ask: Ask, delivery: Delivery, nonce: bytes) -> RouterFailure | None:

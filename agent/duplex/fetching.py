@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from agent.duplex.delivery import Transact
 from agent.duplex.events import Event, Failed, Fetched
 from agent.duplex.incoming import receive
 from agent.duplex.queue_maker import Ask
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterFailure, RouterRefused
-from agent.duplex.store import DuplexStore
+from agent.duplex.store import DuplexStore, Transact
 from agent.duplex.tables import receive_queue
 from agent.duplex.workers import Wait, Workers
 from protocol.smp_messages import Ack, Get, Msg

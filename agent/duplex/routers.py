@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, Delivered, Owner, Subscriptions
+from agent.duplex.inbox import Delivered, Inbox
+from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, Subscriptions
 from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, first
 from protocol.connection import Received
@@ -28,10 +29,10 @@ Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 class RouterLink:
     """A router: connected when needed, and while we have queues there, always."""
 
-    def __init__(self, server: SmpServer, connect: Connect, owner: Owner) -> None:
+    def __init__(self, server: SmpServer, connect: Connect, inbox: Inbox) -> None:
         self._server = server
         self._connect = connect
-        self._owner = owner
+        self._inbox = inbox
         self._lock = asyncio.Lock()
         self._session: SmpSession | None = None
         self._acks: asyncio.Queue[Request[SmpCommand]] = asyncio.Queue()
@@ -77,7 +78,9 @@ class RouterLink:
 
     async def _serve(self, session: SmpSession) -> None:
         self._unacknowledged.clear()
-        self._subscriptions = subscriptions = Subscriptions(self._server, session, self._owner, self._balance)
+        self._subscriptions = subscriptions = Subscriptions(
+            self._server, session, self._inbox, self._received, self._balance
+        )
         async with TaskGroup() as tasks:
             work = [
                 tasks.create_task(subscriptions.run(), name=f"subscriptions at {self._server.hosts[0]}"),
@@ -103,12 +106,15 @@ class RouterLink:
                 for ack, answer in zip(acks, answers, strict=True)
                 if isinstance(answer, Msg)
             ]
-            if following:
-                await self._owner.received(self._server, following)
+            await self._received(following)
             if any(isinstance(answer, ClientError) for answer in answers):
                 # The router waits for an ACK that got lost, or we for a message that came with its answer.
                 await session.close()
                 return
+
+    async def _received(self, messages: Sequence[Delivered]) -> None:
+        if messages:
+            await self._inbox.received(self._server, messages, self.acknowledge)
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [
@@ -116,11 +122,10 @@ class RouterLink:
             for event in events
             if isinstance(event.message, Msg) and self._is_expected(event.entity_id)
         ]
-        if messages:
-            await self._owner.received(self._server, messages)
+        await self._received(messages)
         ended = [event.entity_id for event in events if isinstance(event.message, End)]
         if ended:
-            await self._owner.ended(self._server, ended)
+            await self._inbox.ended(self._server, ended)
         for event in events:
             if isinstance(event.message, Ends) and self._subscriptions is not None:
                 self._subscriptions.service_ended(event.message.queues)

@@ -8,7 +8,7 @@ is used that was not stored before.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,8 @@ class Tx:
 
 
 Change = Callable[[Tx], T]
+Transact = Callable[[Change[Any]], Awaitable[Any]]
+"Runs a change, and acts on what follows from it."
 
 
 class DuplexStore:

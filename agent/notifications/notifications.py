@@ -13,10 +13,9 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from agent.duplex.delivery import Transact
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
-from agent.duplex.store import DuplexStore, Tx
+from agent.duplex.store import DuplexStore, Transact, Tx
 from agent.duplex.tables import connection, receive_queue, set_connection
 from agent.duplex.workers import Wait, Workers
 from agent.notifications import rows

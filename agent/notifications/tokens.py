@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from agent.duplex.delivery import Transact
 from agent.duplex.replies import RouterRefused
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.errors import BadPush, Prohibited
 from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, DeletedToken, Mode, Token, TokenAction
 from agent.notifications.rows import (

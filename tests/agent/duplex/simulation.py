@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.commands import Commands, join_arguments
+from agent.duplex.commands import Commands, start_joining
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
     Confirmed,
@@ -29,16 +29,14 @@ from agent.duplex.events import (
 from agent.duplex.incoming import acknowledge, receive, unacknowledged
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
-from agent.duplex.records import ConnectionKind, ReceiveQueue
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import (
-    add_command,
     connection,
     connections,
-    new_connection,
     next_command,
     receive_queues,
     send_queues,
@@ -393,9 +391,7 @@ class Party:
 
 
 def _start_join(tx: Tx, link: str, invitation_id: int = 0) -> int:
-    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
-    add_command(tx, connection_id, "join", join_arguments(link, b"me", False, invitation_id))
-    return connection_id
+    return start_joining(tx, link, b"me", pq=False, invitation_id=invitation_id)
 
 
 def connected_parties() -> tuple[Party, Party]:
