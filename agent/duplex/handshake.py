@@ -328,13 +328,20 @@ def _is_joined(db: sqlite3.Connection, link: str) -> bool:
     return db.execute(sql, (str(queue.server), queue.sender_id)).fetchone() is not None
 
 
+def _of_waiting(tx: Tx, change: str, invitation_id: int) -> None:
+    if not tx.db.execute(f"{change} WHERE invitation_id = ? AND NOT accepted", (invitation_id,)).rowcount:
+        raise Prohibited("there is no such request, or it was accepted")
+
+
 def take_invitation(tx: Tx, invitation_id: int) -> str:
     """The link of somebody's request, which is accepted now."""
-    sql = "UPDATE invitations SET accepted = 1 WHERE invitation_id = ? AND NOT accepted"
-    if not tx.db.execute(sql, (invitation_id,)).rowcount:
-        raise Prohibited("there is no such request, or it was accepted")
+    _of_waiting(tx, "UPDATE invitations SET accepted = 1", invitation_id)
     sql = "SELECT link FROM invitations WHERE invitation_id = ?"
     return str(tx.db.execute(sql, (invitation_id,)).fetchone()["link"])
+
+
+def reject_invitation(tx: Tx, invitation_id: int) -> None:
+    _of_waiting(tx, "DELETE FROM invitations", invitation_id)
 
 
 def invitation_joined(tx: Tx, invitation_id: int, *, success: bool) -> None:
@@ -343,9 +350,3 @@ def invitation_joined(tx: Tx, invitation_id: int, *, success: bool) -> None:
         tx.db.execute("DELETE FROM invitations WHERE invitation_id = ?", (invitation_id,))
     else:
         tx.db.execute("UPDATE invitations SET accepted = 0 WHERE invitation_id = ?", (invitation_id,))
-
-
-def reject_invitation(tx: Tx, invitation_id: int) -> None:
-    sql = "DELETE FROM invitations WHERE invitation_id = ? AND NOT accepted"
-    if not tx.db.execute(sql, (invitation_id,)).rowcount:
-        raise Prohibited("there is no such request, or it was accepted")

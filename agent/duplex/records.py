@@ -70,32 +70,38 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveQueue:
+class Queue:
+    """What both sides of a queue have."""
+
     queue_id: int
     connection_id: int
     server: SmpServer
-    recipient_id: EntityId = field(repr=False)
-    recipient_key: Ed25519PrivateKey
-    router_secret: bytes = field(repr=False)
-    e2e_key: X25519PrivateKey
-    e2e_secret: bytes | None = field(repr=False)
-    "Agreed with the sender; missing until the first message."
     sender_id: EntityId = field(repr=False)
-    sender_key: AuthPublicKey | None = field(repr=False)
-    "For KEY, if the sender cannot secure the queue."
+    e2e_key: X25519PrivateKey
     status: QueueStatus
     client_version: int
     mode: QueueMode | None
     is_primary: bool
     replaces: int | None
-    switch: RcvSwitch | None
-    deleting: bool
-    service_id: EntityId | None = field(default=None, repr=False)
-    "Which service of ours the router counts it to."
 
     @property
     def address(self) -> QueueAddress:
         return QueueAddress(self.server, self.sender_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveQueue(Queue):
+    recipient_id: EntityId = field(repr=False)
+    recipient_key: Ed25519PrivateKey
+    router_secret: bytes = field(repr=False)
+    e2e_secret: bytes | None = field(repr=False)
+    "Agreed with the sender; missing until the first message."
+    sender_key: AuthPublicKey | None = field(repr=False)
+    "For KEY, if the sender cannot secure the queue."
+    switch: RcvSwitch | None
+    deleting: bool
+    service_id: EntityId | None = field(default=None, repr=False)
+    "Which service of ours the router counts it to."
 
     def request(self, command: SmpCommand) -> Request[SmpCommand]:
         """As the recipient."""
@@ -103,25 +109,11 @@ class ReceiveQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendQueue:
-    queue_id: int
-    connection_id: int
-    server: SmpServer
-    sender_id: EntityId = field(repr=False)
+class SendQueue(Queue):
     auth_key: X25519PrivateKey
     "Authenticators made with it can be denied, signatures could not."
-    e2e_key: X25519PrivateKey
     e2e_secret: bytes = field(repr=False)
-    status: QueueStatus
-    client_version: int
-    mode: QueueMode | None
-    is_primary: bool
-    replaces: int | None
     switch: SndSwitch | None
-
-    @property
-    def address(self) -> QueueAddress:
-        return QueueAddress(self.server, self.sender_id)
 
     @property
     def sender_secures(self) -> bool:

@@ -16,7 +16,6 @@ from agent.duplex.records import (
     QueueStatus,
     RcvSwitch,
     ReceiveQueue,
-    SendQueue,
     SndSwitch,
 )
 from agent.duplex.store import Tx
@@ -100,7 +99,7 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
     """QKEY: the sender's keys for the new queue."""
     info, sender_key = message.queues[0].queue, message.queues[0].sender_key
     queues = [queue for queue in receive_queues(tx.db, conn.connection_id) if not queue.deleting]
-    new: ReceiveQueue | None = find_address(queues, QueueAddress(info.server, info.sender_id))
+    new = find_address(queues, QueueAddress(info.server, info.sender_id))
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     if new.status not in (QueueStatus.NEW, QueueStatus.CONFIRMED):
@@ -168,7 +167,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
         raise PeerFault(A_QUEUE, "address is used already")
     if replaced is None:
         raise PeerFault(A_QUEUE, "replaces nothing")
-    old: SendQueue | None = find_address(queues, replaced)
+    old = find_address(queues, replaced)
     version = SMP_CLIENT_VERSIONS.common(offered.versions)
     if old is None:
         raise PeerFault(A_QUEUE, "replaced queue not found")
@@ -191,7 +190,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
 def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
     """QUSE: try the new queue, after what the old one has not taken yet: that is dropped with the old one."""
     queues = send_queues(tx.db, conn.connection_id)
-    new: SendQueue | None = find_address(queues, message.queues[0].address)
+    new = find_address(queues, message.queues[0].address)
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     old = next((queue for queue in queues if queue.queue_id == new.replaces), None)

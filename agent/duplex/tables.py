@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from agent.duplex.mapping import Table
-from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue, SendQueue
+from agent.duplex.records import Connection, ConnectionKind, Queue, ReceiveQueue, SendQueue
 from agent.duplex.store import Strand, Tx, insert, update
 from agent.errors import NoConnection
 from agent.notifications.rows import follow_wishes
@@ -16,6 +17,9 @@ from protocol.agent.messages import QueueAddress
 from protocol.agent.retry import FAST, Retry
 from protocol.agent.versions import AGENT_VERSIONS
 from protocol.encoding import EntityId
+
+AnyQueue = TypeVar("AnyQueue", bound=Queue)
+
 
 # Connections
 
@@ -109,7 +113,7 @@ def receiving_servers(db: sqlite3.Connection) -> list[SmpServer]:
     return [parse_smp_server(server) for (server,) in db.execute(sql)]
 
 
-def find_address(queues: list[Any], address: QueueAddress) -> Any:
+def find_address(queues: Sequence[AnyQueue], address: QueueAddress) -> AnyQueue | None:
     """The queue at this address; a router is the same in any spelling."""
     wanted = (address.server.canonical, address.sender_id)
     return next((queue for queue in queues if (queue.server.canonical, queue.sender_id) == wanted), None)

@@ -10,7 +10,7 @@ id,     any; other device TRPL, and wait for a new verification push
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.duplex.replies import RouterRefused
@@ -54,8 +54,7 @@ class Tokens:
         """Make the server know this device, in this mode. Safe to call at every start of an app."""
         if not MIN_PERIOD <= period <= MAX_PERIOD:
             raise Prohibited(f"the period is {MIN_PERIOD} to {MAX_PERIOD} minutes")
-        wish = Wish(device_token, mode, server, period)
-        token: Token = await self._transact(wish.store)
+        token: Token = await self._transact(Wish(device_token, mode, server, period).store)
         if token.device_token != device_token:
             return await self._replaced(token, device_token)
         if token.action is TokenAction.CHECK:
@@ -190,25 +189,27 @@ class Tokens:
         return result
 
 
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What the application asks for, and what that makes of the token that is there."""
 
-    def __init__(self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int) -> None:
-        self._device_token, self._mode = device_token, mode
-        self._server, self._period = server, period
+    device_token: DeviceToken
+    mode: Mode
+    server: NtfServer
+    period: int
 
     def store(self, tx: Tx) -> Token:
         """With the device token that its server knows; if that is another, it is to be replaced there."""
         saved = token_of(tx.db)
-        if saved is not None and saved.server != self._server:
+        if saved is not None and saved.server != self.server:
             give_up_token(tx, saved)
             saved = None
-        token = self._new(tx) if saved is None else replace(saved, mode=self._mode, period=self._period)
+        token = self._new(tx) if saved is None else replace(saved, mode=self.mode, period=self.period)
         if token.token_id is None:
-            if token.device_token != self._device_token:
+            if token.device_token != self.device_token:
                 delete_at_server(tx, token)
-            token = replace(token, device_token=self._device_token, action=TokenAction.REGISTER)
-        elif token.action is None and token.device_token == self._device_token:
+            token = replace(token, device_token=self.device_token, action=TokenAction.REGISTER)
+        elif token.action is None and token.device_token == self.device_token:
             token = replace(token, action=TokenAction.REGISTER)
         put_token(tx, token)
         follow_wishes(tx)
@@ -216,10 +217,10 @@ class Wish:
 
     def _new(self, tx: Tx) -> Token:
         return Token(
-            server=self._server,
-            device_token=self._device_token,
-            mode=self._mode,
-            period=self._period,
+            server=self.server,
+            device_token=self.device_token,
+            mode=self.mode,
+            period=self.period,
             auth_key=tx.secrets.ed25519(),
             dh_key=tx.secrets.x25519(),
         )
