@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.duplex import deletion, handshake, rotation, synchronisation
-from agent.duplex.commands import Commands, start_joining
+from agent.duplex.commands import CommandRunner, start_joining
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import Event, MessageReceived, ReceiptsReceived
 from agent.duplex.fetching import Fetches
@@ -52,7 +52,7 @@ from agent.duplex.tables import (
     receiving_servers,
     unfinished,
 )
-from agent.duplex.workers import Wait, Workers
+from agent.duplex.workers import Wait, WorkerTasks
 from agent.errors import AgentError, Prohibited
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
@@ -142,9 +142,13 @@ class DuplexAgent:
         self._inbox = Inbox(store, self._transact, self._publish, self._room.wait, self._start, logins)
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
-        self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
-        self._command_workers: Workers[Strand] = Workers("commands of connection", tasks, self._command_step)
-        self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
+        self._commands = CommandRunner(self._transact, self._ask, self._maker, self._secrets)
+        self._command_workers: WorkerTasks[Strand] = WorkerTasks(
+            "commands of connection", tasks, self._command_step
+        )
+        self._delivery_workers: WorkerTasks[int] = WorkerTasks(
+            "deliveries to queue", tasks, self._delivery_step
+        )
         self._fetches = Fetches(tasks, store, self._transact, self._ask, self._publish, self._room.wait)
         self._ntf_sessions = NtfSessions(self._connect_ntf)
         self.notifications = Notifications(

@@ -16,7 +16,7 @@ from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import (
-    Command,
+    StoredCommand,
     add_command,
     command_delayed,
     connection,
@@ -81,7 +81,7 @@ def start_joining(tx: Tx, link: str, info: bytes, *, pq: bool, invitation_id: in
     return connection_id
 
 
-class Commands:
+class CommandRunner:
     """One command at a time; `ask` and `transact` raise what went wrong."""
 
     def __init__(self, transact: Transact, ask: Ask, maker: QueueMaker, secrets: Secrets) -> None:
@@ -89,7 +89,7 @@ class Commands:
         self._ask = ask
         self._maker = maker
         self._secrets = secrets
-        self._handlers: dict[str, Callable[[Command], Awaitable[None]]] = {
+        self._handlers: dict[str, Callable[[StoredCommand], Awaitable[None]]] = {
             "join": self._join,
             "allow": self._allow,
             "secure": self._secure,
@@ -99,7 +99,7 @@ class Commands:
             deletion.DELETE: self._delete,
         }
 
-    async def run(self, command: Command, wait: Wait) -> None:
+    async def run(self, command: StoredCommand, wait: Wait) -> None:
         """Network failures are waited for as long as they last; anything else ends the command."""
         error: str | None = None
         try:
@@ -120,7 +120,7 @@ class Commands:
 
     # Handshakes
 
-    async def _join(self, command: Command) -> None:
+    async def _join(self, command: StoredCommand) -> None:
         r = Reader(command.arguments)
         r.pull_int64()
         pq, text, info = r.pull_bool(), r.pull_large().decode(), r.pull_tail()
@@ -213,14 +213,14 @@ class Commands:
         await self._ask(queue.server, Request(queue.sender_id, Skey(queue.auth_key.public), queue.auth_key))
         await self._transact(lambda tx: set_send_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
 
-    async def _allow(self, command: Command) -> None:
+    async def _allow(self, command: StoredCommand) -> None:
         connection_id = command.connection_id
         sending, receiving = await self._transact(lambda tx: handshake.start_answer(tx, connection_id))
         await self._secure_receiving(receiving)
         await self._secure_sending(sending)
         await self._transact(lambda tx: handshake.answer(tx, connection_id, command.arguments))
 
-    async def _secure(self, command: Command) -> None:
+    async def _secure(self, command: StoredCommand) -> None:
         """The creator has answered with a key: secure our queue for him, then say so."""
 
         def hello(tx: Tx) -> None:
@@ -240,7 +240,7 @@ class Commands:
 
     # Rotation
 
-    async def _switch(self, command: Command) -> None:
+    async def _switch(self, command: StoredCommand) -> None:
         connection_id = command.connection_id
         queues = await self._transact(lambda tx: receive_queues(tx.db, connection_id))
         theirs = await self._transact(lambda tx: send_queues(tx.db, connection_id))
@@ -251,7 +251,7 @@ class Commands:
         new = await self._maker.make(server, QueueMode.MESSAGING, replaces=old.queue_id)
         await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
 
-    async def _secure_new(self, command: Command) -> None:
+    async def _secure_new(self, command: StoredCommand) -> None:
         queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None or queue.deleting or queue.sender_key is None:
             return
@@ -263,7 +263,7 @@ class Commands:
 
         await self._transact(secured)
 
-    async def _delete_queue(self, command: Command) -> None:
+    async def _delete_queue(self, command: StoredCommand) -> None:
         queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None:
             return
@@ -285,7 +285,7 @@ class Commands:
         if isinstance(answer, Info) and waiting_messages(answer):
             raise TemporaryFailure("messages are still to be read")
 
-    async def _delete_at_router(self, queue: ReceiveQueue, command: Command) -> None:
+    async def _delete_at_router(self, queue: ReceiveQueue, command: StoredCommand) -> None:
         """What the router refuses is gone there; one that does not answer is forgotten after some time."""
         try:
             await self._ask(queue.server, queue.request(Del()))
@@ -297,7 +297,7 @@ class Commands:
 
     # The end
 
-    async def _delete(self, command: Command) -> None:
+    async def _delete(self, command: StoredCommand) -> None:
         connection_id, until = command.connection_id, command.number
         if await self._transact(lambda tx: tx.now < until and deletion.is_pending(tx.db, connection_id)):
             raise TemporaryFailure("messages are still to be sent")
@@ -306,7 +306,7 @@ class Commands:
         await self._transact(lambda tx: deletion.forget(tx, connection_id))
 
 
-def _finish(tx: Tx, command: Command, error: str | None) -> None:
+def _finish(tx: Tx, command: StoredCommand, error: str | None) -> None:
     drop_command(tx, command.command_id)
     if command.kind == "join":
         handshake.invitation_joined(tx, Reader(command.arguments).pull_int64(), success=error is None)

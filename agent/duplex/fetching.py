@@ -12,7 +12,7 @@ from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterFailure, RouterRefused
 from agent.duplex.store import DuplexStore, Transact
 from agent.duplex.tables import receive_queue
-from agent.duplex.workers import Wait, Workers
+from agent.duplex.workers import Wait, WorkerTasks
 from protocol.smp_messages import Ack, Get, Msg
 from transport.cancellation import TaskGroup
 
@@ -37,7 +37,7 @@ class Fetches:
         self._acks: dict[int, bytes] = {}
         "The message of a queue that is dealt with, and its router is not told yet."
         self._unread: set[int] = set()
-        self._workers: Workers[int] = Workers("reading of queue", tasks, self._step)
+        self._workers: WorkerTasks[int] = WorkerTasks("reading of queue", tasks, self._step)
         self.idle = self._workers.idle
 
     def start(self, queue_ids: Iterable[int]) -> None:

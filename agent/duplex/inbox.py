@@ -27,7 +27,7 @@ class Delivered(NamedTuple):
     message: Msg
 
 
-class Subscribed(NamedTuple):
+class SubscribedQueue(NamedTuple):
     queue: ReceiveQueue
     service_id: EntityId | None
     "To which service the router counts it now."
@@ -87,7 +87,7 @@ class Inbox:
         for ack in acks:
             acknowledge(ack)
 
-    async def subscribed(self, server: SmpServer, queues: Sequence[Subscribed]) -> None:
+    async def subscribed(self, server: SmpServer, queues: Sequence[SubscribedQueue]) -> None:
         changed = [(queue.queue_id, at) for queue, at in queues if queue.service_id != at]
         if changed:
             await self._transact(lambda tx: set_queue_services(tx, changed))

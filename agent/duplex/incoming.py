@@ -91,13 +91,10 @@ def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> bool
     try:
         with tx.attempt():
             return _receive(tx, conn, queue, msg)
-    except PeerFault as fault:
-        tx.events.append(Failed(conn.connection_id, str(fault)))
     except DecodeError:
-        tx.events.append(Failed(conn.connection_id, A_MESSAGE))
-    except AgentError as error:
-        tx.events.append(Failed(conn.connection_id, f"{A_PROHIBITED} {error}"))
-    return True
+        return _report(tx, conn, A_MESSAGE)
+    except (PeerFault, AgentError) as error:
+        return _report(tx, conn, _words(error))
 
 
 def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
@@ -190,10 +187,13 @@ def _ratchet_message(
     try:
         with tx.attempt():
             return received.take(tx)
-    except PeerFault as fault:  # the ratchet has moved on all the same
-        return _report(tx, conn, str(fault))
-    except AgentError as error:  # we cannot answer it: not now, or not in one message
-        return _report(tx, conn, f"{A_PROHIBITED} {error}")
+    except (PeerFault, AgentError) as error:  # the ratchet has moved on all the same
+        return _report(tx, conn, _words(error))
+
+
+def _words(error: PeerFault | AgentError) -> str:
+    """Of the peer's fault; or we cannot answer it: not now, or not in one message."""
+    return str(error) if isinstance(error, PeerFault) else f"{A_PROHIBITED} {error}"
 
 
 def _report(tx: Tx, conn: Connection, error: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from agent.duplex.inbox import Delivered, Inbox
-from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, Subscriptions
+from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, SessionSubscriptions
 from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, first
 from protocol.connection import Received
@@ -39,7 +39,7 @@ class RouterLink:
         self._unacknowledged: set[EntityId] = set()
         "Queues with a message that this session has brought: a router has to wait with their next."
         self._balance = ServiceBalance()
-        self._subscriptions: Subscriptions | None = None
+        self._subscriptions: SessionSubscriptions | None = None
 
     async def request(self, request: Request[SmpCommand], corr_id: CorrId | None = None) -> SmpMessage:
         """The answer to one command; raises `ClientError` if there is none."""
@@ -78,7 +78,7 @@ class RouterLink:
 
     async def _serve(self, session: SmpSession) -> None:
         self._unacknowledged.clear()
-        self._subscriptions = subscriptions = Subscriptions(
+        self._subscriptions = subscriptions = SessionSubscriptions(
             self._server, session, self._inbox, self._received, self._balance
         )
         async with TaskGroup() as tasks:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
 from agent.duplex.events import ServiceAll, ServiceDown, ServiceEnd, ServiceUp
-from agent.duplex.inbox import Delivered, Inbox, Subscribed
+from agent.duplex.inbox import Delivered, Inbox, SubscribedQueue
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterFailure, TemporaryFailure, answer_to, failure_of
 from protocol.addresses import SmpServer
@@ -32,7 +32,7 @@ class Bulk(Enum):
     ACTIVE = "the router has confirmed it"
 
 
-class Subscriptions:
+class SessionSubscriptions:
     """Of one session. Another session has another object: no answer of an old one counts in a new one."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Subscriptions:
             await self._refused()
             return []
         done = [
-            Subscribed(queue, answer.service_id if isinstance(answer, Sok) else None)
+            SubscribedQueue(queue, answer.service_id if isinstance(answer, Sok) else None)
             for queue, answer in answers
             if not isinstance(answer, Err | ClientError)
         ]

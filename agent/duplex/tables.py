@@ -123,7 +123,7 @@ def find_address(queues: Sequence[AnyQueue], address: QueueAddress) -> AnyQueue 
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class StoredCommand:
     command_id: int
     connection_id: int
     kind: str
@@ -153,18 +153,18 @@ def add_command(
     tx.commands.add(Strand(connection_id, queue_id))
 
 
-def next_command(db: sqlite3.Connection, strand: Strand) -> Command | None:
+def next_command(db: sqlite3.Connection, strand: Strand) -> StoredCommand | None:
     sql = "SELECT * FROM commands WHERE connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1"
     row = db.execute(sql, strand).fetchone()
     if row is None:
         return None
     retry = Retry(row["delay"], row["elapsed"])
-    return Command(
+    return StoredCommand(
         row["command_id"], row["connection_id"], row["kind"], row["arguments"], retry, row["attempts"]
     )
 
 
-def command_delayed(tx: Tx, command: Command) -> None:
+def command_delayed(tx: Tx, command: StoredCommand) -> None:
     retry = command.retry.next(FAST)
     values = {"delay": retry.delay, "elapsed": retry.elapsed, "attempts": command.attempts + 1}
     update(tx.db, "commands", "command_id", command.command_id, **values)

@@ -56,7 +56,7 @@ Step = Callable[[Key, Wait], Awaitable[bool]]
 "Does one thing for a key; False if there was nothing to do."
 
 
-class Workers(Generic[Key]):
+class WorkerTasks(Generic[Key]):
     """`idle` is set while nobody works; with `rest_is_idle`, also while all wait for another attempt."""
 
     def __init__(self, name: str, tasks: TaskGroup, step: Step[Key], *, rest_is_idle: bool = False) -> None:

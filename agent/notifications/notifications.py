@@ -17,7 +17,7 @@ from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
 from agent.duplex.store import DuplexStore, Transact, Tx
 from agent.duplex.tables import connection, receive_queue, set_connection
-from agent.duplex.workers import Wait, Workers
+from agent.duplex.workers import Wait, WorkerTasks
 from agent.notifications import rows
 from agent.notifications.pushes import (
     CheckPush,
@@ -79,7 +79,9 @@ class Notifications:
         self._after_server = after_server(config)
         self._tokens = Tokens(transact, sessions)
         self._tasks = tasks
-        self._workers: Workers[str] = Workers("notifications at", tasks, self._step, rest_is_idle=True)
+        self._workers: WorkerTasks[str] = WorkerTasks(
+            "notifications at", tasks, self._step, rest_is_idle=True
+        )
         self._replanned = asyncio.Event()
         self.idle = self._workers.idle
 

@@ -72,7 +72,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletedToken:
+class GivenUpToken:
     """A token that the server does not know yet to be given up."""
 
     key: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.duplex.mapping import Table
 from agent.duplex.store import Tx, insert
-from agent.notifications.records import DeletedToken, Mode, SubAction, Subscription, Token, TokenAction
+from agent.notifications.records import GivenUpToken, Mode, SubAction, Subscription, Token, TokenAction
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.crypto import Ed25519PrivateKey, X25519PublicKey
 from protocol.device_token import decode_device_token, encode_device_token
@@ -57,22 +57,22 @@ def delete_at_server(tx: Tx, token: Token) -> None:
     tx.notifications.add(str(token.server))
 
 
-def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[DeletedToken]:
+def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[GivenUpToken]:
     sql = "SELECT * FROM deleted_ntf_tokens WHERE server = ? ORDER BY key"
     return [_deleted_token(row) for row in db.execute(sql, (str(server),))]
 
 
-def _deleted_token(row: Any) -> DeletedToken:
+def _deleted_token(row: Any) -> GivenUpToken:
     auth_key, registration = Ed25519PrivateKey(row["auth_key"]), None
     if row["token_id"] is None:
         device_token, dh_key = decode_device_token(row["device_token"]), X25519PublicKey(row["dh_public_key"])
         registration = Tnew(device_token, auth_key.public, dh_key)
-    return DeletedToken(
+    return GivenUpToken(
         key=row["key"], auth_key=auth_key, token_id=row["token_id"], registration=registration
     )
 
 
-def drop_deleted_token(tx: Tx, deleted: DeletedToken) -> None:
+def drop_deleted_token(tx: Tx, deleted: GivenUpToken) -> None:
     tx.db.execute("DELETE FROM deleted_ntf_tokens WHERE key = ?", (deleted.key,))
 
 

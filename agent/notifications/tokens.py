@@ -16,7 +16,7 @@ from typing import Any
 from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Transact, Tx
 from agent.errors import BadPush, Prohibited
-from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, DeletedToken, Mode, Token, TokenAction
+from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, GivenUpToken, Mode, Token, TokenAction
 from agent.notifications.rows import (
     delete_at_server,
     drop_token,
@@ -83,7 +83,7 @@ class Tokens:
             except RouterRefused:
                 await self._advance(token, action=None)
 
-    async def delete(self, server: NtfServer, token: DeletedToken) -> None:
+    async def delete(self, server: NtfServer, token: GivenUpToken) -> None:
         """At its server. What that refuses is gone there."""
         with suppress(RouterRefused):
             token_id = token.token_id

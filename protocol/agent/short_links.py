@@ -25,7 +25,7 @@ class LinkKind(Enum):
     RELAY = "r"
 
 
-class Scheme(Enum):
+class LinkScheme(Enum):
     SIMPLEX = "simplex"
     HTTPS = "https"
     "The first host is the authority: a web page there can tell what to do with the link."
@@ -39,11 +39,11 @@ class ShortLink:
     link_key: bytes = field(repr=False)
     link_id: EntityId | None = field(default=None, repr=False)
     "Of an invitation; an address has the id that its key gives."
-    scheme: Scheme = Scheme.SIMPLEX
+    scheme: LinkScheme = LinkScheme.SIMPLEX
 
     def __str__(self) -> str:
         hosts, where = self.server.hosts, "simplex:"
-        if self.scheme is Scheme.HTTPS:
+        if self.scheme is LinkScheme.HTTPS:
             hosts, where = hosts[1:], f"https://{hosts[0]}"
         keys = [self.link_key] if self.link_id is None else [self.link_id, self.link_key]
         values = {"h": ",".join(hosts), "p": self.server.port, "c": _bare(self.server.key_hash)}
@@ -73,7 +73,7 @@ def parse_short_link(text: str) -> ShortLink:
             _server(host, split_query(query or "")),
             parse_bytes(link_key),
             None if link_id is None else EntityId(parse_bytes(link_id)),
-            Scheme.HTTPS if host else Scheme.SIMPLEX,
+            LinkScheme.HTTPS if host else LinkScheme.SIMPLEX,
         )
     )
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.commands import Commands, start_joining
+from agent.duplex.commands import CommandRunner, start_joining
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
     Confirmed,
@@ -170,7 +170,7 @@ class Party:
         self._now = 0
         secrets = Secrets()
         self._maker = QueueMaker(SERVERS, secrets, self._ask, subscribe=True)
-        self._commands = Commands(self._transact, self._ask, self._maker, secrets)
+        self._commands = CommandRunner(self._transact, self._ask, self._maker, secrets)
 
     # Where it can die
 
