@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from agent.duplex import deletion, handshake, links, rotation
 from agent.duplex.events import Failed
-from agent.duplex.handshake import Incompatible
 from agent.duplex.outgoing import queue_message
 from agent.duplex.queue_maker import Ask, QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
@@ -108,8 +107,6 @@ class CommandRunner:
             await self._transact(lambda tx: command_delayed(tx, command))
             await wait.sleep(command.retry.seconds)
             return
-        except Incompatible:
-            error = A_VERSION
         except (DecodeError, LinkError):
             error = A_LINK
         except NoConnection:
@@ -177,7 +174,7 @@ class CommandRunner:
         agent_version = AGENT_VERSIONS.common(request.agent_versions)
         client_version = SMP_CLIENT_VERSIONS.common(address.versions)
         if agent_version is None or client_version is None:
-            raise Incompatible
+            raise Prohibited(A_VERSION)
         if await self._kind(connection_id) is ConnectionKind.NEW:
             queue = await self._maker.make(self._maker.choose([address.server]), QueueMode.MESSAGING)
             with_pq = pq and agent_version >= AGENT_PQ

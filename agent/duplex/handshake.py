@@ -41,10 +41,6 @@ MAX_INVITATIONS = 1000
 "Requests to one address that wait for an answer; more are refused."
 
 
-class Incompatible(Exception):
-    """The versions of link and agent do not overlap."""
-
-
 # The creator
 
 
@@ -86,7 +82,7 @@ def start_join(
     e2e_version = E2E_VERSIONS.common(request.e2e.versions)
     client_version = SMP_CLIENT_VERSIONS.common(request.queues[0].versions)
     if agent_version is None or e2e_version is None or client_version is None:
-        raise Incompatible
+        raise Prohibited(A_VERSION)
     pq = pq and pq_possible(agent_version, e2e_version)
     theirs, keys = request.e2e.at(e2e_version), tx.secrets.e2e_keys(pq=False)
     kem = joiner_kem(theirs, pq, e2e_version, tx.secrets)

@@ -11,9 +11,15 @@ from operator import attrgetter, or_
 from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
-from agent.duplex.store import Tx, insert, update
+from agent.duplex.store import Tx, insert
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.crypto import AuthPublicKey, Ed25519PrivateKey, X25519PrivateKey, decode_public_key
+from protocol.crypto import (
+    AuthPublicKey,
+    Ed25519PrivateKey,
+    X25519PrivateKey,
+    X25519PublicKey,
+    decode_public_key,
+)
 from protocol.device_token import DeviceToken, decode_device_token, encode_device_token
 from protocol.smp_messages import QueueMode
 
@@ -31,6 +37,7 @@ _FORMS: dict[Any, SqlForm] = {
     NtfServer: SqlForm(str, parse_ntf_server),
     Ed25519PrivateKey: SqlForm(attrgetter("seed"), Ed25519PrivateKey),
     X25519PrivateKey: SqlForm(attrgetter("raw"), X25519PrivateKey),
+    X25519PublicKey: SqlForm(attrgetter("raw"), X25519PublicKey),
     AuthPublicKey: SqlForm(attrgetter("der"), decode_public_key),
     DeviceToken: SqlForm(encode_device_token, decode_device_token),
     QueueMode: SqlForm(lambda mode: mode.value.decode(), lambda text: QueueMode(text.encode())),
@@ -71,8 +78,9 @@ class Table(Generic[Record]):
         return insert(tx.db, self._name, **values, **others)
 
     def set(self, tx: Tx, key: int, **values: Any) -> None:
-        written = {name: self._written(name, value) for name, value in values.items()}
-        update(tx.db, self._name, self._key, key, **written)
+        written = [self._written(name, value) for name, value in values.items()]
+        changes = ", ".join(f"{name} = ?" for name in values)
+        tx.db.execute(f"UPDATE {self._name} SET {changes} WHERE {self._key} = ?", (*written, key))
 
     def drop(self, tx: Tx, key: int) -> None:
         tx.db.execute(f"DELETE FROM {self._name} WHERE {self._key} = ?", (key,))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from agent.duplex.mapping import Table
 from agent.duplex.records import Connection, ConnectionKind, Queue, ReceiveQueue, SendQueue
-from agent.duplex.store import Strand, Tx, insert, update
+from agent.duplex.store import Strand, Tx, insert
 from agent.errors import NoConnection
 from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
@@ -122,14 +122,20 @@ def find_address(queues: Sequence[AnyQueue], address: QueueAddress) -> AnyQueue 
 # Commands: what has to be done over the network, in order per connection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCommand:
-    command_id: int
+    command_id: int = 0
     connection_id: int
+    queue_id: int
     kind: str
     arguments: bytes = field(repr=False)
-    retry: Retry
-    attempts: int
+    delay: int = FAST.initial
+    elapsed: int = 0
+    attempts: int = 0
+
+    @property
+    def retry(self) -> Retry:
+        return Retry(self.delay, self.elapsed)
 
     @property
     def number(self) -> int:
@@ -137,41 +143,27 @@ class StoredCommand:
         return int.from_bytes(self.arguments, "big")
 
 
+_COMMANDS = Table("commands", StoredCommand, "command_id", numbered=True)
+drop_command = _COMMANDS.drop
+
+
 def add_command(
     tx: Tx, connection_id: int, kind: str, arguments: bytes | int = b"", *, queue_id: int = 0
 ) -> None:
     """With a `queue_id` it waits for no other command of the connection, and none waits for it."""
-    insert(
-        tx.db,
-        "commands",
-        connection_id=connection_id,
-        queue_id=queue_id,
-        kind=kind,
-        arguments=arguments.to_bytes(8, "big") if isinstance(arguments, int) else arguments,
-        delay=FAST.initial,
-    )
+    data = arguments.to_bytes(8, "big") if isinstance(arguments, int) else arguments
+    command = StoredCommand(connection_id=connection_id, queue_id=queue_id, kind=kind, arguments=data)
+    _COMMANDS.add(tx, command)
     tx.commands.add(Strand(connection_id, queue_id))
 
 
 def next_command(db: sqlite3.Connection, strand: Strand) -> StoredCommand | None:
-    sql = "SELECT * FROM commands WHERE connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1"
-    row = db.execute(sql, strand).fetchone()
-    if row is None:
-        return None
-    retry = Retry(row["delay"], row["elapsed"])
-    return StoredCommand(
-        row["command_id"], row["connection_id"], row["kind"], row["arguments"], retry, row["attempts"]
-    )
+    return _COMMANDS.one(db, "connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1", *strand)
 
 
 def command_delayed(tx: Tx, command: StoredCommand) -> None:
-    retry = command.retry.next(FAST)
-    values = {"delay": retry.delay, "elapsed": retry.elapsed, "attempts": command.attempts + 1}
-    update(tx.db, "commands", "command_id", command.command_id, **values)
-
-
-def drop_command(tx: Tx, command_id: int) -> None:
-    tx.db.execute("DELETE FROM commands WHERE command_id = ?", (command_id,))
+    retry, attempts = command.retry.next(FAST), command.attempts + 1
+    _COMMANDS.set(tx, command.command_id, delay=retry.delay, elapsed=retry.elapsed, attempts=attempts)
 
 
 def unfinished(db: sqlite3.Connection) -> tuple[set[Strand], set[int]]:

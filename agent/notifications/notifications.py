@@ -12,6 +12,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
@@ -76,7 +77,7 @@ class Notifications:
         self._sessions = sessions
         self._fetch = fetch
         self._now = now
-        self._after_server = after_server(config)
+        self._after_server = partial(after_server, config)
         self._tokens = Tokens(transact, sessions)
         self._tasks = tasks
         self._workers: WorkerTasks[str] = WorkerTasks(
@@ -245,8 +246,7 @@ class Notifications:
     async def _delete_tokens(self, server: NtfServer) -> bool:
         deleted = await self._store.read(lambda db: rows.deleted_tokens(db, server))
         for token in deleted:
-            await self._tokens.delete(server, token)
-            await self._transact(lambda tx, token=token: rows.drop_deleted_token(tx, token))  # type: ignore[misc]
+            await self._tokens.delete(token)
         return bool(deleted)
 
 

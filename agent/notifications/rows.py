@@ -7,19 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from agent.duplex.mapping import Table
-from agent.duplex.store import Tx, insert
+from agent.duplex.store import Tx
 from agent.notifications.records import GivenUpToken, Mode, SubAction, Subscription, Token, TokenAction
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
-from protocol.crypto import Ed25519PrivateKey, X25519PublicKey
-from protocol.device_token import decode_device_token, encode_device_token
 from protocol.encoding import EntityId
-from protocol.ntf_commands import Tnew
 from protocol.statuses import TokenStatus
 
 # The token
 
 
 _TOKENS = Table("ntf_token", Token, "key")
+_GIVEN_UP = Table("deleted_ntf_tokens", GivenUpToken, "key", numbered=True)
+drop_deleted_token = _GIVEN_UP.drop
 
 
 def token_of(db: sqlite3.Connection) -> Token | None:
@@ -45,35 +44,19 @@ def delete_at_server(tx: Tx, token: Token) -> None:
     """Also if it has no id: the answer to its TNEW may have got lost."""
     if token.token_id is None and token.action is not TokenAction.REGISTER:
         return  # the server has refused it
-    insert(
-        tx.db,
-        "deleted_ntf_tokens",
-        server=str(token.server),
+    given_up = GivenUpToken(
+        server=token.server,
+        auth_key=token.auth_key,
         token_id=token.token_id,
-        auth_key=token.auth_key.seed,
-        device_token=encode_device_token(token.device_token),
-        dh_public_key=token.dh_key.public.raw,
+        device_token=token.device_token,
+        dh_public_key=token.dh_key.public,
     )
+    _GIVEN_UP.add(tx, given_up)
     tx.notifications.add(str(token.server))
 
 
 def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[GivenUpToken]:
-    sql = "SELECT * FROM deleted_ntf_tokens WHERE server = ? ORDER BY key"
-    return [_deleted_token(row) for row in db.execute(sql, (str(server),))]
-
-
-def _deleted_token(row: Any) -> GivenUpToken:
-    auth_key, registration = Ed25519PrivateKey(row["auth_key"]), None
-    if row["token_id"] is None:
-        device_token, dh_key = decode_device_token(row["device_token"]), X25519PublicKey(row["dh_public_key"])
-        registration = Tnew(device_token, auth_key.public, dh_key)
-    return GivenUpToken(
-        key=row["key"], auth_key=auth_key, token_id=row["token_id"], registration=registration
-    )
-
-
-def drop_deleted_token(tx: Tx, deleted: GivenUpToken) -> None:
-    tx.db.execute("DELETE FROM deleted_ntf_tokens WHERE key = ?", (deleted.key,))
+    return _GIVEN_UP.all(db, "server = ? ORDER BY key", str(server))
 
 
 # Subscriptions

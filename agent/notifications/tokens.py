@@ -19,6 +19,7 @@ from agent.errors import BadPush, Prohibited
 from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, GivenUpToken, Mode, Token, TokenAction
 from agent.notifications.rows import (
     delete_at_server,
+    drop_deleted_token,
     drop_token,
     follow_wishes,
     give_up_token,
@@ -83,14 +84,15 @@ class Tokens:
             except RouterRefused:
                 await self._advance(token, action=None)
 
-    async def delete(self, server: NtfServer, token: GivenUpToken) -> None:
+    async def delete(self, token: GivenUpToken) -> None:
         """At its server. What that refuses is gone there."""
         with suppress(RouterRefused):
-            token_id = token.token_id
-            if token.registration is not None:
-                token_id = (await self._ask_id(server, token.registration, token.auth_key)).token_id
+            token_id, registration = token.token_id, token.registration
+            if registration is not None:
+                token_id = (await self._ask_id(token.server, registration, token.auth_key)).token_id
             assert token_id is not None
-            await self._sessions.ask(server, Request(token_id, Tdel(), token.auth_key))
+            await self._sessions.ask(token.server, Request(token_id, Tdel(), token.auth_key))
+        await self._transact(lambda tx: drop_deleted_token(tx, token.key))
 
     # Steps; each stores its result
 

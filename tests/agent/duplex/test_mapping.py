@@ -11,8 +11,8 @@ from agent.duplex.links import OwnLink
 from agent.duplex.mapping import Table
 from agent.duplex.records import Connection, QueueStatus, ReceiveQueue, SendQueue
 from agent.duplex.schema import prepare
-from agent.duplex.tables import receive_queue, receive_queues, set_receive_queue
-from agent.notifications.records import Subscription, Token
+from agent.duplex.tables import StoredCommand, receive_queue, receive_queues, set_receive_queue
+from agent.notifications.records import GivenUpToken, Subscription, Token
 from protocol.encoding import EntityId
 from protocol.smp_messages import QueueMode
 from tests.agent.duplex.simulation import connected_parties
@@ -29,7 +29,9 @@ MADE_BY_THE_DATABASE = {"key"}
         ("receive_queues", ReceiveQueue),
         ("send_queues", SendQueue),
         ("links", OwnLink),
+        ("commands", StoredCommand),
         ("ntf_token", Token),
+        ("deleted_ntf_tokens", GivenUpToken),
         ("ntf_subscriptions", Subscription),
     ],
 )

@@ -348,7 +348,7 @@ async def test_token_that_was_refused_needs_no_deletion(bench: Bench) -> None:
 
 async def delete_at_server(bench: Bench) -> None:
     (deleted,) = await bench.store.read(lambda db: deleted_tokens(db, bench.server))
-    await bench.tokens.delete(bench.server, deleted)
+    await bench.tokens.delete(deleted)
 
 
 async def test_token_whose_id_got_lost_is_deleted_too(bench: Bench) -> None:
