@@ -33,11 +33,6 @@ class PaddedSizes:
     connection_info: int
     message: int
 
-    @property
-    def largest_body(self) -> int:
-        """Of a user's message: less its length, tag, id, hash of the previous one and tag of the content."""
-        return self.message - 2 - 1 - 8 - 33 - 1
-
 
 _CLASSIC_SIZES = PaddedSizes(14832, 15840)
 _PQ_SIZES = PaddedSizes(11106, 13618)

@@ -14,7 +14,6 @@ from protocol.agent.short_links import SHORT_LINK, ShortLink
 from protocol.crypto import (
     ED25519_SIGNATURE_SIZE,
     AuthPublicKey,
-    Ed25519PrivateKey,
     Ed25519PublicKey,
     decode_public_key,
     push_key,
@@ -70,10 +69,6 @@ class ContactUserData:
 
 
 UserLinkData = InvitationUserData | ContactUserData
-
-
-def new_owner(owner_id: bytes, key: Ed25519PublicKey, by: Ed25519PrivateKey) -> Owner:
-    return Owner(owner_id, key, by.sign(owner_id + key.der))
 
 
 def _ed25519(key: AuthPublicKey) -> Ed25519PublicKey:
