@@ -60,7 +60,7 @@ def created(tx: Tx, queue: ReceiveQueue, keys: E2eKeys | None, *, pq: bool) -> i
     """A connection with its first queue; without keys it is an address."""
     kind = ConnectionKind.CONTACT if keys is None else ConnectionKind.RCV
     connection_id = new_connection(tx, kind, pq_support=pq)
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    add_receive_queue(tx, connection_id, queue)
     if keys is not None:
         put_keys(tx, connection_id, keys)
     return connection_id
@@ -128,7 +128,7 @@ def new_send_queue(
 
 def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: bool) -> None:
     """For an answer to our request: the owner of the address joins it."""
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    add_receive_queue(tx, connection_id, queue)
     set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=pq)
     put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
 
@@ -140,7 +140,7 @@ def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequ
 
 
 def reply_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    add_receive_queue(tx, connection_id, queue)
     set_connection(tx, connection_id, kind=ConnectionKind.DUPLEX)
 
 

@@ -77,7 +77,7 @@ def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> N
     conn, current = connection(tx.db, connection_id), receive_queue(tx.db, old.queue_id)
     if current is None or current.switch is not RcvSwitch.STARTED:
         raise Prohibited("the switch was aborted")
-    add_receive_queue(tx, replace(new, connection_id=connection_id, replaces=old.queue_id))
+    add_receive_queue(tx, connection_id, new)
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
     queue_message(tx, conn, QueueAdd((NewQueue(queue_uri(new), old.address),)))
     _progress(tx, connection_id, "started", receiving=True)

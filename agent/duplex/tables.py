@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.duplex.mapping import Table
@@ -45,36 +45,30 @@ def connections(db: sqlite3.Connection) -> list[Connection]:
 
 
 def next_local_id(tx: Tx, connection_id: int) -> int:
-    tx.db.execute(
-        "UPDATE connections SET last_local_id = last_local_id + 1 WHERE connection_id = ?", (connection_id,)
-    )
-    sql = "SELECT last_local_id FROM connections WHERE connection_id = ?"
-    (local_id,) = tx.db.execute(sql, (connection_id,)).fetchone()
+    change = "UPDATE connections SET last_local_id = last_local_id + 1 WHERE connection_id = ?"
+    (local_id,) = tx.db.execute(f"{change} RETURNING last_local_id", (connection_id,)).fetchone()
     return int(local_id)
 
 
 # Queues
 
 _RECEIVE_QUEUES = Table("receive_queues", ReceiveQueue, "queue_id", numbered=True)
-receive_queue, set_receive_queue, drop_receive_queue = (
-    _RECEIVE_QUEUES.get,
-    _RECEIVE_QUEUES.set,
-    _RECEIVE_QUEUES.drop,
-)
+receive_queue = _RECEIVE_QUEUES.get
+set_receive_queue = _RECEIVE_QUEUES.set
+drop_receive_queue = _RECEIVE_QUEUES.drop
 _SEND_QUEUES = Table("send_queues", SendQueue, "queue_id", numbered=True)
-send_queue, add_send_queue, set_send_queue, drop_send_queue = (
-    _SEND_QUEUES.get,
-    _SEND_QUEUES.add,
-    _SEND_QUEUES.set,
-    _SEND_QUEUES.drop,
-)
+send_queue = _SEND_QUEUES.get
+add_send_queue = _SEND_QUEUES.add
+set_send_queue = _SEND_QUEUES.set
+drop_send_queue = _SEND_QUEUES.drop
 _OF_CONNECTION = "connection_id = ? ORDER BY is_primary DESC, replaces IS NOT NULL, queue_id"
 "The primary one first, and among those the one that replaces nothing."
 
 
-def add_receive_queue(tx: Tx, queue: ReceiveQueue) -> None:
+def add_receive_queue(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
+    """One that was just made."""
     tx.subscriptions.add(str(queue.server))
-    follow_wishes(tx, _RECEIVE_QUEUES.add(tx, queue))
+    follow_wishes(tx, _RECEIVE_QUEUES.add(tx, replace(queue, connection_id=connection_id)))
 
 
 def receive_queues(db: sqlite3.Connection, connection_id: int) -> list[ReceiveQueue]:
