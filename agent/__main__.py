@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from agent.cli import connections, notifications, rekey, status
-from agent.cli.running import Action, raw
+from agent.cli import connections, device, notifications
+from agent.cli.running import Action, address, raw
 from agent.errors import AgentError
-from protocol.addresses import SmpServer, parse_smp_server
-from protocol.errors import DecodeError
+from protocol.addresses import parse_smp_server
 from smp_client.proxy import ProxyPolicy
 from store.interface import StoreError
 from transport.cancellation import first_cause
@@ -68,8 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = _adder(commands, anywhere)
     connections.add_commands(add)
-    add("status", status.show, "connections, token and notifications; asks no server")
-    rekey.add_commands(add)
+    device.add_commands(add)
     group = commands.add_parser("notifications", help="the device's token, and what a push leads to")
     notifications.add_commands(_adder(group.add_subparsers(required=True, metavar="COMMAND"), anywhere))
     return parser
@@ -84,7 +82,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
             " (~/.local/state/ntf-agent; env NTF_AGENT_PATH)",
         },
         "--router": {
-            "type": _router,
+            "type": address("smp", parse_smp_server),
             "action": "append",
             "metavar": "SMP_ADDRESS",
             "help": "where to make queues (again for more); remembered",
@@ -124,13 +122,6 @@ def _adder(
         return command
 
     return add
-
-
-def _router(text: str) -> SmpServer:
-    try:
-        return parse_smp_server(text)
-    except DecodeError:
-        raise argparse.ArgumentTypeError("an address looks like smp://IDENTITY@HOST:PORT") from None
 
 
 if __name__ == "__main__":

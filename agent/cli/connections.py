@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent.cli.running import agent, answer, output, raw, settle
+from agent.cli.running import agent, answer, output, raw
 from agent.duplex.agent import DuplexAgent
 
 QUIET_TIME = 2.0
@@ -46,7 +46,6 @@ async def _create(args: argparse.Namespace) -> None:
         connection_id, link = await _new_link(opened, args)
         text = f"Connection {connection_id}. Give away this link:\n{link}"
         output(args).say({"connection": connection_id, "link": link}, text)
-        await settle(opened)
 
 
 async def _new_link(opened: DuplexAgent, args: argparse.Namespace) -> tuple[int, str]:
@@ -62,21 +61,20 @@ async def _new_link(opened: DuplexAgent, args: argparse.Namespace) -> tuple[int,
 
 async def _join(args: argparse.Namespace) -> None:
     async with agent(args, begins=True, needs_router=True) as opened:
-        await _started(opened, args, await opened.join(args.link, args.name))
+        _tell(args, await opened.join(args.link, args.name))
 
 
 async def _accept(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
-        await _started(opened, args, await opened.accept(args.request, args.name))
+        _tell(args, await opened.accept(args.request, args.name))
 
 
-async def _started(opened: DuplexAgent, args: argparse.Namespace, connection_id: int) -> None:
+def _tell(args: argparse.Namespace, connection_id: int) -> None:
     output(args).say({"connection": connection_id}, f"Connection {connection_id}.")
-    await settle(opened)
 
 
 async def _reject(args: argparse.Namespace) -> None:
-    async with agent(args) as opened:
+    async with agent(args, settles=False) as opened:
         await opened.reject(args.request)
 
 
@@ -84,7 +82,6 @@ async def _send(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
         message_id = await opened.send(args.connection, args.text, notification=not args.quiet)
         output(args).say({"message": message_id}, f"Message {message_id}.")
-        await settle(opened)
 
 
 async def _receive(args: argparse.Namespace) -> None:
@@ -94,22 +91,18 @@ async def _receive(args: argparse.Namespace) -> None:
                 async with asyncio.timeout(None if args.follow else QUIET_TIME):
                     event = await opened.next_event()
                 await answer(opened, event, args)
-        await settle(opened)
 
 
 async def _switch(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
         await (opened.abort_switch if args.abort else opened.switch)(args.connection)
-        await settle(opened)
 
 
 async def _sync(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
         await opened.sync(args.connection, force=args.force)
-        await settle(opened)
 
 
 async def _delete(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
         await opened.delete(args.connection, wait=True)
-        await settle(opened)

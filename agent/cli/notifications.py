@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.cli.running import agent, answer, output, raw, settle
+from agent.cli.running import address, agent, answer, output, raw
 from agent.duplex.agent import DuplexAgent
 from agent.duplex.events import Fetched
 from agent.duplex.replies import RouterFailure
 from agent.errors import AgentError, BadPush, Misused
 from agent.notifications.push_file import PushFile
 from agent.notifications.records import MIN_PERIOD, Mode
-from protocol.addresses import NtfServer, parse_ntf_server
+from protocol.addresses import parse_ntf_server
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from protocol.encoding import unb64
 from protocol.errors import DecodeError
@@ -36,7 +36,7 @@ PROVIDERS = {
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     register = add("register", _register, "register this device, or change its mode, device token or server")
-    register.add_argument("server", type=_ntf_server, metavar="NTF_ADDRESS")
+    register.add_argument("server", type=address("ntf", parse_ntf_server), metavar="NTF_ADDRESS")
     register.add_argument(
         "device", metavar="DEVICE_TOKEN", type=raw, help="what the push provider knows the device by"
     )
@@ -64,13 +64,6 @@ def _add_pushes(parser: argparse.ArgumentParser, text: str, *, required: bool = 
     parser.add_argument("--pushes", type=Path, metavar="FILE", help=text, required=required)
 
 
-def _ntf_server(text: str) -> NtfServer:
-    try:
-        return parse_ntf_server(text)
-    except DecodeError:
-        raise argparse.ArgumentTypeError("an address looks like ntf://IDENTITY@HOST:PORT") from None
-
-
 def _device(args: argparse.Namespace) -> DeviceToken:
     provider, token = PROVIDERS[args.provider], args.device
     if not 0 < len(token) < 256:
@@ -88,7 +81,6 @@ async def _register(args: argparse.Namespace) -> None:
         status = await opened.notifications.register(device, args.mode, args.server, args.period)
         if file is not None and status is not TokenStatus.ACTIVE:
             status = await _await_verification(opened, file, device)
-        await settle(opened)
     _tell(args, status)
     if status is not TokenStatus.ACTIVE and not args.json:
         print("A push brings nonce and verification: ntf-agent notifications verify -- NONCE VERIFICATION")
@@ -114,18 +106,16 @@ async def _verify(args: argparse.Namespace) -> None:
         raise Misused("nonce and verification are base64url texts, as in the push") from None
     async with agent(args, asleep=True) as opened:
         _tell(args, await opened.notifications.verify(nonce, code))
-        await settle(opened)
 
 
 async def _check(args: argparse.Namespace) -> None:
-    async with agent(args, asleep=True) as opened:
+    async with agent(args, asleep=True, settles=False) as opened:
         _tell(args, await opened.notifications.check())
 
 
 async def _unregister(args: argparse.Namespace) -> None:
     async with agent(args, asleep=True) as opened:
         await opened.notifications.delete()
-        await settle(opened)
     output(args).say({"token": None}, "Token given up.")
 
 
@@ -141,7 +131,6 @@ async def _switch(args: argparse.Namespace) -> None:
         known = [connection.connection_id for connection in await opened.connections()]
         for connection_id in args.connections or known:
             await opened.notifications.set_wanted(connection_id, args.wanted)
-        await settle(opened)
 
 
 # Pushes
@@ -154,7 +143,6 @@ async def _push(args: argparse.Namespace) -> None:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 while not isinstance(event := await opened.next_event(), Fetched):
                     await answer(opened, event, args)
-        await settle(opened)
 
 
 async def _listen(args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from agent.cli.output import Output
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
@@ -33,12 +34,26 @@ FORMER_STATE_FILE = "agent.db"
 ROUTERS_FILE = "routers"
 SETTLE_TIMEOUT = 30.0
 
+Server = TypeVar("Server")
 Action = Callable[[argparse.Namespace], Awaitable[None]]
 
 
 def raw(text: str) -> bytes:
     """What was typed, byte for byte: terminals need not speak UTF-8."""
     return os.fsencode(text)
+
+
+def address(scheme: str, parse: Callable[[str], Server]) -> Callable[[str], Server]:
+    """For an option that is an address."""
+
+    def read(text: str) -> Server:
+        try:
+            return parse(text)
+        except DecodeError:
+            example = f"an address looks like {scheme}://IDENTITY@HOST:PORT"
+            raise argparse.ArgumentTypeError(example) from None
+
+    return read
 
 
 def output(args: argparse.Namespace) -> Output:
@@ -73,9 +88,17 @@ def key_of(args: argparse.Namespace) -> str | None:
 
 @asynccontextmanager
 async def agent(
-    args: argparse.Namespace, *, begins: bool = False, needs_router: bool = False, asleep: bool = False
+    args: argparse.Namespace,
+    *,
+    begins: bool = False,
+    needs_router: bool = False,
+    asleep: bool = False,
+    settles: bool = True,
 ) -> AsyncIterator[DuplexAgent]:
-    """With `begins` the device is made if it is not there; one that is asleep subscribes to nothing."""
+    """With `begins` the device is made if it is not there; one that is asleep subscribes to nothing.
+
+    If it `settles`, the background has some time in the end; what is not done then is for the next command.
+    """
     path = _new_state_file(args) if begins else state_file(args)
     session = SessionConfig(connect=args.timeout, answer=args.timeout)
     routers = _routers(args.folder, args.router)
@@ -94,6 +117,8 @@ async def agent(
     )
     async with open_duplex(config) as opened:
         yield opened
+        if settles:
+            await _settle(opened)
 
 
 def _routers(folder: Path, given: list[SmpServer] | None) -> list[SmpServer]:
@@ -110,8 +135,7 @@ def _routers(folder: Path, given: list[SmpServer] | None) -> list[SmpServer]:
         raise Misused(f"{file} cannot be used") from None
 
 
-async def settle(agent: DuplexAgent) -> None:
-    """Give the background some time; what is not done then is done by the next command."""
+async def _settle(agent: DuplexAgent) -> None:
     try:
         async with asyncio.timeout(SETTLE_TIMEOUT):
             await agent.settled()

@@ -21,20 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.duplex import acknowledging, deletion, handshake, rotation, synchronisation
-from agent.duplex.commands import Commands, join_arguments
+from agent.duplex import deletion, handshake, rotation, synchronisation
+from agent.duplex.commands import CommandRunner, start_joining
 from agent.duplex.delivery import after_attempt, attempt
-from agent.duplex.events import (
-    Event,
-    Failed,
-    MessageReceived,
-    ReceiptsReceived,
-    ServerDown,
-    ServerUp,
-    ServiceEvent,
-)
+from agent.duplex.events import Event, MessageReceived, ReceiptsReceived
 from agent.duplex.fetching import Fetches
-from agent.duplex.incoming import receive, unacknowledged
+from agent.duplex.inbox import Inbox
+from agent.duplex.incoming import acknowledge, unacknowledged
 from agent.duplex.links import (
     PreparedLink,
     data_key_of,
@@ -44,41 +37,34 @@ from agent.duplex.links import (
     prepare_link,
     sealed_user_data,
 )
-from agent.duplex.outgoing import Prohibited, next_delivery, queue_user_message, queue_user_messages
+from agent.duplex.outgoing import next_delivery, queue_user_message, queue_user_messages
 from agent.duplex.queue_maker import QueueMaker
-from agent.duplex.records import Connection, ConnectionKind, ReceiveQueue
-from agent.duplex.replies import checked
-from agent.duplex.routers import Acknowledgement, RouterLink
+from agent.duplex.records import Connection
+from agent.duplex.replies import answer_to
+from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
-from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
+from agent.duplex.services import Logins
 from agent.duplex.store import Change, DuplexStore, Strand, Tx
-from agent.duplex.subscribing import Delivered, Subscribed
 from agent.duplex.tables import (
-    add_command,
     connections,
-    connections_at,
-    new_connection,
     next_command,
-    queues_at,
-    receive_queue_of,
     receive_queues,
     receiving_servers,
     unfinished,
 )
-from agent.duplex.workers import Wait, Workers
-from agent.errors import AgentError
+from agent.duplex.workers import Wait, WorkerTasks
+from agent.errors import AgentError, Prohibited
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
 from protocol.agent.errors import LinkError
-from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
-from protocol.encoding import CorrId, EntityId
+from protocol.crypto import Ed25519PrivateKey
+from protocol.encoding import CorrId
 from protocol.errors import DecodeError
-from protocol.smp_messages import Err, Ldel, LinkData, Lset, QueueMode, QueueSet, SmpCommand, SmpMessage
+from protocol.smp_messages import Ack, Ldel, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
-from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
@@ -152,12 +138,17 @@ class DuplexAgent:
         self._room.set()
         self._shown: set[tuple[int, int]] = set()
         self._secrets = secrets
-        self._logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
+        logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
+        self._inbox = Inbox(store, self._transact, self._publish, self._room.wait, self._start, logins)
         self._sender = Sender(self._session, config.proxy)
         self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
-        self._commands = Commands(self._transact, self._ask, self._maker, self._secrets)
-        self._command_workers: Workers[Strand] = Workers("commands of connection", tasks, self._command_step)
-        self._delivery_workers: Workers[int] = Workers("deliveries to queue", tasks, self._delivery_step)
+        self._commands = CommandRunner(self._transact, self._ask, self._maker, self._secrets)
+        self._command_workers: WorkerTasks[Strand] = WorkerTasks(
+            "commands of connection", tasks, self._command_step
+        )
+        self._delivery_workers: WorkerTasks[int] = WorkerTasks(
+            "deliveries to queue", tasks, self._delivery_step
+        )
         self._fetches = Fetches(tasks, store, self._transact, self._ask, self._publish, self._room.wait)
         self._ntf_sessions = NtfSessions(self._connect_ntf)
         self.notifications = Notifications(
@@ -305,7 +296,7 @@ class DuplexAgent:
 
     def _link(self, server: SmpServer) -> RouterLink:
         name = server.canonical
-        link = self._links.pop(name, None) or RouterLink(name, self._logins.connect, self)
+        link = self._links.pop(name, None) or RouterLink(name, self._inbox.logins.connect, self._inbox)
         self._links[name] = link
         if len(self._links) - len(self._kept) > MAX_VISITED:
             self._leave(next(name for name in self._links if name not in self._kept))
@@ -343,74 +334,11 @@ class DuplexAgent:
     async def _ask(
         self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
     ) -> SmpMessage:
-        if isinstance(request.message, SenderCommand):
-            return await self._send(server, request.entity_id, request.message, request.key)
-        return await self._link(server).ask(request, corr_id)
-
-    async def _send(
-        self, server: SmpServer, entity_id: EntityId, command: SenderCommand, key: AuthPrivateKey | None
-    ) -> SmpMessage:
-        """Directly or through a proxy, as the policy says."""
-        try:
-            return checked(await self._sender.request(server, entity_id, command, key))
-        except ClientError as error:
-            return checked(error)
-
-    async def queues(
-        self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
-    ) -> list[ReceiveQueue]:
-        return await self._store.read(lambda db: queues_at(db, server, service_id, after, limit))
-
-    async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
-        return await self._store.read(lambda db: service_queues(db, server, service_id))
-
-    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
-        """One transaction for all that came together; then ACKs for what the application need not see."""
-
-        def take(tx: Tx) -> list[ReceiveQueue | None]:
-            found = []
-            for recipient_id, message in messages:
-                known = receive(tx, server, recipient_id, message)
-                found.append(receive_queue_of(tx.db, server, recipient_id) if known else None)
-            return found
-
-        queues = await self._transact(take)
-        acks = [
-            Acknowledgement(queue.recipient_id, queue.recipient_key, delivered.message.message_id)
-            for queue, delivered in zip(queues, messages, strict=True)
-            if queue is not None
-        ]
-        if acks:
-            self._start(self._acknowledge(server, acks), "ACKs")
-
-    async def _acknowledge(self, server: SmpServer, acks: Sequence[Acknowledgement]) -> None:
-        await self._room.wait()
-        for ack in acks:
-            self._link(server).acknowledge(ack)
-
-    async def subscribed(self, server: SmpServer, queues: Sequence[Subscribed]) -> None:
-        changed = [(queue.queue_id, at) for queue, at in queues if queue.service_id != at]
-        if changed:
-            await self._transact(lambda tx: set_queue_services(tx, changed))
-        self._publish(ServerUp(server, tuple(dict.fromkeys(queue.connection_id for queue, _ in queues))))
-
-    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None:
-        self._publish(Failed(queue.connection_id, f"SMP {error.error}"))
-
-    async def ended(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
-        await self._room.wait()
-        await self._transact(lambda tx: subscriptions_ended(tx, server, recipient_ids))
-
-    async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
-        self._publish(
-            ServerDown(server, await self._store.read(lambda db: connections_at(db, server, service_id)))
-        )
-
-    async def service_refused(self, server: SmpServer) -> None:
-        await self._logins.refused(server)
-
-    def service_event(self, event: ServiceEvent) -> None:
-        self._publish(event)
+        """What senders say goes directly or through a proxy, as the policy says."""
+        entity_id, command, key = request
+        if isinstance(command, SenderCommand):
+            return await answer_to(self._sender.request(server, entity_id, command, key))
+        return await answer_to(self._link(server).request(request, corr_id))
 
     # Connections
 
@@ -458,12 +386,12 @@ class DuplexAgent:
         key = data_key_of(link.link_key, is_address=link.is_address)
         user = sealed_user_data(self._secrets, link.root_key, key, user_data, is_address=link.is_address)
         command = Lset(link.link_id, LinkData(link.fixed, user))
-        await self._ask(queue.server, Request(queue.recipient_id, command, queue.recipient_key))
+        await self._ask(queue.server, queue.request(command))
 
     async def delete_link(self, connection_id: int) -> None:
         """The short link leads nowhere from now on; the connection stays, as do those made with the link."""
         _, queue = await self._store.read(lambda db: own_link(db, connection_id))
-        await self._ask(queue.server, Request(queue.recipient_id, Ldel(), queue.recipient_key))
+        await self._ask(queue.server, queue.request(Ldel()))
         await self._transact(lambda tx: forget_link(tx, connection_id))
 
     async def link_data(self, link: str) -> bytes:
@@ -476,12 +404,7 @@ class DuplexAgent:
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""
 
-        def start(tx: Tx) -> int:
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
-            add_command(tx, connection_id, "join", join_arguments(link, info, pq))
-            return connection_id
-
-        return await self._transact(start)
+        return await self._transact(lambda tx: start_joining(tx, link, info, pq=pq))
 
     async def allow(self, connection_id: int, info: bytes) -> None:
         """Let the one who joined in."""
@@ -504,14 +427,13 @@ class DuplexAgent:
     async def ack(self, connection_id: int, message_id: int, receipt: bytes | None = None) -> None:
         """The message is dealt with; with `receipt` its sender is told."""
         queue, broker_id = await self._transact(
-            lambda tx: acknowledging.acknowledge(tx, connection_id, message_id, receipt)
+            lambda tx: acknowledge(tx, connection_id, message_id, receipt)
         )
         self._shown.discard((connection_id, message_id))
         if queue is not None and not self._config.subscribe:
             self._fetches.acknowledge(queue, broker_id)
         elif queue is not None:
-            ack = Acknowledgement(queue.recipient_id, queue.recipient_key, broker_id)
-            self._link(queue.server).acknowledge(ack)
+            self._link(queue.server).acknowledge(queue.request(Ack(broker_id)))
 
     async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
         """An address that many may write to; each request is an event."""
@@ -524,9 +446,7 @@ class DuplexAgent:
 
         def start(tx: Tx) -> int:
             link = handshake.take_invitation(tx, invitation_id)
-            connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
-            add_command(tx, connection_id, "join", join_arguments(link, info, pq, invitation_id))
-            return connection_id
+            return start_joining(tx, link, info, pq=pq, invitation_id=invitation_id)
 
         return await self._transact(start)
 

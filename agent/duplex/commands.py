@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from agent.duplex import deletion, handshake, links, rotation
-from agent.duplex.delivery import Transact
 from agent.duplex.events import Failed
-from agent.duplex.faults import A_LINK, A_VERSION
-from agent.duplex.handshake import Incompatible
-from agent.duplex.outgoing import Prohibited, queue_message
+from agent.duplex.outgoing import queue_message
 from agent.duplex.queue_maker import Ask, QueueMaker
-from agent.duplex.records import ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
+from agent.duplex.records import Connection, ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import (
-    Command,
-    NoConnection,
+    StoredCommand,
+    add_command,
     command_delayed,
     connection,
     drop_command,
+    new_connection,
     receive_queue,
     receive_queues,
     send_queues,
@@ -31,7 +28,7 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.duplex.workers import Wait
-from agent.errors import AgentError
+from agent.errors import A_LINK, A_VERSION, AgentError, NoConnection, Prohibited
 from protocol.agent.connection_requests import (
     ConnectionRequest,
     ContactRequest,
@@ -53,16 +50,9 @@ from protocol.queue_uri import SMP_CLIENT_VERSIONS
 from protocol.smp_messages import Del, Info, Key, Lget, Lkey, Lnk, Que, QueueMode, Send, Skey
 from smp_client.requests import Request
 
-Handler = Callable[[Command], Awaitable[None]]
-
-
 MAX_DELETIONS = 10
 "Attempts to delete a queue; then it is left to the router."
-
-
 MAX_LINK = 2**16 - 1
-
-
 DRAINING_TIME = 2 * 86400
 "Seconds for which a queue that was replaced may keep messages that nobody reads."
 
@@ -76,8 +66,8 @@ def waiting_messages(info: Info) -> int:
     return size if isinstance(size, int) else 0
 
 
-def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> bytes:
-    """What is no text at all is no link either: joining it fails as that of any other wrong link does."""
+def start_joining(tx: Tx, link: str, info: bytes, *, pq: bool, invitation_id: int = 0) -> int:
+    """A new connection. What is no text at all is no link either: joining it fails as any wrong link does."""
     w, encoded = Writer(), link.encode(errors="replace")
     if len(encoded) > MAX_LINK:
         raise Prohibited("the link is too long")
@@ -85,10 +75,12 @@ def join_arguments(link: str, info: bytes, pq: bool, invitation_id: int = 0) -> 
     w.push_bool(pq)
     w.push_large(encoded)
     w.push_bytes(info)
-    return w.value()
+    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=pq)
+    add_command(tx, connection_id, "join", w.value())
+    return connection_id
 
 
-class Commands:
+class CommandRunner:
     """One command at a time; `ask` and `transact` raise what went wrong."""
 
     def __init__(self, transact: Transact, ask: Ask, maker: QueueMaker, secrets: Secrets) -> None:
@@ -96,7 +88,7 @@ class Commands:
         self._ask = ask
         self._maker = maker
         self._secrets = secrets
-        self._handlers: dict[str, Handler] = {
+        self._handlers: dict[str, Callable[[StoredCommand], Awaitable[None]]] = {
             "join": self._join,
             "allow": self._allow,
             "secure": self._secure,
@@ -106,17 +98,15 @@ class Commands:
             deletion.DELETE: self._delete,
         }
 
-    async def run(self, command: Command, wait: Wait) -> None:
+    async def run(self, command: StoredCommand, wait: Wait) -> None:
         """Network failures are waited for as long as they last; anything else ends the command."""
         error: str | None = None
         try:
             await self._handlers[command.kind](command)
         except (TemporaryFailure, HostFailure):
             await self._transact(lambda tx: command_delayed(tx, command))
-            await wait.sleep(command.retry.delay / SECOND)
+            await wait.sleep(command.retry.seconds)
             return
-        except Incompatible:
-            error = A_VERSION
         except (DecodeError, LinkError):
             error = A_LINK
         except NoConnection:
@@ -127,7 +117,7 @@ class Commands:
 
     # Handshakes
 
-    async def _join(self, command: Command) -> None:
+    async def _join(self, command: StoredCommand) -> None:
         r = Reader(command.arguments)
         r.pull_int64()
         pq, text, info = r.pull_bool(), r.pull_large().decode(), r.pull_tail()
@@ -143,8 +133,8 @@ class Commands:
         await self._answer_invitation(connection_id, info)
 
     async def _kind(self, connection_id: int) -> ConnectionKind:
-        kind: ConnectionKind = await self._transact(lambda tx: connection(tx.db, connection_id).kind)
-        return kind
+        conn: Connection = await self._transact(lambda tx: connection(tx.db, connection_id))
+        return conn.kind
 
     async def _request(self, text: str) -> tuple[ConnectionRequest, X25519PrivateKey | None]:
         """What a link offers; from a short one, and with the key that has secured an invitation's queue."""
@@ -184,7 +174,7 @@ class Commands:
         agent_version = AGENT_VERSIONS.common(request.agent_versions)
         client_version = SMP_CLIENT_VERSIONS.common(address.versions)
         if agent_version is None or client_version is None:
-            raise Incompatible
+            raise Prohibited(A_VERSION)
         if await self._kind(connection_id) is ConnectionKind.NEW:
             queue = await self._maker.make(self._maker.choose([address.server]), QueueMode.MESSAGING)
             with_pq = pq and agent_version >= AGENT_PQ
@@ -220,15 +210,14 @@ class Commands:
         await self._ask(queue.server, Request(queue.sender_id, Skey(queue.auth_key.public), queue.auth_key))
         await self._transact(lambda tx: set_send_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
 
-    async def _allow(self, command: Command) -> None:
+    async def _allow(self, command: StoredCommand) -> None:
         connection_id = command.connection_id
-        queues = await self._transact(lambda tx: handshake.start_answer(tx, connection_id))
-        sending, receiving = queues
+        sending, receiving = await self._transact(lambda tx: handshake.start_answer(tx, connection_id))
         await self._secure_receiving(receiving)
         await self._secure_sending(sending)
         await self._transact(lambda tx: handshake.answer(tx, connection_id, command.arguments))
 
-    async def _secure(self, command: Command) -> None:
+    async def _secure(self, command: StoredCommand) -> None:
         """The creator has answered with a key: secure our queue for him, then say so."""
 
         def hello(tx: Tx) -> None:
@@ -240,15 +229,15 @@ class Commands:
         await self._secure_receiving(queues[0])
         await self._transact(hello)
 
-    async def _secure_receiving(self, queue: Any) -> None:
+    async def _secure_receiving(self, queue: ReceiveQueue) -> None:
         if queue.sender_key is None or queue.status is not QueueStatus.CONFIRMED:
             return
-        await self._ask(queue.server, Request(queue.recipient_id, Key(queue.sender_key), queue.recipient_key))
+        await self._ask(queue.server, queue.request(Key(queue.sender_key)))
         await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
 
     # Rotation
 
-    async def _switch(self, command: Command) -> None:
+    async def _switch(self, command: StoredCommand) -> None:
         connection_id = command.connection_id
         queues = await self._transact(lambda tx: receive_queues(tx.db, connection_id))
         theirs = await self._transact(lambda tx: send_queues(tx.db, connection_id))
@@ -259,13 +248,11 @@ class Commands:
         new = await self._maker.make(server, QueueMode.MESSAGING, replaces=old.queue_id)
         await self._transact(lambda tx: rotation.offer(tx, connection_id, old, new))
 
-    async def _secure_new(self, command: Command) -> None:
-        queue_id = rotation.argument_queue(command.arguments)
-        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+    async def _secure_new(self, command: StoredCommand) -> None:
+        queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None or queue.deleting or queue.sender_key is None:
             return
-        key = Key(queue.sender_key)
-        await self._ask(queue.server, Request(queue.recipient_id, key, queue.recipient_key))
+        await self._ask(queue.server, queue.request(Key(queue.sender_key)))
 
         def secured(tx: Tx) -> None:
             drop_command(tx, command.command_id)
@@ -273,33 +260,32 @@ class Commands:
 
         await self._transact(secured)
 
-    async def _delete_queue(self, command: Command) -> None:
-        queue_id = rotation.argument_queue(command.arguments)
-        queue = await self._transact(lambda tx: receive_queue(tx.db, queue_id))
+    async def _delete_queue(self, command: StoredCommand) -> None:
+        queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
         if queue is None:
             return
         if not queue.deleting:
             if command.retry.elapsed < DRAINING_TIME * SECOND:
                 await self._check_empty(queue)
             # If the answer gets lost, it is there no more: nobody is to ask for its messages.
-            await self._transact(lambda tx: set_receive_queue(tx, queue_id, deleting=1))
+            await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, deleting=True))
         with suppress(RouterRefused):
-            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
+            await self._ask(queue.server, queue.request(Del()))
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
 
     async def _check_empty(self, queue: ReceiveQueue) -> None:
         """What came before the peer knew of the new queue is nowhere else: it has to be read first."""
         try:
-            answer = await self._ask(queue.server, Request(queue.recipient_id, Que(), queue.recipient_key))
+            answer = await self._ask(queue.server, queue.request(Que()))
         except RouterRefused:
             return
         if isinstance(answer, Info) and waiting_messages(answer):
             raise TemporaryFailure("messages are still to be read")
 
-    async def _delete_at_router(self, queue: ReceiveQueue, command: Command) -> None:
+    async def _delete_at_router(self, queue: ReceiveQueue, command: StoredCommand) -> None:
         """What the router refuses is gone there; one that does not answer is forgotten after some time."""
         try:
-            await self._ask(queue.server, Request(queue.recipient_id, Del(), queue.recipient_key))
+            await self._ask(queue.server, queue.request(Del()))
         except RouterRefused:
             return
         except (TemporaryFailure, HostFailure):
@@ -308,8 +294,8 @@ class Commands:
 
     # The end
 
-    async def _delete(self, command: Command) -> None:
-        connection_id, until = command.connection_id, int.from_bytes(command.arguments, "big")
+    async def _delete(self, command: StoredCommand) -> None:
+        connection_id, until = command.connection_id, command.number
         if await self._transact(lambda tx: tx.now < until and deletion.is_pending(tx.db, connection_id)):
             raise TemporaryFailure("messages are still to be sent")
         for queue in await self._transact(lambda tx: receive_queues(tx.db, connection_id)):
@@ -317,7 +303,7 @@ class Commands:
         await self._transact(lambda tx: deletion.forget(tx, connection_id))
 
 
-def _finish(tx: Tx, command: Command, error: str | None) -> None:
+def _finish(tx: Tx, command: StoredCommand, error: str | None) -> None:
     drop_command(tx, command.command_id)
     if command.kind == "join":
         handshake.invitation_joined(tx, Reader(command.arguments).pull_int64(), success=error is None)

@@ -19,13 +19,13 @@ PENDING_TIME = 2 * 86400
 def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
     """From now on the connection is not there for the application; with `wait` its messages still go out."""
     connection(tx.db, connection_id)
-    set_connection(tx, connection_id, deleted=1)
+    set_connection(tx, connection_id, deleted=True)
     tx.db.execute("UPDATE receive_queues SET deleting = 1 WHERE connection_id = ?", (connection_id,))
     _end_commands(tx, connection_id)
     if not wait:
         for queue in send_queues(tx.db, connection_id):
             end_deliveries(tx, queue)
-    add_command(tx, connection_id, DELETE, (tx.now + PENDING_TIME).to_bytes(8, "big") if wait else bytes(8))
+    add_command(tx, connection_id, DELETE, tx.now + PENDING_TIME if wait else 0)
 
 
 def _end_commands(tx: Tx, connection_id: int) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
-from agent.duplex.faults import A_QUEUE, NOT_ACCEPTED, NOT_AVAILABLE
 from agent.duplex.outgoing import (
     CONFIRMATIONS,
     SWITCHING,
@@ -18,10 +14,10 @@ from agent.duplex.outgoing import (
 )
 from agent.duplex.queue_maker import Ask
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import receive_queues
 from agent.duplex.workers import Wait
-from protocol.agent.retry import SECOND
+from agent.errors import A_QUEUE, NOT_ACCEPTED, NOT_AVAILABLE
 from protocol.errors import AUTH, QUOTA, TooLarge
 from smp_client.requests import Request
 
@@ -29,8 +25,6 @@ MESSAGE_TIME = 2 * 86400
 "Seconds for which a message is tried."
 QUOTA_TIME = 7 * 86400
 "The same for a queue that is full."
-
-Transact = Callable[[Callable[[Tx], Any]], Awaitable[Any]]
 
 
 async def attempt(ask: Ask, delivery: Delivery, nonce: bytes) -> RouterFailure | None:
@@ -69,7 +63,7 @@ async def after_attempt(
         return
     warning = None if isinstance(failure, TemporaryFailure) else str(failure)
     await transact(lambda tx: delivery_delayed(tx, delivery, slow=slow, warning=warning))
-    await wait.sleep((delivery.slow if slow else delivery.fast).delay / SECOND)
+    await wait.sleep((delivery.slow if slow else delivery.fast).seconds)
 
 
 def _is_full(delivery: Delivery, failure: RouterFailure) -> bool:

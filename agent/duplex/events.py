@@ -11,44 +11,59 @@ from protocol.smp_messages import QueueSet
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class Event:
+    """Base of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEvent(Event):
+    connection_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent(Event):
+    server: SmpServer
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvent(ServerEvent):
+    """About the queues of our service there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed(ConnectionEvent):
     """CONF: somebody joined the link; `allow` lets them in."""
 
-    connection_id: int
     info: bytes = field(repr=False)
     pq_support: bool
 
 
 @dataclass(frozen=True, slots=True)
-class PeerInfo:
+class PeerInfo(ConnectionEvent):
     """INFO: what the creator of the link says of himself."""
 
-    connection_id: int
     info: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(ConnectionEvent):
     """CON: both sides can write."""
 
-    connection_id: int
     pq: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ContactRequested:
+class ContactRequested(ConnectionEvent):
     """REQ: somebody wrote to the address; `accept` or `reject`."""
 
-    connection_id: int
     invitation_id: int
     info: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(ConnectionEvent):
     """MSG: `ack` it when it is dealt with; until then no other message of the connection comes."""
 
-    connection_id: int
     message_id: int
     "Local, of all messages of the connection."
     sender_message_id: int
@@ -59,159 +74,113 @@ class MessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptsReceived:
+class ReceiptsReceived(ConnectionEvent):
     """RCVD: the peer's agent or application has our messages; `ack` it too."""
 
-    connection_id: int
     message_id: int
     receipts: tuple[tuple[int, bool], ...]
     "Local ids of our messages, and whether the peer saw what we sent."
 
 
 @dataclass(frozen=True, slots=True)
-class MessageSent:
+class MessageSent(ConnectionEvent):
     """SENT: the router has it."""
 
-    connection_id: int
     message_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFailed:
+class MessageFailed(ConnectionEvent):
     """MERR: it will not be sent."""
 
-    connection_id: int
     message_id: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class MessageDelayed:
+class MessageDelayed(ConnectionEvent):
     """MWARN: it is tried again for some time."""
 
-    connection_id: int
     message_id: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class QueueContinued:
+class QueueContinued(ConnectionEvent):
     """QCONT: the peer reads again."""
-
-    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchProgress:
+class SwitchProgress(ConnectionEvent):
     """SWITCH: a queue is being replaced; of ours if `receiving`."""
 
-    connection_id: int
     receiving: bool
     phase: str
 
 
 @dataclass(frozen=True, slots=True)
-class RatchetSync:
+class RatchetSync(ConnectionEvent):
     """RSYNC: whether messages can be read; `sync` helps if it is allowed or required."""
 
-    connection_id: int
     state: SyncState
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(ConnectionEvent):
     """ERR: something about a connection did not work."""
 
-    connection_id: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
+class Deleted(ConnectionEvent):
     """The connection is gone, here and at the routers."""
 
-    connection_id: int
-
 
 @dataclass(frozen=True, slots=True)
-class ServerUp:
-    server: SmpServer
+class ServerUp(ServerEvent):
     connection_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerDown:
-    server: SmpServer
+class ServerDown(ServerEvent):
     connection_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionEnded:
+class SubscriptionEnded(ConnectionEvent):
     """END: another client took over a queue of the connection."""
 
-    connection_id: int
-
 
 @dataclass(frozen=True, slots=True)
-class ServiceUp:
+class ServiceUp(ServiceEvent):
     """SERVICE_UP: the queues of our service are subscribed, all at once."""
 
-    server: SmpServer
     queues: QueueSet
     "What the router had; if that was not what we have, ours were subscribed one by one first."
     as_expected: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceDown:
+class ServiceDown(ServiceEvent):
     """SERVICE_DOWN: the connection to the router is lost, and comes back by itself."""
 
-    server: SmpServer
     queues: QueueSet
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceAll:
+class ServiceAll(ServiceEvent):
     """SERVICE_ALL: the router has sent what it kept of each queue of our service."""
 
-    server: SmpServer
-
 
 @dataclass(frozen=True, slots=True)
-class ServiceEnd:
+class ServiceEnd(ServiceEvent):
     """SERVICE_END: another client took over all queues of our service."""
 
-    server: SmpServer
     queues: QueueSet
 
 
-ServiceEvent = ServiceUp | ServiceDown | ServiceAll | ServiceEnd
-
-
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Event):
     """Nothing more waits in the queues that pushes told of; a device may sleep again."""
-
-
-Event = (
-    Confirmed
-    | PeerInfo
-    | Connected
-    | ContactRequested
-    | MessageReceived
-    | ReceiptsReceived
-    | MessageSent
-    | MessageFailed
-    | MessageDelayed
-    | QueueContinued
-    | SwitchProgress
-    | RatchetSync
-    | Failed
-    | Deleted
-    | ServerUp
-    | ServerDown
-    | SubscriptionEnded
-    | ServiceEvent
-    | Fetched
-)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from agent.duplex.delivery import Transact
 from agent.duplex.events import Event, Failed, Fetched
 from agent.duplex.incoming import receive
 from agent.duplex.queue_maker import Ask
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterFailure, RouterRefused
-from agent.duplex.store import DuplexStore
+from agent.duplex.store import DuplexStore, Transact
 from agent.duplex.tables import receive_queue
-from agent.duplex.workers import Wait, Workers
-from protocol.agent.retry import FAST, SECOND, Retry, first
+from agent.duplex.workers import Wait, WorkerTasks
 from protocol.smp_messages import Ack, Get, Msg
-from smp_client.requests import Request
 from transport.cancellation import TaskGroup
 
 
@@ -40,8 +37,7 @@ class Fetches:
         self._acks: dict[int, bytes] = {}
         "The message of a queue that is dealt with, and its router is not told yet."
         self._unread: set[int] = set()
-        self._retries: dict[int, Retry] = {}
-        self._workers: Workers[int] = Workers("reading of queue", tasks, self._step)
+        self._workers: WorkerTasks[int] = WorkerTasks("reading of queue", tasks, self._step)
         self.idle = self._workers.idle
 
     def start(self, queue_ids: Iterable[int]) -> None:
@@ -67,11 +63,9 @@ class Fetches:
             self._publish(Failed(queue.connection_id, str(refused)))
             return self._read(queue_id)
         except RouterFailure:
-            retry = self._retries.get(queue_id) or first(FAST)
-            self._retries[queue_id] = retry.next(FAST)
-            await wait.sleep(retry.delay / SECOND)  # GET repeats what was not acknowledged
+            await wait.after_failure()  # GET repeats what was not acknowledged
             return True
-        self._retries.pop(queue_id, None)
+        wait.succeeded()
         if message is None:
             return self._read(queue_id)
         await self._room()
@@ -84,16 +78,13 @@ class Fetches:
         dealt_with = self._acks.pop(queue.queue_id, None)
         if dealt_with is not None:
             with suppress(RouterRefused):  # the session of its GET is gone: it comes again, and is known
-                await self._ask(
-                    queue.server, Request(queue.recipient_id, Ack(dealt_with), queue.recipient_key)
-                )
-        answer = await self._ask(queue.server, Request(queue.recipient_id, Get(), queue.recipient_key))
+                await self._ask(queue.server, queue.request(Ack(dealt_with)))
+        answer = await self._ask(queue.server, queue.request(Get()))
         return answer if isinstance(answer, Msg) else None
 
     def _read(self, queue_id: int) -> bool:
         self._unread.discard(queue_id)
         self._acks.pop(queue_id, None)
-        self._retries.pop(queue_id, None)
         if not self._unread:
             self._publish(Fetched())
         return False

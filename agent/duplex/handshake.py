@@ -6,8 +6,7 @@ import sqlite3
 from dataclasses import replace
 
 from agent.duplex.events import Confirmed, ContactRequested, PeerInfo
-from agent.duplex.faults import A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import Prohibited, connected, queue_confirmation
+from agent.duplex.outgoing import connected, queue_confirmation
 from agent.duplex.ratchets import keys_of, put_keys, put_ratchet, ratchet_of, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue, SendQueue
 from agent.duplex.store import Tx, insert
@@ -22,39 +21,24 @@ from agent.duplex.tables import (
     set_connection,
     set_receive_queue,
 )
+from agent.errors import A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault, Prohibited
 from protocol.agent.connection_requests import ContactRequest, InvitationRequest, parse_request
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.envelopes import ClientMessage, ConfirmationEnvelope, InvitationEnvelope
 from protocol.agent.errors import RatchetError
-from protocol.agent.messages import (
-    AgentMessage,
-    ConnectionInfo,
-    ConnectionReply,
-    decode_agent_message,
-    message_hash,
-)
+from protocol.agent.forms import QUEUE_INFO
+from protocol.agent.messages import AGENT_MESSAGE, AgentMessage, ConnectionInfo, ConnectionReply, message_hash
 from protocol.agent.ratchet import creator_ratchet, joiner_ratchet
 from protocol.agent.ratchet_state import Ratchet
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, acceptable, pq_possible
 from protocol.agent.x3dh import joiner_kem, joiner_params
 from protocol.crypto import X25519PrivateKey
-from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
-from protocol.queue_uri import (
-    SMP_CLIENT_VERSIONS,
-    QueueInfo,
-    QueueUri,
-    pull_queue_info,
-    push_queue_info,
-)
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo, QueueUri
 from protocol.smp_messages import QueueMode
 
 MAX_INVITATIONS = 1000
 "Requests to one address that wait for an answer; more are refused."
-
-
-class Incompatible(Exception):
-    """The versions of link and agent do not overlap."""
 
 
 # The creator
@@ -76,7 +60,7 @@ def created(tx: Tx, queue: ReceiveQueue, keys: E2eKeys | None, *, pq: bool) -> i
     """A connection with its first queue; without keys it is an address."""
     kind = ConnectionKind.CONTACT if keys is None else ConnectionKind.RCV
     connection_id = new_connection(tx, kind, pq_support=pq)
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    add_receive_queue(tx, connection_id, queue)
     if keys is not None:
         put_keys(tx, connection_id, keys)
     return connection_id
@@ -98,21 +82,20 @@ def start_join(
     e2e_version = E2E_VERSIONS.common(request.e2e.versions)
     client_version = SMP_CLIENT_VERSIONS.common(request.queues[0].versions)
     if agent_version is None or e2e_version is None or client_version is None:
-        raise Incompatible
+        raise Prohibited(A_VERSION)
     pq = pq and pq_possible(agent_version, e2e_version)
     theirs, keys = request.e2e.at(e2e_version), tx.secrets.e2e_keys(pq=False)
     kem = joiner_kem(theirs, pq, e2e_version, tx.secrets)
     ratchet = joiner_ratchet(keys, kem, theirs, E2E_VERSIONS.max, tx.secrets)
     put_ratchet(tx, connection_id, ratchet)
     put_keys(tx, connection_id, keys)
-    set_connection(
-        tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=int(pq)
-    )
-    info = _at(request.queues[0], client_version)
+    set_connection(tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=pq)
+    info = at_version(request.queues[0], client_version)
     new_send_queue(tx, connection_id, info, secured_with=secured_with)
 
 
-def _at(uri: QueueUri, version: int) -> QueueInfo:
+def at_version(uri: QueueUri, version: int) -> QueueInfo:
+    """The queue for whom this version of it is common."""
     return QueueInfo(version, uri.server, uri.sender_id, uri.dh_key, uri.mode)
 
 
@@ -136,7 +119,7 @@ def new_send_queue(
         status=QueueStatus.SECURED if secured_with else QueueStatus.NEW,
         client_version=info.version,
         mode=info.mode,
-        primary=True,
+        is_primary=True,
         replaces=replaces,
         switch=None,
     )
@@ -145,8 +128,8 @@ def new_send_queue(
 
 def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: bool) -> None:
     """For an answer to our request: the owner of the address joins it."""
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
-    set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=int(pq))
+    add_receive_queue(tx, connection_id, queue)
+    set_connection(tx, connection_id, kind=ConnectionKind.RCV, pq_support=pq)
     put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
 
 
@@ -157,7 +140,7 @@ def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequ
 
 
 def reply_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
-    add_receive_queue(tx, replace(queue, connection_id=connection_id))
+    add_receive_queue(tx, connection_id, queue)
     set_connection(tx, connection_id, kind=ConnectionKind.DUPLEX)
 
 
@@ -170,7 +153,7 @@ def confirm_join(tx: Tx, connection_id: int, info: bytes) -> None:
     assert ratchet is not None
     (sending, *_), (receiving, *_) = send_queues(tx.db, connection_id), receive_queues(tx.db, connection_id)
     params = joiner_params(keys, ratchet.kem, ratchet.version)
-    reply = _at(queue_uri(receiving), receiving.client_version)
+    reply = at_version(queue_uri(receiving), receiving.client_version)
     queue_confirmation(tx, conn, sending, ConnectionReply((reply,), info), params)
     put_keys(tx, connection_id, None)
 
@@ -198,7 +181,7 @@ def confirmation_received(
         queue.queue_id,
         e2e_secret=secret,
         client_version=min(SMP_CLIENT_VERSIONS.max, client_version),
-        sender_key=None if message.sender_key is None else message.sender_key.der,
+        sender_key=message.sender_key,
         status=QueueStatus.CONFIRMED,
     )
     if conn.kind is ConnectionKind.RCV and envelope.params is not None:
@@ -225,10 +208,8 @@ def _joined(tx: Tx, conn: Connection, envelope: ConfirmationEnvelope) -> None:
     if not isinstance(message, ConnectionReply):
         raise PeerFault(A_PROHIBITED, "confirmation without a queue")
     put_keys(tx, conn.connection_id, None)
-    set_connection(tx, conn.connection_id, agent_version=envelope.agent_version, pq_support=int(pq))
-    w = Writer()
-    push_queue_info(w, message.queues[0])
-    values = {"reply_queue": w.value(), "info": message.info}
+    set_connection(tx, conn.connection_id, agent_version=envelope.agent_version, pq_support=pq)
+    values = {"reply_queue": QUEUE_INFO.encode(message.queues[0]), "info": message.info}
     insert(tx.db, "confirmations", connection_id=conn.connection_id, **values)
     tx.events.append(Confirmed(conn.connection_id, message.info, pq))
 
@@ -255,7 +236,7 @@ def _open(tx: Tx, conn: Connection, ratchet: Ratchet, envelope: ConfirmationEnve
         done = unseal(tx, conn.connection_id, ratchet, envelope.ratchet_message)
         if done.error is not None:
             raise done.error
-        message = decode_agent_message(done.plaintext)
+        message = AGENT_MESSAGE.decode(done.plaintext)
     except RatchetError as error:
         raise PeerFault(error.word) from None
     except DecodeError:
@@ -278,7 +259,7 @@ def confirmation_of(db: sqlite3.Connection, connection_id: int) -> QueueInfo | N
     """Where the one who joined wants to be answered."""
     sql = "SELECT reply_queue FROM confirmations WHERE connection_id = ?"
     row = db.execute(sql, (connection_id,)).fetchone()
-    return None if row is None else pull_queue_info(Reader(row["reply_queue"]))
+    return None if row is None else QUEUE_INFO.decode(row["reply_queue"])
 
 
 def waiting(db: sqlite3.Connection) -> list[Confirmed | ContactRequested]:
@@ -343,13 +324,20 @@ def _is_joined(db: sqlite3.Connection, link: str) -> bool:
     return db.execute(sql, (str(queue.server), queue.sender_id)).fetchone() is not None
 
 
+def _of_waiting(tx: Tx, change: str, invitation_id: int) -> None:
+    if not tx.db.execute(f"{change} WHERE invitation_id = ? AND NOT accepted", (invitation_id,)).rowcount:
+        raise Prohibited("there is no such request, or it was accepted")
+
+
 def take_invitation(tx: Tx, invitation_id: int) -> str:
     """The link of somebody's request, which is accepted now."""
-    sql = "UPDATE invitations SET accepted = 1 WHERE invitation_id = ? AND NOT accepted"
-    if not tx.db.execute(sql, (invitation_id,)).rowcount:
-        raise Prohibited("there is no such request, or it was accepted")
+    _of_waiting(tx, "UPDATE invitations SET accepted = 1", invitation_id)
     sql = "SELECT link FROM invitations WHERE invitation_id = ?"
     return str(tx.db.execute(sql, (invitation_id,)).fetchone()["link"])
+
+
+def reject_invitation(tx: Tx, invitation_id: int) -> None:
+    _of_waiting(tx, "DELETE FROM invitations", invitation_id)
 
 
 def invitation_joined(tx: Tx, invitation_id: int, *, success: bool) -> None:
@@ -358,9 +346,3 @@ def invitation_joined(tx: Tx, invitation_id: int, *, success: bool) -> None:
         tx.db.execute("DELETE FROM invitations WHERE invitation_id = ?", (invitation_id,))
     else:
         tx.db.execute("UPDATE invitations SET accepted = 0 WHERE invitation_id = ?", (invitation_id,))
-
-
-def reject_invitation(tx: Tx, invitation_id: int) -> None:
-    sql = "DELETE FROM invitations WHERE invitation_id = ? AND NOT accepted"
-    if not tx.db.execute(sql, (invitation_id,)).rowcount:
-        raise Prohibited("there is no such request, or it was accepted")

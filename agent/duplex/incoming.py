@@ -1,35 +1,38 @@
-"""A message of a router: what it is worth, in one transaction."""
+"""A message of a router: what it is worth, in one transaction; and when the application has dealt with it."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.events import Failed, MessageReceived, QueueContinued, RatchetSync, ReceiptsReceived
-from agent.duplex.faults import A_DUPLICATE, A_MESSAGE, A_PROHIBITED, A_VERSION, PeerFault
-from agent.duplex.outgoing import (
-    MAX_ANSWERS,
-    MessageKind,
-    connected,
-    queue_message,
-    waiting_answers,
-)
+from agent.duplex.events import Failed, MessageReceived, QueueContinued, ReceiptsReceived
+from agent.duplex.outgoing import MAX_ANSWERS, MessageKind, connected, queue_message, waiting_answers
 from agent.duplex.ratchets import is_seen, ratchet_of, seen_before, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
-    NoConnection,
     connection,
     find_address,
     next_local_id,
+    receive_queue,
     receive_queue_of,
     send_queues,
     set_connection,
     set_receive_queue,
 )
-from agent.errors import AgentError
+from agent.errors import (
+    A_DUPLICATE,
+    A_MESSAGE,
+    A_PROHIBITED,
+    A_VERSION,
+    AgentError,
+    NoConnection,
+    PeerFault,
+    Prohibited,
+)
 from protocol.addresses import SmpServer
 from protocol.agent import integrity as chain
 from protocol.agent.envelopes import (
@@ -43,6 +46,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import DuplicateMessage, KemStateError, RatchetError
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     Hello,
     Numbered,
     QueueAdd,
@@ -52,12 +56,12 @@ from protocol.agent.messages import (
     QueuesUse,
     QueueTest,
     RatchetReady,
+    Receipt,
     Receipts,
     UserMessage,
-    decode_agent_message,
     message_hash,
 )
-from protocol.agent.versions import AGENT_VERSIONS, acceptable
+from protocol.agent.versions import AGENT_RECEIPTS, AGENT_VERSIONS, acceptable
 from protocol.crypto import BoxError, sha256
 from protocol.encoding import EntityId
 from protocol.errors import DecodeError
@@ -87,13 +91,10 @@ def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> bool
     try:
         with tx.attempt():
             return _receive(tx, conn, queue, msg)
-    except PeerFault as fault:
-        tx.events.append(Failed(conn.connection_id, str(fault)))
     except DecodeError:
-        tx.events.append(Failed(conn.connection_id, A_MESSAGE))
-    except AgentError as error:
-        tx.events.append(Failed(conn.connection_id, f"{A_PROHIBITED} {error}"))
-    return True
+        return _report(tx, conn, A_MESSAGE)
+    except (PeerFault, AgentError) as error:
+        return _report(tx, conn, _words(error))
 
 
 def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
@@ -160,7 +161,7 @@ def _ratchet_message(
     conn = _upgraded(tx, conn, envelope.agent_version)
     _synchronised(tx, conn)
     try:
-        message = decode_agent_message(done.plaintext)
+        message = AGENT_MESSAGE.decode(done.plaintext)
     except DecodeError:
         return _report(tx, conn, A_MESSAGE)
     if not isinstance(message, Numbered):
@@ -172,25 +173,27 @@ def _ratchet_message(
         set_receive_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE)
     if queue.replaces is not None:
         rotation.used(tx, conn, queue)
-    could_send = ratchet.snd is not None
     received = Incoming(
-        connection(tx.db, conn.connection_id),
-        queue,
-        msg,
-        content,
-        message,
-        own_hash,
-        result,
-        done.ratchet.rcv_kem,
-        answers_ready=not could_send,
+        conn=connection(tx.db, conn.connection_id),
+        queue=queue,
+        msg=msg,
+        content=content,
+        numbered=message,
+        own_hash=own_hash,
+        integrity=result,
+        pq=done.ratchet.rcv_kem,
+        answers_ready=ratchet.snd is None,
     )
     try:
         with tx.attempt():
             return received.take(tx)
-    except PeerFault as fault:  # the ratchet has moved on all the same
-        return _report(tx, conn, str(fault))
-    except AgentError as error:  # we cannot answer it: not now, or not in one message
-        return _report(tx, conn, f"{A_PROHIBITED} {error}")
+    except (PeerFault, AgentError) as error:  # the ratchet has moved on all the same
+        return _report(tx, conn, _words(error))
+
+
+def _words(error: PeerFault | AgentError) -> str:
+    """Of the peer's fault; or we cannot answer it: not now, or not in one message."""
+    return str(error) if isinstance(error, PeerFault) else f"{A_PROHIBITED} {error}"
 
 
 def _report(tx: Tx, conn: Connection, error: str) -> bool:
@@ -210,8 +213,7 @@ def _upgraded(tx: Tx, conn: Connection, theirs: int) -> Connection:
 def _synchronised(tx: Tx, conn: Connection) -> None:
     state = conn.sync_state.after_success()
     if state is not conn.sync_state:
-        set_connection(tx, conn.connection_id, sync_state=state.value)
-        tx.events.append(RatchetSync(conn.connection_id, state))
+        synchronisation.enter(tx, conn.connection_id, state)
 
 
 def _not_opened(
@@ -231,8 +233,7 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
     state = conn.sync_state.after_error(error)
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
-        set_connection(tx, conn.connection_id, sync_state=state.value)
-        tx.events.append(RatchetSync(conn.connection_id, state, word))
+        synchronisation.enter(tx, conn.connection_id, state, word)
     return _report(tx, conn, word)
 
 
@@ -257,24 +258,19 @@ def _duplicate(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg, digest: 
 # Kinds of messages
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
     """A message that opened, with all that belongs to it."""
 
-    def __init__(
-        self,
-        conn: Connection,
-        queue: ReceiveQueue,
-        msg: Msg,
-        content: RcvMessage,
-        numbered: Numbered,
-        own_hash: bytes,
-        integrity: chain.Integrity,
-        pq: bool,
-        answers_ready: bool,
-    ) -> None:
-        self.conn, self.queue, self.msg, self.content = conn, queue, msg, content
-        self.numbered, self.own_hash, self.integrity, self.pq = numbered, own_hash, integrity, pq
-        self.answers_ready = answers_ready
+    conn: Connection
+    queue: ReceiveQueue
+    msg: Msg
+    content: RcvMessage
+    numbered: Numbered
+    own_hash: bytes = field(repr=False)
+    integrity: chain.Integrity
+    pq: bool
+    answers_ready: bool
 
     def take(self, tx: Tx) -> bool:
         """True if it is to be acknowledged now."""
@@ -365,10 +361,7 @@ def _continue(tx: Tx, conn: Connection, address: QueueAddress) -> None:
         tx.events.append(QueueContinued(conn.connection_id))
 
 
-_INTEGRITY: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (chain.IntegrityOk, chain.BadId, chain.Duplicate, chain.Skipped, chain.BadHash)
-}
+_INTEGRITY: dict[str, Any] = {kind.__name__: kind for kind in get_args(chain.Integrity)}
 
 
 def _integrity_text(value: chain.Integrity) -> str:
@@ -401,3 +394,25 @@ def _event(row: Any) -> MessageReceived | ReceiptsReceived:
         content,
         tag == _USER_PQ,
     )
+
+
+def acknowledge(
+    tx: Tx, connection_id: int, local_id: int, receipt: bytes | None
+) -> tuple[ReceiveQueue | None, bytes]:
+    """Mark it, queue the receipt if one is wanted, and say what to tell the router.
+
+    The queue that brought it may be gone: it was replaced in the meantime.
+    """
+    conn = connection(tx.db, connection_id)
+    sql = "SELECT * FROM received_messages WHERE connection_id = ? AND local_id = ? AND NOT is_acked"
+    row = tx.db.execute(sql, (connection_id, local_id)).fetchone()
+    if row is None:
+        raise Prohibited("there is no such message")
+    sql = "UPDATE received_messages SET is_acked = 1, content = x'' WHERE connection_id = ? AND local_id = ?"
+    tx.db.execute(sql, (connection_id, local_id))
+    is_message = row["content"][:1] in (_USER, _USER_PQ)
+    if receipt is not None and is_message and conn.agent_version >= AGENT_RECEIPTS:
+        receipts = Receipts((Receipt(row["message_id"], row["message_hash"], receipt),))
+        if conn.sync_state.may_send:
+            queue_message(tx, conn, receipts)
+    return receive_queue(tx.db, row["queue_id"]), row["broker_id"]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from agent.duplex.outgoing import Prohibited
+from agent.duplex.mapping import Table
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.secrets import Secrets
-from agent.duplex.store import Tx, insert
+from agent.duplex.store import Tx
 from agent.duplex.tables import receive_queues
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import ConnectionRequest, ContactRequest, InvitationRequest
 from protocol.agent.e2e_params import E2eKeys
@@ -130,8 +131,9 @@ def _fitting() -> Iterator[None]:
 # Our own links
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLink:
+    connection_id: int
     link_id: EntityId = field(repr=False)
     link_key: bytes = field(repr=False)
     root_key: Ed25519PrivateKey
@@ -139,36 +141,28 @@ class OwnLink:
     is_address: bool
 
 
+_LINKS = Table("links", OwnLink, "connection_id")
+forget_link = _LINKS.drop
+
+
 def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: EntityId) -> None:
-    insert(
-        tx.db,
-        "links",
+    link = OwnLink(
         connection_id=connection_id,
         link_id=link_id,
         link_key=prepared.link_key,
-        root_key=prepared.root_key.seed,
+        root_key=prepared.root_key,
         fixed=prepared.fixed,
-        is_address=int(prepared.keys is None),
+        is_address=prepared.keys is None,
     )
+    _LINKS.add(tx, link)
 
 
 def own_link(db: sqlite3.Connection, connection_id: int) -> tuple[OwnLink, ReceiveQueue]:
     """With the queue that it leads to."""
-    row = db.execute("SELECT * FROM links WHERE connection_id = ?", (connection_id,)).fetchone()
-    if row is None:
+    link = _LINKS.get(db, connection_id)
+    if link is None:
         raise Prohibited("this connection has no short link")
-    link = OwnLink(
-        row["link_id"],
-        row["link_key"],
-        Ed25519PrivateKey(row["root_key"]),
-        row["fixed"],
-        bool(row["is_address"]),
-    )
     return link, receive_queues(db, connection_id)[0]
-
-
-def forget_link(tx: Tx, connection_id: int) -> None:
-    tx.db.execute("DELETE FROM links WHERE connection_id = ?", (connection_id,))
 
 
 # Links of others

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
-from agent.duplex.faults import A_PROHIBITED, PeerFault
-from agent.duplex.ratchets import decode_sealer, encode_sealer, ratchet_of, seal_next
+from agent.duplex.ratchets import SEALER, ratchet_of, seal_next
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
@@ -23,8 +22,8 @@ from agent.duplex.tables import (
     set_connection,
     set_send_queue,
 )
-from agent.errors import AgentError
-from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
+from agent.errors import A_PROHIBITED, AgentError, MessageTooLarge, PeerFault, Prohibited
+from protocol.agent.e2e_params import E2E_PARAMS, E2eParams
 from protocol.agent.envelopes import (
     ClientMessage,
     ConfirmationEnvelope,
@@ -36,6 +35,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import NoSendingChain
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     AgentMessage,
     AMessage,
     ConnectionInfo,
@@ -51,26 +51,13 @@ from protocol.agent.messages import (
     RatchetReady,
     Receipts,
     UserMessage,
-    encode_agent_message,
     message_hash,
 )
 from protocol.agent.retry import FAST, SLOW, Retry
 from protocol.agent.versions import AGENT_EARLY_RATCHET, AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
-from protocol.encoding import Reader, Writer
 from protocol.smp_messages import QueueMode, Send
-
-
-class Prohibited(AgentError):
-    """The call makes no sense in this state."""
-
-
-class MessageTooLarge(AgentError):
-    """It does not fit into a message of the connection."""
-
-    def __init__(self) -> None:
-        super().__init__("the message is too long")
 
 
 class MessageKind(StrEnum):
@@ -126,7 +113,7 @@ def queue_confirmation(
     tx: Tx, conn: Connection, queue: SendQueue, message: AgentMessage, params: E2eParams | None
 ) -> None:
     """The first message to a queue: of the joiner with the keys of the ratchet, of the creator without."""
-    plaintext = encode_agent_message(message)
+    plaintext = AGENT_MESSAGE.encode(message)
     size = padded_sizes(conn.agent_version, conn.pq_support).connection_info
     _check_size(plaintext, size)
     seal = _next_seal(tx, conn, conn.pq_support)
@@ -152,12 +139,12 @@ def queue_message(
         pq = conn.pq_support if pq is None else pq and _can_pq(tx, conn)
     support = conn.pq_support or bool(pq)
     sizes = padded_sizes(conn.agent_version, support)
-    numbered = Numbered(conn.last_sent.message_id + 1, conn.last_sent.message_hash, message)
-    plaintext = encode_agent_message(numbered)
+    numbered = Numbered(conn.last_snd_id + 1, conn.last_snd_hash, message)
+    plaintext = AGENT_MESSAGE.encode(numbered)
     _check_size(plaintext, sizes.message)
     seal = _next_seal(tx, conn, pq)
     if support != conn.pq_support:
-        set_connection(tx, conn.connection_id, pq_support=1)
+        set_connection(tx, conn.connection_id, pq_support=True)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
 
 
@@ -187,13 +174,13 @@ def queue_user_messages(
 def _next_seal(tx: Tx, conn: Connection, pq: bool | None) -> bytes:
     """A peer can leave us with a new ratchet that only he can begin to use."""
     try:
-        return encode_sealer(seal_next(tx, conn.connection_id, pq))
+        return SEALER.encode(seal_next(tx, conn.connection_id, pq))
     except NoSendingChain:
         raise Prohibited("the other side has to write first") from None
 
 
 def queue_ratchet_key(tx: Tx, conn: Connection, params: E2eParams) -> None:
-    plaintext = encode_agent_message(RatchetInfo(b""))
+    plaintext = AGENT_MESSAGE.encode(RatchetInfo(b""))
     _add(tx, conn, _targets(tx, conn), MessageKind.RATCHET_KEY, plaintext, 0, params=params)
 
 
@@ -204,7 +191,7 @@ def _can_pq(tx: Tx, conn: Connection) -> bool:
 
 def _targets(tx: Tx, conn: Connection) -> list[SendQueue]:
     queues = send_queues(tx.db, conn.connection_id)
-    if not queues or not conn.last_sent.message_id:  # the confirmation is always the first
+    if not queues or not conn.last_snd_id:  # the confirmation is always the first
         raise Prohibited("the connection is not made yet")
     return [queues[0], *(queue for queue in queues[1:] if queue.status in _READY)]
 
@@ -243,7 +230,7 @@ def _add(
     notification: bool | None = None,
 ) -> int:
     local_id, digest = next_local_id(tx, conn.connection_id), message_hash(plaintext)
-    message_id = conn.last_sent.message_id + 1
+    message_id = conn.last_snd_id + 1
     set_connection(tx, conn.connection_id, last_snd_id=message_id, last_snd_hash=digest)
     insert(
         tx.db,
@@ -256,7 +243,7 @@ def _add(
         plaintext=plaintext,
         size=size,
         seal=seal,
-        params=None if params is None else _encode_params(params),
+        params=None if params is None else E2E_PARAMS.encode(params),
         notification=int(kind in NOTIFYING if notification is None else notification),
         queued_at=tx.now,
         fast_delay=FAST.initial,
@@ -268,12 +255,6 @@ def _add(
         )
         tx.deliveries.add(queue.queue_id)
     return local_id
-
-
-def _encode_params(params: E2eParams) -> bytes:
-    w = Writer()
-    push_e2e_params(w, params)
-    return w.value()
 
 
 def waiting_answers(tx: Tx, connection_id: int) -> int:
@@ -331,11 +312,11 @@ class Delivery:
         return Send(self.notification, body)
 
     def _envelope(self) -> bytes:
-        params = None if self.params is None else pull_e2e_params(Reader(self.params))
+        params = None if self.params is None else E2E_PARAMS.decode(self.params)
         if self.seal is None:
             assert params is not None
             return encode_agent_envelope(RatchetKeyEnvelope(AGENT_VERSIONS.max, params, self.plaintext))
-        sealed = decode_sealer(self.seal).seal(self.plaintext, self.size)
+        sealed = SEALER.decode(self.seal).seal(self.plaintext, self.size)
         if self.kind in CONFIRMATIONS:
             return encode_agent_envelope(ConfirmationEnvelope(self.agent_version, params, sealed))
         return encode_agent_envelope(MessageEnvelope(AGENT_VERSIONS.max, sealed))
@@ -421,7 +402,7 @@ def connected(tx: Tx, connection_id: int) -> None:
 
 def _switched(tx: Tx, queue: SendQueue) -> None:
     """The peer's new queue works: the one that it replaces goes, with what was still to be sent there."""
-    set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=1, replaces=None)
+    set_send_queue(tx, queue.queue_id, status=QueueStatus.ACTIVE, is_primary=True, replaces=None)
     for old in send_queues(tx.db, queue.connection_id):
         if old.queue_id == queue.replaces and old.switch is SndSwitch.SENDING_QTEST:
             give_up_queue(tx, old)

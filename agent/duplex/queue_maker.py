@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent.duplex.links import PreparedLink
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.records import QueueStatus, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import INTERNAL, DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
-from protocol.smp_messages import Ids, New, QueueMode, SmpCommand, SmpMessage
+from protocol.smp_messages import Ids, New, NewLink, QueueMode, SmpCommand, SmpMessage
 from smp_client.requests import Request
 
 
@@ -36,7 +36,7 @@ class QueueMaker:
         """Without `subscribe` the queues are to be read with GET."""
         self.servers = servers
         self._secrets = secrets
-        self._ask_router = ask
+        self._ask = ask
         self._subscribe = subscribe
         self._failed: set[SmpServer] = set()
         "Where it was tried in vain: the next attempt is made elsewhere, until it was tried everywhere."
@@ -56,14 +56,6 @@ class QueueMaker:
         named = {server.canonical for server in avoid}
         return [server for server in self.servers if server.canonical not in named]
 
-    async def _ask(
-        self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
-    ) -> SmpMessage:
-        self._failed.add(server.canonical)
-        answer = await self._ask_router(server, request, corr_id)
-        self._failed.discard(server.canonical)
-        return answer
-
     async def make(
         self,
         server: SmpServer,
@@ -73,32 +65,35 @@ class QueueMaker:
         replaces: int | None = None,
     ) -> ReceiveQueue:
         """A queue that the store does not know yet. If the answer is lost, nobody will ever use the queue."""
-        recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
-        command = New(
-            recipient_key=recipient_key.public, dh_key=dh_key.public, subscribe=self._subscribe, mode=mode
-        )
-        ids = await self._ask(server, Request(NO_ENTITY, command, recipient_key))
-        queue = self._queue(server, mode, recipient_key, dh_key, ids)
+        queue, _ = await self._new(server, mode)
         return replace(queue, client_version=client_version, replaces=replaces)
 
     async def make_for(self, prepared: PreparedLink, user_data: bytes) -> tuple[ReceiveQueue, EntityId]:
         """The queue of a short link, and the link's id."""
-        recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
         link = prepared.new_link(self._secrets, user_data)
+        queue, link_id = await self._new(prepared.server, prepared.mode, link, prepared.corr_id)
+        if queue.sender_id != link.sender_id or link_id is None:
+            raise RouterRefused(INTERNAL)
+        return replace(queue, e2e_key=prepared.e2e_key), link_id
+
+    async def _new(
+        self, server: SmpServer, mode: QueueMode, link: NewLink | None = None, corr_id: CorrId | None = None
+    ) -> tuple[ReceiveQueue, EntityId | None]:
+        """With the link's id, if there is one."""
+        recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
         command = New(
             recipient_key=recipient_key.public,
             dh_key=dh_key.public,
             subscribe=self._subscribe,
-            mode=prepared.mode,
+            mode=mode,
             link=link,
         )
-        request: Request[SmpCommand] = Request(NO_ENTITY, command, recipient_key)
-        ids = await self._ask(prepared.server, request, prepared.corr_id)
-        queue = self._queue(prepared.server, prepared.mode, recipient_key, dh_key, ids)
-        link_id = ids.link_id if isinstance(ids, Ids) else None
-        if queue.sender_id != link.sender_id or link_id is None:
+        self._failed.add(server.canonical)
+        ids = await self._ask(server, Request(NO_ENTITY, command, recipient_key), corr_id)
+        self._failed.discard(server.canonical)
+        if not isinstance(ids, Ids):
             raise RouterRefused(INTERNAL)
-        return replace(queue, e2e_key=prepared.e2e_key), link_id
+        return self._queue(server, mode, recipient_key, dh_key, ids), ids.link_id
 
     def _queue(
         self,
@@ -106,10 +101,8 @@ class QueueMaker:
         mode: QueueMode,
         recipient_key: Ed25519PrivateKey,
         dh_key: X25519PrivateKey,
-        ids: SmpMessage,
+        ids: Ids,
     ) -> ReceiveQueue:
-        if not isinstance(ids, Ids):
-            raise RouterRefused(INTERNAL)
         try:
             router_secret = dh_key.exchange(ids.dh_key)
         except DecodeError:
@@ -129,7 +122,7 @@ class QueueMaker:
             client_version=SMP_CLIENT_VERSIONS.max,
             # An old router cannot let senders secure queues.
             mode=mode if mode is QueueMode.CONTACT else ids.mode,
-            primary=True,
+            is_primary=True,
             replaces=None,
             switch=None,
             deleting=False,

@@ -6,18 +6,19 @@ import sqlite3
 
 from agent.duplex.store import Tx, insert
 from protocol.agent.e2e_params import E2eKeys
+from protocol.agent.forms import LARGE, record
 from protocol.agent.ratchet import Decrypted, Sealer, decrypt, next_sealer
 from protocol.agent.ratchet_state import (
+    E2E_KEYS,
+    MESSAGE_KEY,
     MessageKey,
     Ratchet,
-    decode_e2e_keys,
     decode_ratchet,
-    encode_e2e_keys,
     encode_ratchet,
 )
 from protocol.agent.versions import E2E_VERSIONS
-from protocol.encoding import Reader, Writer
 
+SEALER = record(Sealer, key=MESSAGE_KEY, associated_data=LARGE, header=LARGE)
 MAX_SKIPPED_KEYS = 4096
 "Kept of one connection, of messages that have not come; the oldest are given up."
 MAX_HASHES = 20_000
@@ -30,12 +31,12 @@ _PUT = "INSERT INTO ratchets (connection_id, {0}) VALUES (?, ?) ON CONFLICT DO U
 
 def put_keys(tx: Tx, connection_id: int, keys: E2eKeys | None) -> None:
     """The keys of a ratchet that is not there yet; the one in use stays beside them."""
-    tx.db.execute(_PUT.format("keys"), (connection_id, None if keys is None else encode_e2e_keys(keys)))
+    tx.db.execute(_PUT.format("keys"), (connection_id, None if keys is None else E2E_KEYS.encode(keys)))
 
 
 def keys_of(db: sqlite3.Connection, connection_id: int) -> E2eKeys | None:
     row = db.execute("SELECT keys FROM ratchets WHERE connection_id = ?", (connection_id,)).fetchone()
-    return None if row is None or row["keys"] is None else decode_e2e_keys(row["keys"])
+    return None if row is None or row["keys"] is None else E2E_KEYS.decode(row["keys"])
 
 
 def put_ratchet(tx: Tx, connection_id: int, ratchet: Ratchet) -> None:
@@ -100,18 +101,6 @@ def _skipped_keys(db: sqlite3.Connection, connection_id: int) -> dict[bytes, dic
     for header_key, number, key, iv in db.execute(sql, (connection_id,)):
         found.setdefault(header_key, {})[number] = MessageKey(key, iv)
     return found
-
-
-def encode_sealer(sealer: Sealer) -> bytes:
-    w = Writer(sealer.key.key + sealer.key.iv)
-    w.push_large(sealer.associated_data)
-    w.push_large(sealer.header)
-    return w.value()
-
-
-def decode_sealer(data: bytes) -> Sealer:
-    r = Reader(data)
-    return Sealer(MessageKey(r.pull_bytes(32), r.pull_bytes(16)), r.pull_large(), r.pull_large())
 
 
 # Hashes: of encrypted messages, and of ratchet keys

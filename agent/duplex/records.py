@@ -1,4 +1,4 @@
-"""Connections and queues as the store keeps them."""
+"""Connections and queues as the store keeps them: a column for each field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from protocol.agent.messages import QueueAddress
 from protocol.agent.ratchet_sync import SyncState
 from protocol.crypto import AuthPublicKey, Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.smp_messages import QueueMode
+from protocol.smp_messages import QueueMode, SmpCommand
+from smp_client.requests import Request
 
 
 class ConnectionKind(StrEnum):
@@ -56,61 +57,63 @@ class Connection:
     agent_version: int
     pq_support: bool
     sync_state: SyncState
-    last_received: LastMessage
-    last_sent: LastMessage
+    last_rcv_id: int
+    last_rcv_hash: bytes = field(repr=False)
+    last_snd_id: int
+    last_snd_hash: bytes = field(repr=False)
     deleted: bool
     wants_notifications: bool
 
+    @property
+    def last_received(self) -> LastMessage:
+        return LastMessage(self.last_rcv_id, self.last_rcv_hash)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveQueue:
+class Queue:
+    """What both sides of a queue have."""
+
     queue_id: int
     connection_id: int
     server: SmpServer
-    recipient_id: EntityId = field(repr=False)
-    recipient_key: Ed25519PrivateKey
-    router_secret: bytes = field(repr=False)
-    e2e_key: X25519PrivateKey
-    e2e_secret: bytes | None = field(repr=False)
-    "Agreed with the sender; missing until the first message."
     sender_id: EntityId = field(repr=False)
-    sender_key: AuthPublicKey | None = field(repr=False)
-    "For KEY, if the sender cannot secure the queue."
+    e2e_key: X25519PrivateKey
     status: QueueStatus
     client_version: int
     mode: QueueMode | None
-    primary: bool
+    is_primary: bool
     replaces: int | None
+
+    @property
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.server, self.sender_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveQueue(Queue):
+    recipient_id: EntityId = field(repr=False)
+    recipient_key: Ed25519PrivateKey
+    router_secret: bytes = field(repr=False)
+    e2e_secret: bytes | None = field(repr=False)
+    "Agreed with the sender; missing until the first message."
+    sender_key: AuthPublicKey | None = field(repr=False)
+    "For KEY, if the sender cannot secure the queue."
     switch: RcvSwitch | None
     deleting: bool
     service_id: EntityId | None = field(default=None, repr=False)
     "Which service of ours the router counts it to."
 
-    @property
-    def address(self) -> QueueAddress:
-        return QueueAddress(self.server, self.sender_id)
+    def request(self, command: SmpCommand) -> Request[SmpCommand]:
+        """As the recipient."""
+        return Request(self.recipient_id, command, self.recipient_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendQueue:
-    queue_id: int
-    connection_id: int
-    server: SmpServer
-    sender_id: EntityId = field(repr=False)
+class SendQueue(Queue):
     auth_key: X25519PrivateKey
     "Authenticators made with it can be denied, signatures could not."
-    e2e_key: X25519PrivateKey
     e2e_secret: bytes = field(repr=False)
-    status: QueueStatus
-    client_version: int
-    mode: QueueMode | None
-    primary: bool
-    replaces: int | None
     switch: SndSwitch | None
-
-    @property
-    def address(self) -> QueueAddress:
-        return QueueAddress(self.server, self.sender_id)
 
     @property
     def sender_secures(self) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import TypeVar
+
 from agent.errors import AgentError
 from protocol import ntf_commands as ntf
 from protocol.errors import QUOTA, ErrorType
-from protocol.smp_messages import Err, SmpMessage
+from protocol.smp_messages import Err
 from smp_client.errors import CannotSend, ClientError, HandshakeFailed, WrongIdentity
+
+T = TypeVar("T")
 
 
 class RouterFailure(AgentError):
@@ -41,12 +46,15 @@ _TEMPORARY = (
 _HOST = (b"PROXY BROKER HOST", b"PROXY BROKER TRANSPORT VERSION")
 
 
-def checked(answer: SmpMessage | ClientError) -> SmpMessage:
-    """The answer; raises what its failure means."""
-    failure = failure_of(answer)
+async def answer_to(asking: Awaitable[T]) -> T:
+    """The answer to one command; raises RouterFailure for none and for `ERR`."""
+    try:
+        answer = await asking
+        failure = failure_of(answer)
+    except ClientError as error:
+        failure = failure_of(error)
     if failure is not None:
         raise failure
-    assert not isinstance(answer, ClientError)
     return answer
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.duplex.events import SwitchProgress
-from agent.duplex.faults import A_QUEUE, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.handshake import new_send_queue, queue_uri
-from agent.duplex.outgoing import Prohibited, check_answers, give_up_queue, queue_message, send_there_too
+from agent.duplex.handshake import at_version, new_send_queue, queue_uri
+from agent.duplex.outgoing import check_answers, give_up_queue, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
     QueueStatus,
     RcvSwitch,
     ReceiveQueue,
-    SendQueue,
     SndSwitch,
 )
 from agent.duplex.store import Tx
@@ -33,21 +31,23 @@ from agent.duplex.tables import (
     set_receive_queue,
     set_send_queue,
 )
-from protocol.agent.messages import NewQueue, QueueAdd, QueueKey, QueueKeys, QueuesUse, QueueTest, QueueUse
+from agent.errors import A_QUEUE, A_VERSION, INTERNAL, PeerFault, Prohibited
+from protocol.agent.messages import (
+    NewQueue,
+    QueueAdd,
+    QueueAddress,
+    QueueKey,
+    QueueKeys,
+    QueuesUse,
+    QueueTest,
+    QueueUse,
+)
 from protocol.errors import DecodeError
-from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo
+from protocol.queue_uri import SMP_CLIENT_VERSIONS
 
 SWITCH, SECURE_NEW, DELETE_QUEUE = "switch", "secure_new", "delete_queue"
 "Kinds of commands."
 _ABORTABLE = (RcvSwitch.STARTED, RcvSwitch.SENDING_QADD)
-
-
-def queue_argument(queue_id: int) -> bytes:
-    return queue_id.to_bytes(8, "big")
-
-
-def argument_queue(arguments: bytes) -> int:
-    return int.from_bytes(arguments, "big")
 
 
 def _progress(tx: Tx, connection_id: int, phase: str, *, receiving: bool) -> None:
@@ -77,7 +77,7 @@ def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> N
     conn, current = connection(tx.db, connection_id), receive_queue(tx.db, old.queue_id)
     if current is None or current.switch is not RcvSwitch.STARTED:
         raise Prohibited("the switch was aborted")
-    add_receive_queue(tx, replace(new, connection_id=connection_id, replaces=old.queue_id))
+    add_receive_queue(tx, connection_id, new)
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
     queue_message(tx, conn, QueueAdd((NewQueue(queue_uri(new), old.address),)))
     _progress(tx, connection_id, "started", receiving=True)
@@ -91,7 +91,7 @@ def abort_switch(tx: Tx, connection_id: int) -> None:
     set_receive_queue(tx, old.queue_id, switch=None)
     for queue in queues:
         if queue.replaces == old.queue_id:
-            set_receive_queue(tx, queue.queue_id, deleting=1)
+            set_receive_queue(tx, queue.queue_id, deleting=True)
             _delete_queue(tx, queue)
 
 
@@ -99,8 +99,7 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
     """QKEY: the sender's keys for the new queue."""
     info, sender_key = message.queues[0].queue, message.queues[0].sender_key
     queues = [queue for queue in receive_queues(tx.db, conn.connection_id) if not queue.deleting]
-    found = [queue for queue in queues if queue.sender_id == info.sender_id]
-    new = found[0] if found and found[0].server.canonical == info.server.canonical else None
+    new = find_address(queues, QueueAddress(info.server, info.sender_id))
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     if new.status not in (QueueStatus.NEW, QueueStatus.CONFIRMED):
@@ -111,12 +110,12 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
         tx,
         new.queue_id,
         e2e_secret=new.e2e_key.exchange(info.dh_key),
-        sender_key=sender_key.der,
+        sender_key=sender_key,
         client_version=min(SMP_CLIENT_VERSIONS.max, info.version),
         status=QueueStatus.CONFIRMED,
     )
     if new.status is QueueStatus.NEW:  # otherwise the command is there, and takes the newest key
-        add_command(tx, conn.connection_id, SECURE_NEW, queue_argument(new.queue_id))
+        add_command(tx, conn.connection_id, SECURE_NEW, new.queue_id)
         _progress(tx, conn.connection_id, "confirmed", receiving=True)
 
 
@@ -138,15 +137,15 @@ def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
     old = receive_queue(tx.db, new.replaces)
     if old is None or old.switch is not RcvSwitch.SENDING_QUSE:
         return
-    set_receive_queue(tx, new.queue_id, replaces=None, is_primary=1)
-    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=0)
+    set_receive_queue(tx, new.queue_id, replaces=None, is_primary=True)
+    set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=False)
     _delete_queue(tx, old)
 
 
 def _delete_queue(tx: Tx, queue: ReceiveQueue) -> None:
     """In its own time: its router may be the reason for the switch."""
-    argument = queue_argument(queue.queue_id)
-    add_command(tx, queue.connection_id, DELETE_QUEUE, argument, queue_id=queue.queue_id)
+    queue_id = queue.queue_id
+    add_command(tx, queue.connection_id, DELETE_QUEUE, queue_id, queue_id=queue_id)
 
 
 def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
@@ -168,7 +167,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
         raise PeerFault(A_QUEUE, "address is used already")
     if replaced is None:
         raise PeerFault(A_QUEUE, "replaces nothing")
-    old: SendQueue | None = find_address(queues, replaced)
+    old = find_address(queues, replaced)
     version = SMP_CLIENT_VERSIONS.common(offered.versions)
     if old is None:
         raise PeerFault(A_QUEUE, "replaced queue not found")
@@ -177,7 +176,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
     for queue in queues:
         if queue.replaces == old.queue_id:  # of an earlier offer
             give_up_queue(tx, queue)
-    info = QueueInfo(version, offered.server, offered.sender_id, offered.dh_key, offered.mode)
+    info = at_version(offered, version)
     try:
         new = new_send_queue(tx, conn.connection_id, info, replaces=old.queue_id)
     except DecodeError:
@@ -191,7 +190,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
 def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
     """QUSE: try the new queue, after what the old one has not taken yet: that is dropped with the old one."""
     queues = send_queues(tx.db, conn.connection_id)
-    new: SendQueue | None = find_address(queues, message.queues[0].address)
+    new = find_address(queues, message.queues[0].address)
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     old = next((queue for queue in queues if queue.queue_id == new.replaces), None)

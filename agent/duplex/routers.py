@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
-from agent.duplex.replies import checked
-from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, Delivered, Owner, Subscriptions
+from agent.duplex.inbox import Delivered, Inbox
+from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, SessionSubscriptions
 from protocol.addresses import SmpServer
-from protocol.agent.retry import RECONNECT, SECOND, first
+from protocol.agent.retry import RECONNECT, first
 from protocol.connection import Received
-from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Ack, Alls, End, Ends, Msg, SmpCommand, SmpMessage
+from protocol.smp_messages import Alls, End, Ends, Msg, SmpCommand, SmpMessage
 from smp_client.errors import ClientError
 from smp_client.requests import Request
 from smp_client.session import SmpEvents, SmpSession
@@ -28,34 +26,25 @@ SHORT_SESSION = 1.0
 Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 
 
-class Acknowledgement(NamedTuple):
-    recipient_id: EntityId
-    recipient_key: Ed25519PrivateKey
-    message_id: bytes
-
-
 class RouterLink:
     """A router: connected when needed, and while we have queues there, always."""
 
-    def __init__(self, server: SmpServer, connect: Connect, owner: Owner) -> None:
+    def __init__(self, server: SmpServer, connect: Connect, inbox: Inbox) -> None:
         self._server = server
         self._connect = connect
-        self._owner = owner
+        self._inbox = inbox
         self._lock = asyncio.Lock()
         self._session: SmpSession | None = None
-        self._acks: asyncio.Queue[Acknowledgement] = asyncio.Queue()
+        self._acks: asyncio.Queue[Request[SmpCommand]] = asyncio.Queue()
         self._unacknowledged: set[EntityId] = set()
         "Queues with a message that this session has brought: a router has to wait with their next."
         self._balance = ServiceBalance()
-        self._subscriptions: Subscriptions | None = None
+        self._subscriptions: SessionSubscriptions | None = None
 
-    async def ask(self, request: Request[SmpCommand], corr_id: CorrId | None = None) -> SmpMessage:
-        """The answer to one command; raises RouterFailure for none and for `ERR`."""
-        try:
-            session = await self.session()
-            return checked(await session.request(*request, corr_id=corr_id))
-        except ClientError as error:
-            return checked(error)
+    async def request(self, request: Request[SmpCommand], corr_id: CorrId | None = None) -> SmpMessage:
+        """The answer to one command; raises `ClientError` if there is none."""
+        session = await self.session()
+        return await session.request(*request, corr_id=corr_id)
 
     async def session(self) -> SmpSession:
         async with self._lock:
@@ -63,8 +52,8 @@ class RouterLink:
                 self._session = await self._connect(self._server, self._on_events)
             return self._session
 
-    def acknowledge(self, ack: Acknowledgement) -> None:
-        """In the background; if it gets lost, the router repeats the message in the next session."""
+    def acknowledge(self, ack: Request[SmpCommand]) -> None:
+        """In the background; if the ACK gets lost, the router repeats the message in the next session."""
         self._acks.put_nowait(ack)
 
     def subscribe_more(self) -> None:
@@ -84,12 +73,14 @@ class RouterLink:
             if lived > SHORT_SESSION:
                 retry = first(RECONNECT)
             else:
-                await asyncio.sleep(retry.delay / SECOND)
+                await asyncio.sleep(retry.seconds)
                 retry = retry.next(RECONNECT)
 
     async def _serve(self, session: SmpSession) -> None:
         self._unacknowledged.clear()
-        self._subscriptions = subscriptions = Subscriptions(self._server, session, self._owner, self._balance)
+        self._subscriptions = subscriptions = SessionSubscriptions(
+            self._server, session, self._inbox, self._received, self._balance
+        )
         async with TaskGroup() as tasks:
             work = [
                 tasks.create_task(subscriptions.run(), name=f"subscriptions at {self._server.hosts[0]}"),
@@ -108,22 +99,22 @@ class RouterLink:
             acks = [await self._acks.get()]
             while not self._acks.empty() and len(acks) < SUBSCRIBED_AT_ONCE:
                 acks.append(self._acks.get_nowait())
-            requests: list[Request[SmpCommand]] = [
-                Request(ack.recipient_id, Ack(ack.message_id), ack.recipient_key) for ack in acks
-            ]
-            self._unacknowledged.difference_update(ack.recipient_id for ack in acks)
-            answers = await session.request_many(requests)
+            self._unacknowledged.difference_update(ack.entity_id for ack in acks)
+            answers = await session.request_many(acks)
             following = [
-                Delivered(ack.recipient_id, answer)
+                Delivered(ack.entity_id, answer)
                 for ack, answer in zip(acks, answers, strict=True)
                 if isinstance(answer, Msg)
             ]
-            if following:
-                await self._owner.received(self._server, following)
+            await self._received(following)
             if any(isinstance(answer, ClientError) for answer in answers):
                 # The router waits for an ACK that got lost, or we for a message that came with its answer.
                 await session.close()
                 return
+
+    async def _received(self, messages: Sequence[Delivered]) -> None:
+        if messages:
+            await self._inbox.received(self._server, messages, self.acknowledge)
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [
@@ -131,11 +122,10 @@ class RouterLink:
             for event in events
             if isinstance(event.message, Msg) and self._is_expected(event.entity_id)
         ]
-        if messages:
-            await self._owner.received(self._server, messages)
+        await self._received(messages)
         ended = [event.entity_id for event in events if isinstance(event.message, End)]
         if ended:
-            await self._owner.ended(self._server, ended)
+            await self._inbox.ended(self._server, ended)
         for event in events:
             if isinstance(event.message, Ends) and self._subscriptions is not None:
                 self._subscriptions.service_ended(event.message.queues)

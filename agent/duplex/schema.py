@@ -234,17 +234,21 @@ DROP TABLE answered_tokens;
 )
 
 
-def is_current(db: sqlite3.Connection) -> bool:
-    """Whether `prepare` has nothing to do."""
+def _marks(db: sqlite3.Connection) -> tuple[int, int]:
+    """Of a file: how many steps it has, and of which program it is."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (application_id,) = db.execute("PRAGMA application_id").fetchone()
-    return (version, application_id) == (len(STEPS), APPLICATION_ID)
+    return version, application_id
+
+
+def is_current(db: sqlite3.Connection) -> bool:
+    """Whether `prepare` has nothing to do."""
+    return _marks(db) == (len(STEPS), APPLICATION_ID)
 
 
 def prepare(db: sqlite3.Connection) -> None:
     """Make or upgrade the tables; SchemaError for a file that is not ours or is of a later program."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    version, application_id = _marks(db)
     if application_id not in (0, APPLICATION_ID):
         raise SchemaError("the database file belongs to another program")
     if version > len(STEPS):

@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 
-from agent.duplex.delivery import Transact
 from agent.duplex.events import SubscriptionEnded
-from agent.duplex.store import Tx
+from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import receive_queue_of
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId

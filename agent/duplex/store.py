@@ -8,7 +8,7 @@ is used that was not stored before.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,8 @@ class Tx:
 
 
 Change = Callable[[Tx], T]
+Transact = Callable[[Change[Any]], Awaitable[Any]]
+"Runs a change, and acts on what follows from it."
 
 
 class DuplexStore:
@@ -100,30 +102,22 @@ class DuplexStore:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             protect(path)
         with locked(path):
-            async with cls._opened(path, secrets, now, key) as store:
-                yield store
-
-    @classmethod
-    @asynccontextmanager
-    async def _opened(
-        cls, path: Path, secrets: Secrets, now: Callable[[], float], key: str | None
-    ) -> AsyncIterator[DuplexStore]:
-        with store_errors(path):
-            db = await connected(opener(path, key, **connect_options(BUSY_TIMEOUT)))
-        file = DatabaseFile(path)
-        work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
-        try:
             with store_errors(path):
-                await run_in_thread(db, lambda db: check_key(db, path, key))
-                await run_in_thread(db, _prepare)
-                file.remember()
-            work.start()
+                db = await connected(opener(path, key, **connect_options(BUSY_TIMEOUT)))
+            file = DatabaseFile(path)
+            work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
             try:
-                yield cls(work, secrets, now)
+                with store_errors(path):
+                    await run_in_thread(db, lambda db: check_key(db, path, key))
+                    await run_in_thread(db, _prepare)
+                    file.remember()
+                work.start()
+                try:
+                    yield cls(work, secrets, now)
+                finally:
+                    await work.stop()
             finally:
-                await work.stop()
-        finally:
-            await db.close()
+                await db.close()
 
     async def run(self, change: Change[T]) -> tuple[T, Tx]:
         """On the disk when it returns."""
@@ -163,8 +157,3 @@ def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
     marks = ", ".join("?" * len(values))
     found = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
     return found.lastrowid or 0
-
-
-def update(db: sqlite3.Connection, table: str, key: str, key_value: int, **values: Any) -> None:
-    changes = ", ".join(f"{column} = ?" for column in values)
-    db.execute(f"UPDATE {table} SET {changes} WHERE {key} = ?", (*values.values(), key_value))

@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
 
-from agent.duplex.events import ServiceAll, ServiceDown, ServiceEnd, ServiceEvent, ServiceUp
+from agent.duplex.events import ServiceAll, ServiceDown, ServiceEnd, ServiceUp
+from agent.duplex.inbox import Delivered, Inbox, SubscribedQueue
 from agent.duplex.records import ReceiveQueue
-from agent.duplex.replies import RouterFailure, TemporaryFailure, checked
+from agent.duplex.replies import RouterFailure, TemporaryFailure, answer_to, failure_of
 from protocol.addresses import SmpServer
-from protocol.agent.retry import FAST, SECOND, first
+from protocol.agent.retry import FAST, first
 from protocol.encoding import EntityId
 from protocol.errors import SERVICE_ERRORS
-from protocol.smp_messages import Err, Msg, QueueSet, SmpCommand, SmpMessage, Sok, Soks, Sub, Subs
+from protocol.smp_messages import Err, Msg, QueueSet, SmpMessage, Sok, Soks, Sub, Subs
 from smp_client.errors import ClientError
-from smp_client.requests import Request
 from smp_client.session import SmpSession
 from smp_client.subscriptions import Balance, ServiceBalance
 
 SUBSCRIBED_AT_ONCE = 1000
 SECOND_LOOK = 1.0
 "Seconds until a difference is believed: a queue may just be on its way from the router to our file."
-
-
-class Delivered(NamedTuple):
-    """A message of one of our queues."""
-
-    recipient_id: EntityId
-    message: Msg
-
-
-class Subscribed(NamedTuple):
-    queue: ReceiveQueue
-    service_id: EntityId | None
-    "To which service the router counts it now."
-
-
-class Owner(Protocol):
-    """Who works with what routers send."""
-
-    async def queues(
-        self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
-    ) -> list[ReceiveQueue]:
-        """The next to be subscribed one by one: all, or those that are not this service's."""
-
-    async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
-        """What is the service's, as far as we know."""
-
-    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
-        """Messages of our queues."""
-
-    async def subscribed(self, server: SmpServer, queues: Sequence[Subscribed]) -> None: ...
-    async def unsubscribed(self, server: SmpServer, queue: ReceiveQueue, error: Err) -> None: ...
-    async def ended(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
-        """Another client has these queues now."""
-
-    async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
-        """The session has ended; those of the service are told of by themselves."""
-
-    async def service_refused(self, server: SmpServer) -> None: ...
-    def service_event(self, event: ServiceEvent) -> None: ...
 
 
 class Bulk(Enum):
@@ -72,13 +32,21 @@ class Bulk(Enum):
     ACTIVE = "the router has confirmed it"
 
 
-class Subscriptions:
+class SessionSubscriptions:
     """Of one session. Another session has another object: no answer of an old one counts in a new one."""
 
-    def __init__(self, server: SmpServer, session: SmpSession, owner: Owner, balance: ServiceBalance) -> None:
+    def __init__(
+        self,
+        server: SmpServer,
+        session: SmpSession,
+        inbox: Inbox,
+        received: Callable[[Sequence[Delivered]], Awaitable[None]],
+        balance: ServiceBalance,
+    ) -> None:
         self._server = server
         self._session = session
-        self._owner = owner
+        self._inbox = inbox
+        self._received = received
         self._balance = balance
         service = session.params.service
         self.service_id = None if service is None else service.service_id
@@ -122,17 +90,17 @@ class Subscriptions:
         if self.bulk is not Bulk.PENDING:
             return  # another client took it over in the meantime
         self.bulk = Bulk.ACTIVE
-        self._owner.service_event(ServiceUp(self._server, queues, as_expected))
+        self._inbox.publish(ServiceUp(self._server, queues, as_expected))
         if self._all_sent:
-            self._owner.service_event(ServiceAll(self._server))
+            self._inbox.publish(ServiceAll(self._server))
 
     async def _ask_service(self, service_id: EntityId) -> tuple[QueueSet, QueueSet]:
         """What we think is the service's, and what the router has."""
         retry = first(FAST)
         while True:
-            ours = await self._owner.service_queues(self._server, service_id)
+            ours = await self._inbox.service_queues(self._server, service_id)
             try:
-                answer = checked(await self._asked(Subs(ours)))
+                answer = await answer_to(self._session.subscribe_service(Subs(ours)))
                 if isinstance(answer, Soks):
                     return ours, answer.queues
                 await self._refused()
@@ -140,38 +108,32 @@ class Subscriptions:
                 pass
             except RouterFailure:
                 await self._refused()
-            await asyncio.sleep(retry.delay / SECOND)
+            await asyncio.sleep(retry.seconds)
             retry = retry.next(FAST)
-
-    async def _asked(self, command: Subs) -> SmpMessage | ClientError:
-        try:
-            return await self._session.subscribe_service(command)
-        except ClientError as error:
-            return error
 
     async def _refused(self) -> None:
         """Queue by queue, in another session: in this one the router expects the service's signature."""
         self.bulk = Bulk.NONE
-        await self._owner.service_refused(self._server)
+        await self._inbox.logins.refused(self._server)
         await self._session.close()
 
     def all_sent(self) -> None:
         """ALLS. It may overtake the confirmation, but is told after it."""
         self._all_sent = True
         if self.bulk is Bulk.ACTIVE:
-            self._owner.service_event(ServiceAll(self._server))
+            self._inbox.publish(ServiceAll(self._server))
 
     def service_ended(self, queues: QueueSet) -> None:
         """ENDS: not taken back in this session, or two clients would take it from each other for ever."""
         self.bulk = Bulk.NONE
-        self._owner.service_event(ServiceEnd(self._server, queues))
+        self._inbox.publish(ServiceEnd(self._server, queues))
 
     async def lost(self) -> None:
         """The session has ended."""
         if self.service_id is not None and self.bulk is Bulk.ACTIVE:
-            queues = await self._owner.service_queues(self._server, self.service_id)
-            self._owner.service_event(ServiceDown(self._server, queues))
-        await self._owner.lost(self._server, self.service_id)
+            queues = await self._inbox.service_queues(self._server, self.service_id)
+            self._inbox.publish(ServiceDown(self._server, queues))
+        await self._inbox.lost(self._server, self.service_id)
 
     # One by one
 
@@ -179,12 +141,12 @@ class Subscriptions:
         """All after the queue `last` that are not of this service; the last one found."""
         self._changed.clear()
         unanswered: list[ReceiveQueue] = []
-        while queues := await self._owner.queues(self._server, without, last, SUBSCRIBED_AT_ONCE):
+        while queues := await self._inbox.queues(self._server, without, last, SUBSCRIBED_AT_ONCE):
             last = queues[-1].queue_id
             unanswered += await self._subscribe_batch(queues)
         retry = first(FAST)
         while unanswered:
-            await asyncio.sleep(retry.delay / SECOND)
+            await asyncio.sleep(retry.seconds)
             retry = retry.next(FAST)
             unanswered = [
                 queue
@@ -195,40 +157,31 @@ class Subscriptions:
 
     async def _subscribe_batch(self, queues: Sequence[ReceiveQueue]) -> list[ReceiveQueue]:
         """Those that the router did not answer for now."""
-        requests: list[Request[SmpCommand]] = [
-            Request(queue.recipient_id, Sub(), queue.recipient_key) for queue in queues
-        ]
+        requests = [queue.request(Sub()) for queue in queues]
         answers = list(zip(queues, await self._session.request_many(requests), strict=True))
         if any(self._is_about_service(answer) for _, answer in answers):
             await self._refused()
             return []
         done = [
-            Subscribed(queue, answer.service_id if isinstance(answer, Sok) else None)
+            SubscribedQueue(queue, answer.service_id if isinstance(answer, Sok) else None)
             for queue, answer in answers
             if not isinstance(answer, Err | ClientError)
         ]
         if done:
-            await self._owner.subscribed(self._server, done)
+            await self._inbox.subscribed(self._server, done)
         messages = [
             Delivered(queue.recipient_id, answer) for queue, answer in answers if isinstance(answer, Msg)
         ]
-        if messages:
-            await self._owner.received(self._server, messages)
-        return [queue for queue, answer in answers if await self._failed(queue, answer)]
+        await self._received(messages)
+        return [queue for queue, answer in answers if self._failed(queue, answer)]
 
-    async def _failed(self, queue: ReceiveQueue, answer: SmpMessage | ClientError) -> bool:
+    def _failed(self, queue: ReceiveQueue, answer: SmpMessage | ClientError) -> bool:
         """Whether to try again."""
-        if isinstance(answer, ClientError):
-            return True
-        if not isinstance(answer, Err):
+        failure = failure_of(answer)
+        if isinstance(answer, Err) and not isinstance(failure, TemporaryFailure):
+            self._inbox.unsubscribed(queue, answer)
             return False
-        try:
-            checked(answer)
-        except TemporaryFailure:
-            return True
-        except RouterFailure:
-            await self._owner.unsubscribed(self._server, queue, answer)
-        return False
+        return failure is not None
 
     def _is_about_service(self, answer: SmpMessage | ClientError) -> bool:
         if isinstance(answer, Err):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from agent.duplex.events import Failed, RatchetSync
-from agent.duplex.faults import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault
-from agent.duplex.outgoing import Prohibited, check_answers, queue_message, queue_ratchet_key
+from agent.duplex.outgoing import check_answers, queue_message, queue_ratchet_key
 from agent.duplex.ratchets import keys_of, put_keys, replace_ratchet, seen_before
 from agent.duplex.records import Connection, ConnectionKind
 from agent.duplex.store import Tx
 from agent.duplex.tables import connection, set_connection
+from agent.errors import A_PROHIBITED, A_VERSION, INTERNAL, PeerFault, Prohibited
 from protocol.agent.e2e_params import E2eKeys, E2eParams
 from protocol.agent.envelopes import RatchetKeyEnvelope
 from protocol.agent.errors import RatchetError
@@ -24,8 +24,8 @@ RATCHET_SYNC = "RATCHET_SYNC"
 "Other keys, when both sides had agreed already."
 
 
-def _enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
-    set_connection(tx, connection_id, sync_state=state.value)
+def enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
+    set_connection(tx, connection_id, sync_state=state)
     tx.events.append(RatchetSync(connection_id, state, error))
 
 
@@ -38,9 +38,9 @@ def start_sync(tx: Tx, connection_id: int, *, force: bool, pq: bool | None = Non
         raise Prohibited("there is no need to synchronise")
     if pq is not None:
         support = pq and pq_possible(conn.agent_version, E2E_VERSIONS.max)
-        set_connection(tx, connection_id, pq_support=int(support))
+        set_connection(tx, connection_id, pq_support=support)
     _send_keys(tx, connection(tx.db, connection_id), E2E_VERSIONS.max)
-    _enter(tx, connection_id, SyncState.STARTED)
+    enter(tx, connection_id, SyncState.STARTED)
 
 
 def _send_keys(tx: Tx, conn: Connection, version: int) -> E2eKeys:
@@ -60,7 +60,7 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
     if theirs.version not in E2E_VERSIONS:
         raise PeerFault(A_VERSION)
     if conn.sync_state is SyncState.AGREED:
-        _enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
+        enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
         tx.events.append(Failed(conn.connection_id, f"A_CRYPTO {RATCHET_SYNC}"))
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
@@ -81,11 +81,11 @@ def _agree(tx: Tx, connection_id: int, keys: E2eKeys, theirs: E2eParams) -> None
     except RatchetError:
         raise PeerFault(INTERNAL, "ratchet keys") from None
     replace_ratchet(tx, connection_id, ratchet)
-    _enter(tx, connection_id, SyncState.AGREED)
+    enter(tx, connection_id, SyncState.AGREED)
     if sending:
         ready(tx, connection(tx.db, connection_id))
 
 
 def ready(tx: Tx, conn: Connection) -> None:
     """EREADY: the first message of the new ratchet, from either side."""
-    queue_message(tx, conn, RatchetReady(conn.last_received.message_id))
+    queue_message(tx, conn, RatchetReady(conn.last_rcv_id))

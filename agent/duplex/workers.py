@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from protocol.agent.retry import FAST, first
 from transport.cancellation import TaskGroup
 
 Key = TypeVar("Key", bound=Hashable)
@@ -19,6 +20,7 @@ class Wait:
         self._more = False
         self._hurry = asyncio.Event()
         self._resting = resting
+        self._retry = first(FAST)
 
     def wake(self, *, hurry: bool) -> None:
         self._more = True
@@ -29,6 +31,14 @@ class Wait:
         """Whether there was a call since the last look."""
         more, self._more = self._more, False
         return more
+
+    async def after_failure(self) -> None:
+        """Longer each time, until an attempt succeeds."""
+        retry, self._retry = self._retry, self._retry.next(FAST)
+        await self.sleep(retry.seconds)
+
+    def succeeded(self) -> None:
+        self._retry = first(FAST)
 
     async def sleep(self, seconds: float) -> None:
         """Not at all if somebody was in a hurry during the attempt before it."""
@@ -46,7 +56,7 @@ Step = Callable[[Key, Wait], Awaitable[bool]]
 "Does one thing for a key; False if there was nothing to do."
 
 
-class Workers(Generic[Key]):
+class WorkerTasks(Generic[Key]):
     """`idle` is set while nobody works; with `rest_is_idle`, also while all wait for another attempt."""
 
     def __init__(self, name: str, tasks: TaskGroup, step: Step[Key], *, rest_is_idle: bool = False) -> None:

@@ -12,13 +12,13 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
-from agent.duplex.delivery import Transact
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
-from agent.duplex.store import DuplexStore, Tx
+from agent.duplex.store import DuplexStore, Transact, Tx
 from agent.duplex.tables import connection, receive_queue, set_connection
-from agent.duplex.workers import Wait, Workers
+from agent.duplex.workers import Wait, WorkerTasks
 from agent.notifications import rows
 from agent.notifications.pushes import (
     CheckPush,
@@ -36,13 +36,12 @@ from agent.notifications.subscribing import (
     NotificationConfig,
     after_router,
     after_server,
-    router_request,
+    router_command,
     server_request,
     take,
 )
 from agent.notifications.tokens import Superseded, Tokens, delete_token, registered
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.agent.retry import FAST, SECOND, Retry, first
 from protocol.device_token import DeviceToken
 from protocol.smp_messages import SmpCommand
 from protocol.statuses import TokenStatus
@@ -78,11 +77,12 @@ class Notifications:
         self._sessions = sessions
         self._fetch = fetch
         self._now = now
-        self._after_server = after_server(config)
+        self._after_server = partial(after_server, config)
         self._tokens = Tokens(transact, sessions)
         self._tasks = tasks
-        self._workers: Workers[str] = Workers("notifications at", tasks, self._step, rest_is_idle=True)
-        self._retries: dict[str, Retry] = {}
+        self._workers: WorkerTasks[str] = WorkerTasks(
+            "notifications at", tasks, self._step, rest_is_idle=True
+        )
         self._replanned = asyncio.Event()
         self.idle = self._workers.idle
 
@@ -156,7 +156,7 @@ class Notifications:
 
         def change(tx: Tx) -> None:
             connection(tx.db, connection_id)
-            set_connection(tx, connection_id, wants_notifications=int(wanted))
+            set_connection(tx, connection_id, wants_notifications=wanted)
             rows.follow_wishes(tx)
 
         await self._transact(change)
@@ -202,11 +202,9 @@ class Notifications:
         except (TemporaryFailure, HostFailure) as failure:
             level = logging.INFO if isinstance(failure, TemporaryFailure) else logging.WARNING
             logger.log(level, "notifications: %s", failure)
-            retry = self._retries.get(name) or first(FAST)
-            self._retries[name] = retry.next(FAST)
-            await wait.sleep(retry.delay / SECOND)
+            await wait.after_failure()
             return True
-        self._retries.pop(name, None)
+        wait.succeeded()
         return busy
 
     async def _at_router(self, name: str) -> bool:
@@ -219,9 +217,7 @@ class Notifications:
         due = await self._store.read(look)
         if not due:
             return False
-        requests: list[Request[SmpCommand]] = [
-            router_request(row, queue.recipient_id, queue.recipient_key) for row, queue in due
-        ]
+        requests: list[Request[SmpCommand]] = [queue.request(router_command(row)) for row, queue in due]
         try:
             session = await self._router(server)
             answers: list[Answer] = [*await session.request_many(requests)]
@@ -250,8 +246,7 @@ class Notifications:
     async def _delete_tokens(self, server: NtfServer) -> bool:
         deleted = await self._store.read(lambda db: rows.deleted_tokens(db, server))
         for token in deleted:
-            await self._tokens.delete(server, token)
-            await self._transact(lambda tx, token=token: rows.drop_deleted_token(tx, token))  # type: ignore[misc]
+            await self._tokens.delete(token)
         return bool(deleted)
 
 

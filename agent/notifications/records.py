@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.addresses import NtfServer, SmpServer
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.ntf_commands import Tnew
@@ -72,14 +72,22 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletedToken:
+class GivenUpToken:
     """A token that the server does not know yet to be given up."""
 
-    key: int
+    key: int = 0
+    server: NtfServer
     auth_key: Ed25519PrivateKey
     token_id: EntityId | None = field(repr=False)
-    registration: Tnew | None = field(repr=False)
-    "Without an id: again with the same keys it tells the id of the token that it may have made."
+    device_token: DeviceToken | None = field(repr=False)
+    dh_public_key: X25519PublicKey | None = field(repr=False)
+
+    @property
+    def registration(self) -> Tnew | None:
+        """Without an id: again with the same keys it tells the id of the token that it may have made."""
+        if self.token_id is not None or self.device_token is None or self.dh_public_key is None:
+            return None
+        return Tnew(self.device_token, self.auth_key.public, self.dh_public_key)
 
 
 class SubAction(StrEnum):

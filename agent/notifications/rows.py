@@ -6,57 +6,28 @@ import sqlite3
 from dataclasses import replace
 from typing import Any
 
-from agent.duplex.store import Tx, insert
-from agent.notifications.records import DeletedToken, Mode, SubAction, Subscription, Token, TokenAction
-from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
-from protocol.device_token import decode_device_token, encode_device_token
+from agent.duplex.mapping import Table
+from agent.duplex.store import Tx
+from agent.notifications.records import GivenUpToken, Mode, SubAction, Subscription, Token, TokenAction
+from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.encoding import EntityId
-from protocol.ntf_commands import Tnew
 from protocol.statuses import TokenStatus
 
 # The token
 
 
+_TOKENS = Table("ntf_token", Token, "key")
+_GIVEN_UP = Table("deleted_ntf_tokens", GivenUpToken, "key", numbered=True)
+drop_deleted_token = _GIVEN_UP.drop
+
+
 def token_of(db: sqlite3.Connection) -> Token | None:
-    row = db.execute("SELECT * FROM ntf_token").fetchone()
-    if row is None:
-        return None
-    return Token(
-        server=parse_ntf_server(row["server"]),
-        device_token=decode_device_token(row["device_token"]),
-        mode=Mode(row["mode"]),
-        period=row["period"],
-        auth_key=Ed25519PrivateKey(row["auth_key"]),
-        dh_key=X25519PrivateKey(row["dh_key"]),
-        token_id=row["token_id"],
-        dh_secret=row["dh_secret"],
-        status=TokenStatus(row["status"]),
-        action=None if row["action"] is None else TokenAction(row["action"]),
-        code=row["code"],
-        cron=row["cron"],
-    )
+    return _TOKENS.one(db, "TRUE")
 
 
 def put_token(tx: Tx, token: Token) -> None:
     drop_token(tx)
-    insert(
-        tx.db,
-        "ntf_token",
-        key=1,
-        server=str(token.server),
-        device_token=encode_device_token(token.device_token),
-        mode=token.mode,
-        period=token.period,
-        auth_key=token.auth_key.seed,
-        dh_key=token.dh_key.raw,
-        token_id=token.token_id,
-        dh_secret=token.dh_secret,
-        status=token.status,
-        action=token.action,
-        code=token.code,
-        cron=token.cron,
-    )
+    _TOKENS.add(tx, token, key=1)
 
 
 def drop_token(tx: Tx) -> None:
@@ -73,71 +44,49 @@ def delete_at_server(tx: Tx, token: Token) -> None:
     """Also if it has no id: the answer to its TNEW may have got lost."""
     if token.token_id is None and token.action is not TokenAction.REGISTER:
         return  # the server has refused it
-    insert(
-        tx.db,
-        "deleted_ntf_tokens",
-        server=str(token.server),
+    given_up = GivenUpToken(
+        server=token.server,
+        auth_key=token.auth_key,
         token_id=token.token_id,
-        auth_key=token.auth_key.seed,
-        device_token=encode_device_token(token.device_token),
-        dh_public_key=token.dh_key.public.raw,
+        device_token=token.device_token,
+        dh_public_key=token.dh_key.public,
     )
+    _GIVEN_UP.add(tx, given_up)
     tx.notifications.add(str(token.server))
 
 
-def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[DeletedToken]:
-    sql = "SELECT * FROM deleted_ntf_tokens WHERE server = ? ORDER BY key"
-    return [_deleted_token(row) for row in db.execute(sql, (str(server),))]
-
-
-def _deleted_token(row: Any) -> DeletedToken:
-    auth_key, registration = Ed25519PrivateKey(row["auth_key"]), None
-    if row["token_id"] is None:
-        device_token, dh_key = decode_device_token(row["device_token"]), X25519PublicKey(row["dh_public_key"])
-        registration = Tnew(device_token, auth_key.public, dh_key)
-    return DeletedToken(
-        key=row["key"], auth_key=auth_key, token_id=row["token_id"], registration=registration
-    )
-
-
-def drop_deleted_token(tx: Tx, deleted: DeletedToken) -> None:
-    tx.db.execute("DELETE FROM deleted_ntf_tokens WHERE key = ?", (deleted.key,))
+def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[GivenUpToken]:
+    return _GIVEN_UP.all(db, "server = ? ORDER BY key", str(server))
 
 
 # Subscriptions
 
+_SUBSCRIPTIONS = Table("ntf_subscriptions", Subscription, "queue_id")
 _AT_ROUTER = "action IN ('SMP_KEY', 'SMP_DELETE')"
 _AT_SERVER = "action IN ('NTF_CREATE', 'NTF_CHECK') AND token_id = (SELECT token_id FROM ntf_token)"
 "What belongs to another token waits for the current one to become active, and is made anew then."
 
 
 def subscriptions(db: sqlite3.Connection) -> list[Subscription]:
-    return [_subscription(row) for row in db.execute("SELECT * FROM ntf_subscriptions ORDER BY queue_id")]
+    return _SUBSCRIPTIONS.all(db, "TRUE ORDER BY queue_id")
 
 
 def due_at_router(db: sqlite3.Connection, server: SmpServer, now: int, limit: int) -> list[Subscription]:
     """What is to be done at a router; a queue that is being deleted takes its notifier along."""
-    sql = (
-        f"SELECT s.* FROM ntf_subscriptions s JOIN receive_queues q USING (queue_id) WHERE s.smp_server = ?"
-        f" AND {_AT_ROUTER} AND due <= ? AND NOT q.deleting ORDER BY due, queue_id LIMIT ?"
-    )
-    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+    stays = "(SELECT NOT deleting FROM receive_queues q WHERE q.queue_id = ntf_subscriptions.queue_id)"
+    condition = f"smp_server = ? AND {_AT_ROUTER} AND due <= ? AND {stays} ORDER BY due, queue_id LIMIT ?"
+    return _SUBSCRIPTIONS.all(db, condition, str(server), now, limit)
 
 
 def due_at_server(db: sqlite3.Connection, server: NtfServer, now: int, limit: int) -> list[Subscription]:
-    sql = (
-        f"SELECT * FROM ntf_subscriptions WHERE ntf_server = ? AND {_AT_SERVER} AND due <= ?"
-        " ORDER BY due, queue_id LIMIT ?"
-    )
-    return [_subscription(row) for row in db.execute(sql, (str(server), now, limit))]
+    condition = f"ntf_server = ? AND {_AT_SERVER} AND due <= ? ORDER BY due, queue_id LIMIT ?"
+    return _SUBSCRIPTIONS.all(db, condition, str(server), now, limit)
 
 
 def subscription_of_notifier(
     db: sqlite3.Connection, server: SmpServer, notifier_id: EntityId
 ) -> Subscription | None:
-    sql = "SELECT * FROM ntf_subscriptions WHERE smp_server = ? AND notifier_id = ?"
-    row = db.execute(sql, (str(server), notifier_id)).fetchone()
-    return None if row is None else _subscription(row)
+    return _SUBSCRIPTIONS.one(db, "smp_server = ? AND notifier_id = ?", str(server), notifier_id)
 
 
 def next_due(db: sqlite3.Connection, now: int) -> int | None:
@@ -162,23 +111,8 @@ def busy_servers(db: sqlite3.Connection, now: int) -> set[str]:
 
 def put_subscription(tx: Tx, value: Subscription) -> None:
     """The row as given, in place of the queue's other one; whoever works on it is woken."""
-    tx.db.execute("DELETE FROM ntf_subscriptions WHERE queue_id = ?", (value.queue_id,))
-    insert(
-        tx.db,
-        "ntf_subscriptions",
-        queue_id=value.queue_id,
-        smp_server=str(value.smp_server),
-        ntf_server=str(value.ntf_server),
-        token_id=value.token_id,
-        action=value.action,
-        due=value.due,
-        notifier_key=value.notifier_key.seed,
-        dh_key=value.dh_key.raw,
-        notifier_id=value.notifier_id,
-        dh_secret=value.dh_secret,
-        subscription_id=value.subscription_id,
-        status=value.status,
-    )
+    _SUBSCRIPTIONS.drop(tx, value.queue_id)
+    _SUBSCRIPTIONS.add(tx, value)
     if value.action in (SubAction.SMP_KEY, SubAction.SMP_DELETE):
         tx.notifications.add(str(value.smp_server))
     elif value.action is not None:
@@ -191,23 +125,6 @@ def advance_subscription(tx: Tx, before: Subscription, after: Subscription | Non
     done = tx.db.execute(sql, (before.queue_id, before.action, before.notifier_key.seed))
     if done.rowcount and after is not None:
         put_subscription(tx, after)
-
-
-def _subscription(row: Any) -> Subscription:
-    return Subscription(
-        queue_id=row["queue_id"],
-        smp_server=parse_smp_server(row["smp_server"]),
-        ntf_server=parse_ntf_server(row["ntf_server"]),
-        token_id=row["token_id"],
-        action=None if row["action"] is None else SubAction(row["action"]),
-        due=row["due"],
-        notifier_key=Ed25519PrivateKey(row["notifier_key"]),
-        dh_key=X25519PrivateKey(row["dh_key"]),
-        notifier_id=row["notifier_id"],
-        dh_secret=row["dh_secret"],
-        subscription_id=row["subscription_id"],
-        status=row["status"],
-    )
 
 
 # What is wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from agent.duplex.replies import failure_of
+from agent.duplex.replies import answer_to
 from protocol.addresses import NtfServer
 from protocol.ntf_commands import NtfCommand, NtfResponse
 from smp_client.errors import ClientError
@@ -21,12 +21,11 @@ class NtfSessions:
 
     async def ask(self, server: NtfServer, request: Request[NtfCommand]) -> NtfResponse:
         """The answer to one command; raises RouterFailure for none and for `ERR`."""
-        (answer,) = await self.ask_many(server, [request])
-        failure = failure_of(answer)
-        if failure is not None:
-            raise failure
-        assert not isinstance(answer, ClientError)
-        return answer
+        return await answer_to(self._request(server, request))
+
+    async def _request(self, server: NtfServer, request: Request[NtfCommand]) -> NtfResponse:
+        session = await self._session(server)
+        return await session.request(*request)
 
     async def ask_many(
         self, server: NtfServer, requests: Sequence[Request[NtfCommand]]

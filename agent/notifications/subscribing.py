@@ -15,8 +15,7 @@ from agent.duplex.store import Tx
 from agent.notifications.records import SubAction, Subscription, Token
 from agent.notifications.rows import advance_subscription
 from protocol.addresses import SmpQueueNtf
-from protocol.crypto import Ed25519PrivateKey
-from protocol.encoding import NO_ENTITY, EntityId
+from protocol.encoding import NO_ENTITY
 from protocol.errors import AUTH, DecodeError
 from protocol.ntf_commands import IdSub, NtfCommand, NtfResponse, Schk, Snew, Sub
 from protocol.smp_messages import Ndel, Nid, Nkey, NotifierKeys, SmpCommand, SmpMessage
@@ -43,10 +42,10 @@ After = Callable[[Tx, Subscription, Answer, RouterRefused | None], Subscription 
 "What becomes of a row; None if it is done with."
 
 
-def router_request(row: Subscription, recipient_id: EntityId, key: Ed25519PrivateKey) -> Request[SmpCommand]:
+def router_command(row: Subscription) -> SmpCommand:
     if row.action is SubAction.SMP_DELETE:
-        return Request(recipient_id, Ndel(), key)
-    return Request(recipient_id, Nkey(NotifierKeys(row.notifier_key.public, row.dh_key.public)), key)
+        return Ndel()
+    return Nkey(NotifierKeys(row.notifier_key.public, row.dh_key.public))
 
 
 def after_router(
@@ -74,23 +73,18 @@ def server_request(row: Subscription, token: Token) -> Request[NtfCommand]:
     return Request(row.subscription_id, Schk(), token.auth_key)
 
 
-def after_server(config: NotificationConfig) -> After:
-    def after(
-        tx: Tx, row: Subscription, answer: Answer, refused: RouterRefused | None
-    ) -> Subscription | None:
-        unknown = refused is not None and refused.error == AUTH
-        if isinstance(answer, IdSub):
-            made = replace(row, subscription_id=answer.subscription_id, status="NEW")
-            return replace(made, action=SubAction.NTF_CHECK, due=tx.now + config.first_check)
-        if isinstance(answer, Sub):
-            seen = replace(row, status=answer.status.text, due=tx.now + config.check_interval)
-            return seen if answer.status.state in SUBSCRIBABLE else _recreated(tx, seen, 0)
-        if unknown:
-            is_new = row.action is SubAction.NTF_CREATE
-            return _recreated(tx, row, config.recreate_delay if is_new else 0)
-        return _given_up(row, refused)
-
-    return after
+def after_server(
+    config: NotificationConfig, tx: Tx, row: Subscription, answer: Answer, refused: RouterRefused | None
+) -> Subscription | None:
+    if isinstance(answer, IdSub):
+        made = replace(row, subscription_id=answer.subscription_id, status="NEW")
+        return replace(made, action=SubAction.NTF_CHECK, due=tx.now + config.first_check)
+    if isinstance(answer, Sub):
+        seen = replace(row, status=answer.status.text, due=tx.now + config.check_interval)
+        return seen if answer.status.state in SUBSCRIBABLE else _recreated(tx, seen, 0)
+    if refused is not None and refused.error == AUTH:  # the server does not know it
+        return _recreated(tx, row, config.recreate_delay if row.action is SubAction.NTF_CREATE else 0)
+    return _given_up(row, refused)
 
 
 def take(

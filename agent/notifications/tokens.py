@@ -10,17 +10,16 @@ id,     any; other device TRPL, and wait for a new verification push
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.duplex.delivery import Transact
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused
-from agent.duplex.store import Tx
-from agent.errors import BadPush
-from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, DeletedToken, Mode, Token, TokenAction
+from agent.duplex.store import Transact, Tx
+from agent.errors import BadPush, Prohibited
+from agent.notifications.records import MAX_PERIOD, MIN_PERIOD, GivenUpToken, Mode, Token, TokenAction
 from agent.notifications.rows import (
     delete_at_server,
+    drop_deleted_token,
     drop_token,
     follow_wishes,
     give_up_token,
@@ -56,8 +55,7 @@ class Tokens:
         """Make the server know this device, in this mode. Safe to call at every start of an app."""
         if not MIN_PERIOD <= period <= MAX_PERIOD:
             raise Prohibited(f"the period is {MIN_PERIOD} to {MAX_PERIOD} minutes")
-        wish = Wish(device_token, mode, server, period)
-        token: Token = await self._transact(wish.store)
+        token: Token = await self._transact(Wish(device_token, mode, server, period).store)
         if token.device_token != device_token:
             return await self._replaced(token, device_token)
         if token.action is TokenAction.CHECK:
@@ -86,14 +84,15 @@ class Tokens:
             except RouterRefused:
                 await self._advance(token, action=None)
 
-    async def delete(self, server: NtfServer, token: DeletedToken) -> None:
+    async def delete(self, token: GivenUpToken) -> None:
         """At its server. What that refuses is gone there."""
         with suppress(RouterRefused):
-            token_id = token.token_id
-            if token.registration is not None:
-                token_id = (await self._ask_id(server, token.registration, token.auth_key)).token_id
+            token_id, registration = token.token_id, token.registration
+            if registration is not None:
+                token_id = (await self._ask_id(token.server, registration, token.auth_key)).token_id
             assert token_id is not None
-            await self._sessions.ask(server, Request(token_id, Tdel(), token.auth_key))
+            await self._sessions.ask(token.server, Request(token_id, Tdel(), token.auth_key))
+        await self._transact(lambda tx: drop_deleted_token(tx, token.key))
 
     # Steps; each stores its result
 
@@ -192,25 +191,27 @@ class Tokens:
         return result
 
 
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What the application asks for, and what that makes of the token that is there."""
 
-    def __init__(self, device_token: DeviceToken, mode: Mode, server: NtfServer, period: int) -> None:
-        self._device_token, self._mode = device_token, mode
-        self._server, self._period = server, period
+    device_token: DeviceToken
+    mode: Mode
+    server: NtfServer
+    period: int
 
     def store(self, tx: Tx) -> Token:
         """With the device token that its server knows; if that is another, it is to be replaced there."""
         saved = token_of(tx.db)
-        if saved is not None and saved.server != self._server:
+        if saved is not None and saved.server != self.server:
             give_up_token(tx, saved)
             saved = None
-        token = self._new(tx) if saved is None else replace(saved, mode=self._mode, period=self._period)
+        token = self._new(tx) if saved is None else replace(saved, mode=self.mode, period=self.period)
         if token.token_id is None:
-            if token.device_token != self._device_token:
+            if token.device_token != self.device_token:
                 delete_at_server(tx, token)
-            token = replace(token, device_token=self._device_token, action=TokenAction.REGISTER)
-        elif token.action is None and token.device_token == self._device_token:
+            token = replace(token, device_token=self.device_token, action=TokenAction.REGISTER)
+        elif token.action is None and token.device_token == self.device_token:
             token = replace(token, action=TokenAction.REGISTER)
         put_token(tx, token)
         follow_wishes(tx)
@@ -218,10 +219,10 @@ class Wish:
 
     def _new(self, tx: Tx) -> Token:
         return Token(
-            server=self._server,
-            device_token=self._device_token,
-            mode=self._mode,
-            period=self._period,
+            server=self.server,
+            device_token=self.device_token,
+            mode=self.mode,
+            period=self.period,
             auth_key=tx.secrets.ed25519(),
             dh_key=tx.secrets.x25519(),
         )

@@ -6,14 +6,25 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from protocol.agent.e2e_params import E2eUri, e2e_uri_text, parse_e2e_uri, pull_e2e_uri, push_e2e_uri
+from protocol.agent.e2e_params import E2E_URI, E2eUri, e2e_uri_text, parse_e2e_uri
+from protocol.agent.forms import (
+    LARGE,
+    QUEUE_URI,
+    VERSIONS,
+    Form,
+    checked,
+    nonempty,
+    optional,
+    record,
+    tagged,
+    text,
+)
 from protocol.agent.versions import AGENT_VERSIONS
-from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
 from protocol.query import parse_versions, required, split_query, versions_text
-from protocol.queue_uri import QueueUri, parse_queue_uri, pull_queue_uri, push_queue_uri
+from protocol.queue_uri import QueueUri, parse_queue_uri
 from protocol.smp_messages import QueueMode
-from protocol.versions import VersionRange, pull_version_range, push_version_range
+from protocol.versions import VersionRange
 
 _LINK = re.compile(r"(?:simplex:|https://[^\s/?#]+)/(invitation|contact)/?#/?\?([!-~]+)")
 
@@ -74,35 +85,16 @@ def _lifted(versions: VersionRange) -> VersionRange:
     return VersionRange(max(lowest, versions.min), max(lowest, versions.max))
 
 
-def pull_request(r: Reader) -> ConnectionRequest:
-    tag = r.pull_bytes(1)
-    if tag not in (b"C", b"I"):
-        raise DecodeError
-    versions = pull_version_range(r)
-    queues = tuple(map(_with_mode, r.pull_nonempty(pull_queue_uri)))
-    data = r.pull_optional(_pull_text)
-    if tag == b"C":
-        return ContactRequest(_lifted(versions), queues, data)
-    return InvitationRequest(versions, queues, pull_e2e_uri(r), data)
-
-
-def push_request(w: Writer, request: ConnectionRequest) -> None:
-    invitation = isinstance(request, InvitationRequest)
-    w.push_bytes(b"I" if invitation else b"C")
-    push_version_range(w, request.agent_versions)
-    w.push_nonempty(request.queues, push_queue_uri)
-    w.push_optional(request.data, lambda w, data: w.push_large(data.encode()))
-    if isinstance(request, InvitationRequest):
-        push_e2e_uri(w, request.e2e)
-
-
-def _with_mode(queue: QueueUri) -> QueueUri:
+def _with_modes(queues: tuple[QueueUri, ...]) -> tuple[QueueUri, ...]:
     """The binary form of our version range says nothing for an address."""
-    return queue if queue.mode else replace(queue, mode=QueueMode.CONTACT)
+    return tuple(queue if queue.mode else replace(queue, mode=QueueMode.CONTACT) for queue in queues)
 
 
-def _pull_text(r: Reader) -> str:
-    try:
-        return r.pull_large().decode()
-    except UnicodeDecodeError:
-        raise DecodeError from None
+_QUEUES = checked(nonempty(QUEUE_URI), _with_modes)
+_DATA = optional(text(LARGE))
+REQUEST: Form[ConnectionRequest] = tagged(
+    {
+        b"C": record(ContactRequest, agent_versions=checked(VERSIONS, _lifted), queues=_QUEUES, data=_DATA),
+        b"I": record(InvitationRequest, agent_versions=VERSIONS, queues=_QUEUES, data=_DATA, e2e=E2E_URI),
+    }
+)

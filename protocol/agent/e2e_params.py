@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.agent.forms import VERSIONS, Form, record
 from protocol.agent.kem import (
     KEM_CIPHERTEXT_SIZE,
     KEM_PUBLIC_SIZE,
+    OPTIONAL_KEM,
     Accepted,
     KemPair,
     KemParams,
     Proposed,
-    pull_optional_kem,
-    push_optional_kem,
     sized,
 )
 from protocol.agent.versions import E2E_PQ
-from protocol.agent.x448 import X448Pair, X448PublicKey, decode_x448, pull_x448, push_x448
+from protocol.agent.x448 import X448, X448Pair, X448PublicKey, decode_x448
 from protocol.crypto import sha256
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
 from protocol.query import bytes_text, parse_bytes, parse_versions, required, split_query, versions_text
-from protocol.versions import VersionRange, pull_version_range, push_version_range
+from protocol.versions import VersionRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +68,21 @@ class E2eKeys:
         return Proposed(self.kem.public) if self.kem else None
 
 
-def pull_e2e_params(r: Reader) -> E2eParams:
-    version, k1, k2 = r.pull_word16(), pull_x448(r), pull_x448(r)
-    return E2eParams(version, k1, k2, pull_optional_kem(r) if version >= E2E_PQ else None)
+def _pull_params(r: Reader) -> E2eParams:
+    version, k1, k2 = r.pull_word16(), X448.pull(r), X448.pull(r)
+    return E2eParams(version, k1, k2, OPTIONAL_KEM.pull(r) if version >= E2E_PQ else None)
 
 
-def push_e2e_params(w: Writer, params: E2eParams) -> None:
+def _push_params(w: Writer, params: E2eParams) -> None:
     w.push_word16(params.version)
-    push_x448(w, params.k1)
-    push_x448(w, params.k2)
+    X448.push(w, params.k1)
+    X448.push(w, params.k2)
     if params.version >= E2E_PQ:
-        push_optional_kem(w, params.kem)
+        OPTIONAL_KEM.push(w, params.kem)
 
 
-def pull_e2e_uri(r: Reader) -> E2eUri:
-    return E2eUri(pull_version_range(r), pull_x448(r), pull_x448(r), pull_optional_kem(r))
-
-
-def push_e2e_uri(w: Writer, uri: E2eUri) -> None:
-    push_version_range(w, uri.versions)
-    push_x448(w, uri.k1)
-    push_x448(w, uri.k2)
-    push_optional_kem(w, uri.kem)
+E2E_PARAMS = Form(_pull_params, _push_params)
+E2E_URI = record(E2eUri, versions=VERSIONS, k1=X448, k2=X448, kem=OPTIONAL_KEM)
 
 
 def e2e_uri_text(uri: E2eUri) -> str:

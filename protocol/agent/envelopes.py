@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.agent.e2e_params import E2eParams, pull_e2e_params, push_e2e_params
+from protocol.agent.e2e_params import E2E_PARAMS, E2eParams
+from protocol.agent.forms import LARGE, TAIL, WORD16, Form, exactly, optional, record, text
 from protocol.agent.kem import Accepted
 from protocol.agent.versions import AGENT_PQ
 from protocol.blocks import pad, unpad
@@ -31,11 +32,6 @@ class PaddedSizes:
 
     connection_info: int
     message: int
-
-    @property
-    def largest_body(self) -> int:
-        """Of a user's message: less its length, tag, id, hash of the previous one and tag of the content."""
-        return self.message - 2 - 1 - 8 - 33 - 1
 
 
 _CLASSIC_SIZES = PaddedSizes(14832, 15840)
@@ -87,17 +83,21 @@ class RatchetKeyEnvelope:
 AgentEnvelope = ConfirmationEnvelope | MessageEnvelope | InvitationEnvelope | RatchetKeyEnvelope
 
 
+_PARAMS = optional(E2E_PARAMS)
+_LINK = text(LARGE)
+
+
 def decode_agent_envelope(data: bytes) -> AgentEnvelope:
     r = Reader(data)
     version, tag = r.pull_word16(), r.pull_bytes(1)
     if tag == b"C":
-        return ConfirmationEnvelope(version, r.pull_optional(pull_e2e_params), r.pull_tail())
+        return ConfirmationEnvelope(version, _PARAMS.pull(r), r.pull_tail())
     if tag == b"M":
         return MessageEnvelope(version, r.pull_tail())
     if tag == b"I":
-        return InvitationEnvelope(version, _text(r.pull_large()), r.pull_tail())
+        return InvitationEnvelope(version, _LINK.pull(r), r.pull_tail())
     if tag == b"R":
-        return RatchetKeyEnvelope(version, _proposing(pull_e2e_params(r)), r.pull_tail())
+        return RatchetKeyEnvelope(version, _proposing(E2E_PARAMS.pull(r)), r.pull_tail())
     raise DecodeError
 
 
@@ -107,26 +107,19 @@ def encode_agent_envelope(envelope: AgentEnvelope) -> bytes:
     match envelope:
         case ConfirmationEnvelope(_, params, message):
             w.push_bytes(b"C")
-            w.push_optional(params, push_e2e_params)
+            _PARAMS.push(w, params)
             w.push_bytes(message)
         case MessageEnvelope(_, message):
             w.push_bytes(b"M" + message)
         case InvitationEnvelope(_, link, info):
             w.push_bytes(b"I")
-            w.push_large(link.encode())
+            _LINK.push(w, link)
             w.push_bytes(info)
         case _:
             w.push_bytes(b"R")
-            push_e2e_params(w, envelope.params)
+            E2E_PARAMS.push(w, envelope.params)
             w.push_bytes(envelope.info)
     return w.value()
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise DecodeError from None
 
 
 def _proposing(params: E2eParams) -> E2eParams:
@@ -184,19 +177,23 @@ class SentBody:
         return decode_client_message(unpad(open_box(secret, self.nonce, self.boxed)))
 
 
+_BODY = record(
+    SentBody,
+    client_version=WORD16,
+    dh_key=optional(Form(pull_x25519_public, push_key)),
+    nonce=exactly(NONCE_SIZE),
+    boxed=TAIL,
+)
+
+
 def seal_body(
     client_version: int, dh_key: X25519PublicKey | None, secret: bytes, nonce: bytes, message: ClientMessage
 ) -> bytes:
     """The body of SEND; TooLarge if the message does not fit."""
     size = SIZE_WITHOUT_KEY if dh_key is None else SIZE_WITH_KEY
-    w = Writer()
-    w.push_word16(client_version)
-    w.push_optional(dh_key, push_key)
-    w.push_bytes(nonce + box(secret, nonce, pad(encode_client_message(message), size)))
-    return w.value()
+    boxed = box(secret, nonce, pad(encode_client_message(message), size))
+    return _BODY.encode(SentBody(client_version, dh_key, nonce, boxed))
 
 
 def decode_body(data: bytes) -> SentBody:
-    r = Reader(data)
-    version, key = r.pull_word16(), r.pull_optional(pull_x25519_public)
-    return SentBody(version, key, r.pull_bytes(NONCE_SIZE), r.pull_tail())
+    return _BODY.decode(data)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from pqcrypto.kem import sntrup_761
 
+from protocol.agent.forms import LARGE, Form, checked, optional, record, tagged
 from protocol.agent.x448 import X448Pair
-from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
 
 KEM_PUBLIC_SIZE = 1158
@@ -68,38 +68,18 @@ def decapsulate(secret: bytes, ciphertext: bytes) -> bytes:
     return shared
 
 
-def pull_kem_params(r: Reader) -> KemParams:
-    tag = r.pull_bytes(1)
-    if tag == b"P":
-        return Proposed(sized(r.pull_large(), KEM_PUBLIC_SIZE))
-    if tag == b"A":
-        ciphertext = sized(r.pull_large(), KEM_CIPHERTEXT_SIZE)
-        return Accepted(ciphertext, sized(r.pull_large(), KEM_PUBLIC_SIZE))
-    raise DecodeError
-
-
-def push_kem_params(w: Writer, params: KemParams) -> None:
-    if isinstance(params, Accepted):
-        w.push_bytes(b"A")
-        w.push_large(params.ciphertext)
-    else:
-        w.push_bytes(b"P")
-    w.push_large(params.public)
-
-
-def pull_optional_kem(r: Reader) -> KemParams | None:
-    return r.pull_optional(pull_kem_params)
-
-
-def push_optional_kem(w: Writer, params: KemParams | None) -> None:
-    if params is None:
-        w.push_bytes(b"0")
-    else:
-        w.push_bytes(b"1")
-        push_kem_params(w, params)
-
-
 def sized(data: bytes, size: int) -> bytes:
     if len(data) != size:
         raise DecodeError
     return data
+
+
+_PUBLIC = checked(LARGE, lambda data: sized(data, KEM_PUBLIC_SIZE))
+_CIPHERTEXT = checked(LARGE, lambda data: sized(data, KEM_CIPHERTEXT_SIZE))
+KEM_PARAMS: Form[KemParams] = tagged(
+    {
+        b"P": record(Proposed, public=_PUBLIC),
+        b"A": record(Accepted, ciphertext=_CIPHERTEXT, public=_PUBLIC),
+    }
+)
+OPTIONAL_KEM = optional(KEM_PARAMS)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from protocol.addresses import SmpServer
-from protocol.agent.connection_requests import ConnectionRequest, pull_request, push_request
+from protocol.agent.connection_requests import REQUEST, ConnectionRequest
 from protocol.agent.errors import LinkError
-from protocol.agent.short_links import ShortLink, pull_short_link, push_short_link
+from protocol.agent.forms import BOOL, SHORT, VERSIONS, Form, checked, record, tagged
+from protocol.agent.short_links import SHORT_LINK, ShortLink
 from protocol.crypto import (
     ED25519_SIGNATURE_SIZE,
-    Ed25519PrivateKey,
+    AuthPublicKey,
     Ed25519PublicKey,
     decode_public_key,
     push_key,
@@ -20,7 +21,7 @@ from protocol.crypto import (
 from protocol.encoding import EntityId, Reader, Writer
 from protocol.errors import DecodeError
 from protocol.link_crypto import link_key_of, open_link_data, split_signed
-from protocol.versions import VersionRange, pull_version_range, push_version_range
+from protocol.versions import VersionRange
 
 T = TypeVar("T")
 
@@ -70,85 +71,16 @@ class ContactUserData:
 UserLinkData = InvitationUserData | ContactUserData
 
 
-def new_owner(owner_id: bytes, key: Ed25519PublicKey, by: Ed25519PrivateKey) -> Owner:
-    return Owner(owner_id, key, by.sign(owner_id + key.der))
-
-
-def encode_fixed(fixed: FixedLinkData) -> bytes:
-    w = Writer()
-    push_version_range(w, fixed.agent_versions)
-    push_key(w, fixed.root_key)
-    push_request(w, fixed.request)
-    if fixed.entity_id is not None:
-        w.push_short(fixed.entity_id)
-    return w.value()
-
-
-def decode_fixed(data: bytes) -> FixedLinkData:
-    """What a later version may add behind is not looked at."""
-    r = Reader(data)
-    versions, root_key, request = pull_version_range(r), _pull_ed25519(r), pull_request(r)
-    return FixedLinkData(versions, root_key, request, None if r.at_end else r.pull_short())
-
-
-def encode_user(user: UserLinkData) -> bytes:
-    w = Writer(b"C" if isinstance(user, ContactUserData) else b"I")
-    push_version_range(w, user.agent_versions)
-    if isinstance(user, ContactUserData):
-        w.push_bool(user.direct)
-        _push_list(w, user.owners, _push_owner)
-        _push_list(w, user.relays, push_short_link)
-    if len(user.blob) < _LONG_BLOB:
-        w.push_short(user.blob)
-    else:
-        w.push_bytes(bytes((_LONG_BLOB,)))
-        w.push_large(user.blob)
-    return w.value()
-
-
-def decode_user(data: bytes) -> UserLinkData:
-    r = Reader(data)
-    tag, versions = r.pull_bytes(1), pull_version_range(r)
-    if tag == b"I":
-        return InvitationUserData(versions, _pull_blob(r))
-    if tag == b"C":
-        direct = r.pull_bool()
-        owners, relays = _pull_list(r, _pull_owner), _pull_list(r, pull_short_link)
-        return ContactUserData(versions, direct, owners, relays, _pull_blob(r))
-    raise DecodeError
-
-
-def _push_list(w: Writer, items: Sequence[T], push: Callable[[Writer, T], None]) -> None:
-    w.push_bytes(bytes((len(items),)))
-    for item in items:
-        push(w, item)
-
-
-def _pull_list(r: Reader, pull: Callable[[Reader], T]) -> tuple[T, ...]:
-    return tuple([pull(r) for _ in range(r.pull_byte())])
-
-
-def _push_owner(w: Writer, owner: Owner) -> None:
-    inner = Writer()
-    inner.push_short(owner.owner_id)
-    push_key(inner, owner.key)
-    inner.push_short(owner.signature)
-    w.push_short(inner.value())
-
-
-def _pull_owner(r: Reader) -> Owner:
-    inner = Reader(r.pull_short())
-    owner = Owner(inner.pull_short(), _pull_ed25519(inner), inner.pull_short())
-    if len(owner.signature) != ED25519_SIGNATURE_SIZE:
-        raise DecodeError
-    return owner
-
-
-def _pull_ed25519(r: Reader) -> Ed25519PublicKey:
-    key = decode_public_key(r.pull_short())
+def _ed25519(key: AuthPublicKey) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise DecodeError
     return key
+
+
+def _complete(owner: Owner) -> Owner:
+    if len(owner.signature) != ED25519_SIGNATURE_SIZE:
+        raise DecodeError
+    return owner
 
 
 def _pull_blob(r: Reader) -> bytes:
@@ -156,6 +88,67 @@ def _pull_blob(r: Reader) -> bytes:
         r.pull_bytes(1)
         return r.pull_large()
     return r.pull_short()
+
+
+def _push_blob(w: Writer, blob: bytes) -> None:
+    if len(blob) < _LONG_BLOB:
+        w.push_short(blob)
+    else:
+        w.push_bytes(bytes((_LONG_BLOB,)))
+        w.push_large(blob)
+
+
+def _several(form: Form[T]) -> Form[tuple[T, ...]]:
+    """Or none."""
+
+    def push(w: Writer, items: tuple[T, ...]) -> None:
+        w.push_bytes(bytes((len(items),)))
+        for item in items:
+            form.push(w, item)
+
+    return Form(lambda r: tuple([form.pull(r) for _ in range(r.pull_byte())]), push)
+
+
+_ED25519 = Form(lambda r: _ed25519(decode_public_key(r.pull_short())), push_key)
+_BLOB = Form(_pull_blob, _push_blob)
+_SIGNED_OWNER = checked(record(Owner, owner_id=SHORT, key=_ED25519, signature=SHORT), _complete)
+_OWNER = Form(
+    lambda r: _SIGNED_OWNER.pull(Reader(r.pull_short())),
+    lambda w, owner: w.push_short(_SIGNED_OWNER.encode(owner)),
+)
+_USER: Form[UserLinkData] = tagged(
+    {
+        b"I": record(InvitationUserData, agent_versions=VERSIONS, blob=_BLOB),
+        b"C": record(
+            ContactUserData,
+            agent_versions=VERSIONS,
+            direct=BOOL,
+            owners=_several(_OWNER),
+            relays=_several(SHORT_LINK),
+            blob=_BLOB,
+        ),
+    }
+)
+_FIXED = record(
+    FixedLinkData,
+    agent_versions=VERSIONS,
+    root_key=_ED25519,
+    request=REQUEST,
+    entity_id=Form(
+        lambda r: None if r.at_end else r.pull_short(),
+        lambda w, entity_id: None if entity_id is None else w.push_short(entity_id),
+    ),
+)
+encode_fixed, encode_user = _FIXED.encode, _USER.encode
+
+
+def decode_fixed(data: bytes) -> FixedLinkData:
+    """What a later version may add behind is not looked at; so in the next."""
+    return _FIXED.pull(Reader(data))
+
+
+def decode_user(data: bytes) -> UserLinkData:
+    return _USER.pull(Reader(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from protocol.agent.aead import AeadError, open_sealed, seal
 from protocol.agent.e2e_params import E2eKeys, E2eParams
@@ -151,11 +150,6 @@ class Decrypted:
     used: SkippedKey | None = None
 
 
-class _Step(Enum):
-    SAME = "same"
-    ADVANCE = "advance"
-
-
 def decrypt(ratchet: Ratchet, skipped: SkippedKeys, data: bytes, fresh: Fresh) -> Decrypted:
     """A RatchetError that is raised means that nothing changes."""
     try:
@@ -169,19 +163,15 @@ def decrypt(ratchet: Ratchet, skipped: SkippedKeys, data: bytes, fresh: Fresh) -
 def _decrypt(
     ratchet: Ratchet, skipped: SkippedKeys, message: RatchetMessage, encrypted: EncryptedHeader, fresh: Fresh
 ) -> Decrypted:
-    for header_key, keys in skipped.items():
+    current = [ratchet.rcv.header_key] if ratchet.rcv else []
+    for header_key in (*skipped, *current, ratchet.next_rcv_header_key):
         header = _open_header(ratchet, header_key, encrypted)
         if header is None:
             continue
-        key = keys.get(header.number)
+        key = skipped.get(header_key, {}).get(header.number)
         if key is not None:
             return _opened(ratchet, key, message, used=SkippedKey(header_key, header.number, key))
-        return _decrypt_next(ratchet, _step_of(ratchet, header_key), header, message, fresh)
-    header_keys = [ratchet.rcv.header_key] if ratchet.rcv else []
-    for header_key in (*header_keys, ratchet.next_rcv_header_key):
-        header = _open_header(ratchet, header_key, encrypted)
-        if header is not None:
-            return _decrypt_next(ratchet, _step_of(ratchet, header_key), header, message, fresh)
+        return _decrypt_next(ratchet, header_key, header, message, fresh)
     raise UnknownHeader
 
 
@@ -191,14 +181,6 @@ def _open_header(ratchet: Ratchet, header_key: bytes, header: EncryptedHeader) -
     except AeadError:
         return None
     return decode_header(plain, header.version)
-
-
-def _step_of(ratchet: Ratchet, header_key: bytes) -> _Step:
-    if ratchet.rcv and header_key == ratchet.rcv.header_key:
-        return _Step.SAME
-    if header_key == ratchet.next_rcv_header_key:
-        return _Step.ADVANCE
-    raise UnknownHeader
 
 
 def _opened(
@@ -221,14 +203,17 @@ def _opened(
 
 
 def _decrypt_next(
-    ratchet: Ratchet, step: _Step, header: Header, message: RatchetMessage, fresh: Fresh
+    ratchet: Ratchet, header_key: bytes, header: Header, message: RatchetMessage, fresh: Fresh
 ) -> Decrypted:
     """From the header on the new state is kept, whatever becomes of the body."""
+    advances = ratchet.rcv is None or header_key != ratchet.rcv.header_key
+    if advances and header_key != ratchet.next_rcv_header_key:
+        raise UnknownHeader
     added: tuple[SkippedKey, ...] = ()
     if header.max_version > ratchet.version:
         upgraded = max(ratchet.version, min(header.max_version, ratchet.max_version))
         ratchet = replace(ratchet, version=upgraded)
-    if step is _Step.ADVANCE:
+    if advances:
         ratchet, added = _skip(ratchet, header.previous_count)
         ratchet = _advance(ratchet, header, fresh)
     try:

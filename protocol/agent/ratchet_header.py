@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.agent.aead import IV_SIZE
-from protocol.agent.kem import KemParams, pull_optional_kem, push_optional_kem
+from protocol.agent.kem import OPTIONAL_KEM, KemParams
 from protocol.agent.versions import E2E_PQ
-from protocol.agent.x448 import X448PublicKey, pull_x448, push_x448
+from protocol.agent.x448 import X448, X448PublicKey
 from protocol.crypto import TAG_SIZE
 from protocol.encoding import Reader, Writer, large, short
 
@@ -49,9 +49,9 @@ def header_size(version: int, pq_support: bool) -> int:
 def encode_header(header: Header, version: int) -> bytes:
     w = Writer()
     w.push_word16(header.max_version)
-    push_x448(w, header.dh)
+    X448.push(w, header.dh)
     if version >= E2E_PQ:
-        push_optional_kem(w, header.kem)
+        OPTIONAL_KEM.push(w, header.kem)
     w.push_bytes(header.previous_count.to_bytes(4, "big") + header.number.to_bytes(4, "big"))
     return w.value()
 
@@ -59,8 +59,8 @@ def encode_header(header: Header, version: int) -> bytes:
 def decode_header(data: bytes, version: int) -> Header:
     """What a later version may add behind is not looked at."""
     r = Reader(data)
-    max_version, dh = r.pull_word16(), pull_x448(r)
-    kem = pull_optional_kem(r) if version >= E2E_PQ else None
+    max_version, dh = r.pull_word16(), X448.pull(r)
+    kem = OPTIONAL_KEM.pull(r) if version >= E2E_PQ else None
     return Header(max_version, dh, kem, _pull_word32(r), _pull_word32(r))
 
 

@@ -23,6 +23,11 @@ class Retry:
     delay: int
     elapsed: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """Until the next attempt."""
+        return self.delay / SECOND
+
     def next(self, interval: RetryInterval) -> Retry:
         """After another attempt has failed and `delay` has passed."""
         elapsed = self.elapsed + self.delay

@@ -8,6 +8,7 @@ from enum import Enum
 from urllib.parse import quote
 
 from protocol.addresses import KEY_HASH_SIZE, SmpServer, parse_smp_server
+from protocol.agent.forms import SHORT, Form, checked, nonempty, record, text
 from protocol.encoding import EntityId, Reader, Writer, b64
 from protocol.errors import DecodeError
 from protocol.link_crypto import LINK_ID_SIZE, LINK_KEY_SIZE
@@ -24,7 +25,7 @@ class LinkKind(Enum):
     RELAY = "r"
 
 
-class Scheme(Enum):
+class LinkScheme(Enum):
     SIMPLEX = "simplex"
     HTTPS = "https"
     "The first host is the authority: a web page there can tell what to do with the link."
@@ -38,11 +39,11 @@ class ShortLink:
     link_key: bytes = field(repr=False)
     link_id: EntityId | None = field(default=None, repr=False)
     "Of an invitation; an address has the id that its key gives."
-    scheme: Scheme = Scheme.SIMPLEX
+    scheme: LinkScheme = LinkScheme.SIMPLEX
 
     def __str__(self) -> str:
         hosts, where = self.server.hosts, "simplex:"
-        if self.scheme is Scheme.HTTPS:
+        if self.scheme is LinkScheme.HTTPS:
             hosts, where = hosts[1:], f"https://{hosts[0]}"
         keys = [self.link_key] if self.link_id is None else [self.link_id, self.link_key]
         values = {"h": ",".join(hosts), "p": self.server.port, "c": _bare(self.server.key_hash)}
@@ -72,7 +73,7 @@ def parse_short_link(text: str) -> ShortLink:
             _server(host, split_query(query or "")),
             parse_bytes(link_key),
             None if link_id is None else EntityId(parse_bytes(link_id)),
-            Scheme.HTTPS if host else Scheme.SIMPLEX,
+            LinkScheme.HTTPS if host else LinkScheme.SIMPLEX,
         )
     )
 
@@ -109,41 +110,33 @@ def _checked(link: ShortLink) -> ShortLink:
     return link
 
 
-def pull_short_link(r: Reader) -> ShortLink:
+def _pull(r: Reader) -> ShortLink:
     tag = r.pull_bytes(1)
     if tag == b"I":
-        server, link_id = _pull_server(r), EntityId(r.pull_short())
+        server, link_id = _SERVER.pull(r), EntityId(r.pull_short())
         return _checked(ShortLink(LinkKind.INVITATION, server, r.pull_short(), link_id))
     if tag == b"C":
         kind = _kind(chr(r.pull_byte()))
-        return _checked(ShortLink(kind, _pull_server(r), r.pull_short()))
+        return _checked(ShortLink(kind, _SERVER.pull(r), r.pull_short()))
     raise DecodeError
 
 
-def push_short_link(w: Writer, link: ShortLink) -> None:
+def _push(w: Writer, link: ShortLink) -> None:
     if link.link_id is not None:
         w.push_bytes(b"I")
-        _push_server(w, link.server)
+        _SERVER.push(w, link.server)
         w.push_short(link.link_id)
     else:
         w.push_bytes(b"C" + link.kind.value.upper().encode("ascii"))
-        _push_server(w, link.server)
+        _SERVER.push(w, link.server)
     w.push_short(link.link_key)
 
 
-def _pull_server(r: Reader) -> SmpServer:
-    try:
-        hosts = tuple(host.decode("ascii") for host in r.pull_nonempty(Reader.pull_short))
-        port = r.pull_short().decode("ascii")
-    except UnicodeDecodeError:
-        raise DecodeError from None
-    return _checked_server(SmpServer(hosts, port, r.pull_short()))
+SHORT_LINK = Form(_pull, _push)
 
 
-def _push_server(w: Writer, server: SmpServer) -> None:
-    w.push_nonempty(server.hosts, lambda w, host: w.push_short(host.encode("ascii")))
-    w.push_short(server.port.encode("ascii"))
-    w.push_short(server.key_hash)
+_HOST = text(SHORT, "ascii")
+_SERVER = checked(record(SmpServer, hosts=nonempty(_HOST), port=_HOST, key_hash=SHORT), _checked_server)
 
 
 def _bare(data: bytes) -> str:

@@ -47,7 +47,7 @@ class RatchetKem:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class X3dhSecrets:
     associated_data: bytes = field(repr=False)
     header_key: bytes = field(repr=False)
     next_header_key: bytes = field(repr=False)
@@ -73,12 +73,12 @@ def joiner_params(keys: E2eKeys, kem: RatchetKem | None, version: int) -> E2ePar
     return E2eParams(version, keys.k1.public, keys.k2.public, kem.params if kem else None)
 
 
-def agree_as_joiner(keys: E2eKeys, kem: RatchetKem | None, theirs: E2eParams) -> Agreed:
+def agree_as_joiner(keys: E2eKeys, kem: RatchetKem | None, theirs: E2eParams) -> X3dhSecrets:
     dh = keys.k2.exchange(theirs.k1) + keys.k1.exchange(theirs.k2) + keys.k2.exchange(theirs.k2)
     return _agreed(keys.k1.public.raw + theirs.k1.raw, dh, kem)
 
 
-def agree_as_creator(keys: E2eKeys, theirs: E2eParams) -> Agreed:
+def agree_as_creator(keys: E2eKeys, theirs: E2eParams) -> X3dhSecrets:
     """KemStateError if they accepted a key that was never proposed."""
     dh = keys.k1.exchange(theirs.k2) + keys.k2.exchange(theirs.k1) + keys.k2.exchange(theirs.k2)
     return _agreed(theirs.k1.raw + keys.k1.public.raw, dh, _creator_kem(keys.kem, theirs.kem))
@@ -94,7 +94,7 @@ def _creator_kem(pair: KemPair | None, theirs: KemParams | None) -> RatchetKem |
     return accept(pair, theirs.public, made)
 
 
-def _agreed(associated_data: bytes, dh: bytes, kem: RatchetKem | None) -> Agreed:
+def _agreed(associated_data: bytes, dh: bytes, kem: RatchetKem | None) -> X3dhSecrets:
     secret = kem.accepted.shared if kem and kem.accepted else b""
     keys = hkdf_sha512(_SALT, dh + secret, _INFO, 96)
-    return Agreed(associated_data, keys[:32], keys[32:64], keys[64:], kem)
+    return X3dhSecrets(associated_data, keys[:32], keys[32:64], keys[64:], kem)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric import x448
 
-from protocol.encoding import Reader, Writer
+from protocol.agent.forms import Form
 from protocol.errors import DecodeError
 
 X448_SIZE = 56
@@ -54,9 +54,4 @@ def decode_x448(der: bytes) -> X448PublicKey:
     return X448PublicKey(der[len(_SPKI) :])
 
 
-def pull_x448(r: Reader) -> X448PublicKey:
-    return decode_x448(r.pull_short())
-
-
-def push_x448(w: Writer, key: X448PublicKey) -> None:
-    w.push_short(key.der)
+X448 = Form(lambda r: decode_x448(r.pull_short()), lambda w, key: w.push_short(key.der))

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from agent.duplex.agent import DuplexAgent, Stopped, open_duplex
 from agent.duplex.events import Confirmed, ContactRequested, Event, Failed, MessageFailed, MessageReceived
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.records import ConnectionKind
 from agent.duplex.replies import TemporaryFailure
 from agent.duplex.store import reading
+from agent.errors import Prohibited
 from agent.notifications.records import Mode
 from ntf_demo.demo import Playground, playground
 from protocol.addresses import SmpServer

@@ -29,7 +29,7 @@ from agent.duplex.events import (
     MessageFailed,
     MessageReceived,
 )
-from agent.duplex.outgoing import Prohibited
+from agent.errors import Prohibited
 from agent.notifications.records import Mode
 from ntf_demo.demo import Playground, playground
 from protocol.addresses import SmpServer

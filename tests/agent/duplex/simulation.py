@@ -14,8 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from agent.duplex import handshake, rotation, synchronisation
-from agent.duplex.acknowledging import acknowledge
-from agent.duplex.commands import Commands, join_arguments
+from agent.duplex.commands import CommandRunner, start_joining
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
     Confirmed,
@@ -27,25 +26,24 @@ from agent.duplex.events import (
     MessageReceived,
     ReceiptsReceived,
 )
-from agent.duplex.incoming import receive, unacknowledged
-from agent.duplex.outgoing import Prohibited, next_delivery, queue_message
+from agent.duplex.incoming import acknowledge, receive, unacknowledged
+from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
-from agent.duplex.records import ConnectionKind, ReceiveQueue
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.schema import prepare
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import (
-    add_command,
     connection,
     connections,
-    new_connection,
     next_command,
     receive_queues,
     send_queues,
     unfinished,
 )
 from agent.duplex.workers import Wait
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import request_text
 from protocol.agent.integrity import Integrity, IntegrityOk, Skipped
@@ -172,7 +170,7 @@ class Party:
         self._now = 0
         secrets = Secrets()
         self._maker = QueueMaker(SERVERS, secrets, self._ask, subscribe=True)
-        self._commands = Commands(self._transact, self._ask, self._maker, secrets)
+        self._commands = CommandRunner(self._transact, self._ask, self._maker, secrets)
 
     # Where it can die
 
@@ -276,7 +274,7 @@ class Party:
 
     def send(self, body: bytes) -> None:
         self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
-        self.sent_ids[body] = connection(self.db, self.connection_id).last_sent.message_id
+        self.sent_ids[body] = connection(self.db, self.connection_id).last_snd_id
 
     def told_lost(self) -> set[int]:
         """Numbers of messages that others, which came, have said to be missing."""
@@ -393,9 +391,7 @@ class Party:
 
 
 def _start_join(tx: Tx, link: str, invitation_id: int = 0) -> int:
-    connection_id = new_connection(tx, ConnectionKind.NEW, pq_support=False)
-    add_command(tx, connection_id, "join", join_arguments(link, b"me", False, invitation_id))
-    return connection_id
+    return start_joining(tx, link, b"me", pq=False, invitation_id=invitation_id)
 
 
 def connected_parties() -> tuple[Party, Party]:

@@ -14,12 +14,12 @@ from agent.duplex import agent as agent_module
 from agent.duplex import handshake, incoming, outgoing
 from agent.duplex.agent import open_duplex
 from agent.duplex.commands import waiting_messages
+from agent.duplex.inbox import Delivered
 from agent.duplex.outgoing import queue_message
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
-from agent.duplex.subscribing import Delivered
 from agent.duplex.tables import connection, receive_queues, send_queues, set_connection
 from protocol.addresses import SmpServer
 from protocol.agent.envelopes import InvitationEnvelope
@@ -147,11 +147,11 @@ def test_what_a_router_says_of_a_queue(text: bytes, size: int) -> None:
     assert waiting_messages(Info(text)) == size
 
 
-class Owner:
+class Queues:
     def __init__(self) -> None:
         self.messages: list[Delivered] = []
 
-    async def received(self, server: SmpServer, messages: Sequence[Delivered]) -> None:
+    async def received(self, server: SmpServer, messages: Sequence[Delivered], _acknowledge: object) -> None:
         self.messages += messages
 
     async def queues(self, *_which: object) -> list[ReceiveQueue]:
@@ -162,9 +162,9 @@ class Owner:
 
 
 async def test_a_router_that_does_not_wait_for_acks() -> None:
-    owner: Any = Owner()
+    inbox: Any = Queues()
     raw: Any = None
-    link = RouterLink(SERVERS[0], None, owner)  # type: ignore[arg-type]
+    link = RouterLink(SERVERS[0], None, inbox)  # type: ignore[arg-type]
     for number in range(5):
         await link._on_events(
             [
@@ -172,7 +172,7 @@ async def test_a_router_that_does_not_wait_for_acks() -> None:
                 for name in (b"one", b"two")
             ]
         )
-    assert [message.recipient_id for message in owner.messages] == [b"one", b"two"]
+    assert [message.recipient_id for message in inbox.messages] == [b"one", b"two"]
 
 
 class Hours(ModuleType):
@@ -200,12 +200,12 @@ async def test_a_router_that_drops_every_session_is_left_alone_for_longer_and_lo
     async def connect(server: SmpServer, on_events: SmpEvents) -> SmpSession:
         return await connect_smp(server, Dialer(), on_events=on_events)
 
-    owner: Any = Owner()
+    inbox: Any = Queues()
     hours = Hours()
     monkeypatch.setattr("agent.duplex.routers.asyncio", hours)
     async with scripted_router(hang_up) as server:
         with pytest.raises(FarLater):
-            await RouterLink(server, connect, owner).keep()
+            await RouterLink(server, connect, inbox).keep()
     assert (hours.waits[0], hours.waits[-1]) == (2.0, 180.0)
 
 

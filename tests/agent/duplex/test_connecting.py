@@ -20,9 +20,9 @@ from agent.duplex.events import (
     MessageReceived,
 )
 from agent.duplex.handshake import request_received
-from agent.duplex.outgoing import MessageTooLarge, Prohibited
 from agent.duplex.store import Change, DuplexStore, Tx, reading
-from agent.duplex.tables import NoConnection, connection
+from agent.duplex.tables import connection
+from agent.errors import MessageTooLarge, NoConnection, Prohibited
 from protocol.agent.envelopes import InvitationEnvelope
 from protocol.smp_messages import Send
 from smp_router.router import Router

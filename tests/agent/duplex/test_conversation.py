@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.duplex.events import MessageSent, PeerInfo
-from agent.duplex.outgoing import MessageTooLarge, Prohibited
-from agent.duplex.tables import NoConnection
+from agent.errors import MessageTooLarge, NoConnection, Prohibited
 from protocol.agent.integrity import IntegrityOk
 from smp_router.router import Router
 from tests.agent.duplex.world import connect, person

@@ -6,7 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from agent.duplex.outgoing import Prohibited
+from agent.errors import Prohibited
 from smp_router.router import Router
 from tests.agent.duplex.world import Chat, chat
 from transport.cancellation import TaskGroup

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.duplex import ratchets
-from agent.duplex.outgoing import MessageKind, Prohibited, next_delivery
+from agent.duplex.outgoing import MessageKind, next_delivery
 from agent.duplex.records import SendQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
 from agent.duplex.tables import connection, receive_queues, send_queues
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.e2e_params import E2eParams
 from protocol.agent.envelopes import (
@@ -31,6 +32,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import RatchetError
 from protocol.agent.messages import (
+    AGENT_MESSAGE,
     AgentMessage,
     AMessage,
     ConnectionInfo,
@@ -51,7 +53,6 @@ from protocol.agent.messages import (
     Receipt,
     Receipts,
     UserMessage,
-    encode_agent_message,
 )
 from protocol.agent.ratchet_sync import SyncState
 from protocol.agent.x448 import X448PublicKey
@@ -107,7 +108,7 @@ class Peer:
         return E2eParams(self._pick(version, version, 1, 99), k1, params.k2)
 
     def _sealed(self, tx: Tx) -> bytes:
-        plain = self._pick(b"", b"M", *(encode_agent_message(self._agent_message()),) * 8)
+        plain = self._pick(b"", b"M", *(AGENT_MESSAGE.encode(self._agent_message()),) * 8)
         try:
             sealer = ratchets.seal_next(tx, self._own.connection_id, self._pick(None, False))
         except RatchetError:

@@ -9,8 +9,8 @@ import pytest
 
 from agent.duplex.agent import open_duplex
 from agent.duplex.events import Confirmed, Connected, ContactRequested, Failed, MessageSent
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused
+from agent.errors import Prohibited
 from protocol.agent.short_links import parse_short_link
 from protocol.crypto import Ed25519PrivateKey
 from smp_client.proxy import ProxyConfig, ProxyPolicy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.duplex.outgoing import Prohibited
+from agent.errors import Prohibited
 from tests.agent.duplex.simulation import (
     Killed,
     Party,

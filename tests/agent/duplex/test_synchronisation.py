@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.duplex.events import Failed, RatchetSync, ReceiptsReceived
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.synchronisation import start_sync
 from agent.duplex.tables import connection, set_connection
+from agent.errors import Prohibited
 from protocol.agent.ratchet_sync import SyncState
 from protocol.agent.versions import AGENT_SYNC, AGENT_VERSIONS
 from smp_router.router import Router

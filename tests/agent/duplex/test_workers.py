@@ -10,7 +10,7 @@ import pytest
 from agent.duplex.outgoing import delivered, next_delivery
 from agent.duplex.store import Tx
 from agent.duplex.tables import send_queues
-from agent.duplex.workers import Wait, Workers
+from agent.duplex.workers import Wait, WorkerTasks
 from smp_router.router import Router
 from tests.agent.duplex.simulation import carry, connected_parties
 from tests.agent.duplex.world import DEADLINE, connect, person
@@ -32,7 +32,7 @@ async def test_a_hurry_that_comes_before_the_wait_counts() -> None:
         return attempts < 2
 
     async with asyncio.timeout(DEADLINE), TaskGroup() as tasks:
-        workers: Workers[int] = Workers("attempts", tasks, step)
+        workers: WorkerTasks[int] = WorkerTasks("attempts", tasks, step)
         workers.wake(1)
         await workers.idle.wait()
     assert attempts >= 2

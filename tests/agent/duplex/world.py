@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
 from agent.duplex.events import Confirmed, Connected, Event, MessageReceived
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.store import DuplexStore
+from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.versions import VersionRange
 from smp_client.requests import SessionConfig

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.duplex.outgoing import Prohibited
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Change, DuplexStore
-from agent.errors import BadPush
+from agent.errors import BadPush, Prohibited
 from agent.notifications.records import Mode, Token, TokenAction
 from agent.notifications.rows import deleted_tokens, put_token, token_of
 from agent.notifications.sessions import NtfSessions
@@ -349,7 +348,7 @@ async def test_token_that_was_refused_needs_no_deletion(bench: Bench) -> None:
 
 async def delete_at_server(bench: Bench) -> None:
     (deleted,) = await bench.store.read(lambda db: deleted_tokens(db, bench.server))
-    await bench.tokens.delete(bench.server, deleted)
+    await bench.tokens.delete(deleted)
 
 
 async def test_token_whose_id_got_lost_is_deleted_too(bench: Bench) -> None:

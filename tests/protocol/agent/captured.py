@@ -30,7 +30,7 @@ from protocol.agent.messages import (
     UserMessage,
 )
 from protocol.agent.ratchet_state import Ratchet
-from protocol.agent.short_links import LinkKind, Scheme, ShortLink
+from protocol.agent.short_links import LinkKind, LinkScheme, ShortLink
 from protocol.agent.x3dh import AcceptedKem, RatchetKem
 from protocol.agent.x448 import X448Pair, X448PublicKey, x448_pair
 from protocol.crypto import X25519PublicKey, decode_public_key
@@ -243,4 +243,6 @@ def _new_queue(value: Any) -> NewQueue:
 def short_link(value: Any) -> ShortLink:
     kind = LinkKind[value["type"].upper()]
     link_id = value["link_id"] and EntityId(raw(value["link_id"]))
-    return ShortLink(kind, server(value["server"]), raw(value["link_key"]), link_id, Scheme(value["scheme"]))
+    return ShortLink(
+        kind, server(value["server"]), raw(value["link_key"]), link_id, LinkScheme(value["scheme"])
+    )

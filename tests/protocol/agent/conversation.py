@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.agent.e2e_params import pull_e2e_params
+from protocol.agent.e2e_params import E2E_PARAMS
 from protocol.agent.errors import (
     BodyNotOpened,
     DuplicateMessage,
@@ -67,7 +67,7 @@ class Party:
 
 def parties(vector: Any) -> dict[str, Party]:
     """Both sides of an `x3dh` vector or a conversation, as they start."""
-    theirs, ours = (pull_e2e_params(Reader(raw(vector[name]))) for name in ("a_params", "b_params"))
+    theirs, ours = (E2E_PARAMS.pull(Reader(raw(vector[name]))) for name in ("a_params", "b_params"))
     kem, dh = ratchet_kem(vector["b_initial"]["kem"]), Script(vector["b_dh_private"])
     return {
         "a": Party(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.agent.connection_requests import parse_request, pull_request, push_request, request_text
-from protocol.agent.e2e_params import E2eKeys, pull_e2e_params, push_e2e_params
+from protocol.agent.connection_requests import REQUEST, parse_request, request_text
+from protocol.agent.e2e_params import E2E_PARAMS, E2eKeys
 from protocol.agent.envelopes import (
     ClientMessage,
     decode_agent_envelope,
@@ -22,8 +22,8 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.kem import Accepted
 from protocol.agent.link_data import decode_fixed, decode_user, encode_fixed, encode_user
-from protocol.agent.messages import decode_agent_message, encode_agent_message
-from protocol.agent.short_links import parse_short_link, pull_short_link, push_short_link
+from protocol.agent.messages import AGENT_MESSAGE
+from protocol.agent.short_links import SHORT_LINK, parse_short_link
 from protocol.agent.versions import E2E_PQ
 from protocol.agent.x3dh import joiner_kem
 from protocol.encoding import Reader, Writer
@@ -73,15 +73,15 @@ def _signed(name: str) -> list[bytes]:
 
 FORMATS = {
     "envelope": Format((decode_agent_envelope, encode_agent_envelope), _binary("agent_envelope"), True),
-    "message": Format((decode_agent_message, encode_agent_message), _binary("agent_message"), True),
+    "message": Format((AGENT_MESSAGE.decode, AGENT_MESSAGE.encode), _binary("agent_message"), True),
     "client message": Format(
         (decode_client_message, encode_client_message),
         [encode_client_message(ClientMessage(b"tail", key)) for key in (None, ed25519().public)],
         True,
     ),
-    "keys": Format(_whole(pull_e2e_params, push_e2e_params), _binary("e2e_params"), False),
-    "request": Format(_whole(pull_request, push_request), _binary("conn_req_binary"), False),
-    "short link": Format(_whole(pull_short_link, push_short_link), _binary("short_link"), False),
+    "keys": Format(_whole(E2E_PARAMS.pull, E2E_PARAMS.push), _binary("e2e_params"), False),
+    "request": Format(_whole(REQUEST.pull, REQUEST.push), _binary("conn_req_binary"), False),
+    "short link": Format(_whole(SHORT_LINK.pull, SHORT_LINK.push), _binary("short_link"), False),
     "fixed data": Format((decode_fixed, encode_fixed), _signed("signed_fixed"), True),
     "user data": Format((decode_user, encode_user), _signed("signed_user"), False),
     "request text": Format(
@@ -151,7 +151,7 @@ def test_keys_that_accept_are_no_answer_to_nothing() -> None:
     assert kem is not None
     assert isinstance(kem.params, Accepted)
     w = Writer(b"\0\7R")
-    push_e2e_params(w, type(theirs)(E2E_PQ, theirs.k1, theirs.k2, kem.params))
+    E2E_PARAMS.push(w, type(theirs)(E2E_PQ, theirs.k1, theirs.k2, kem.params))
     with pytest.raises(DecodeError):
         decode_agent_envelope(w.value() + b"R")
 
@@ -199,17 +199,17 @@ def test_refused_short_links(text: str) -> None:
 @pytest.mark.parametrize("data", [b"X", b"CX", b"I\1\1\xff\0\0", b"C\1", b"CA\1\1\xff\0\0"], ids=repr)
 def test_refused_binary_short_links(data: bytes) -> None:
     with pytest.raises(DecodeError):
-        pull_short_link(Reader(data))
+        SHORT_LINK.pull(Reader(data))
 
 
 def test_refused_requests() -> None:
     sample = _binary("conn_req_binary")[0]
     for changed in (b"X" + sample[1:], sample.replace(sample[1:5], b"\0\7\0\2", 1)):
         with pytest.raises(DecodeError):
-            pull_request(Reader(changed))
+            REQUEST.pull(Reader(changed))
     with_data = next(raw(v["binary"]) for v in vectors("conn_req_binary") if v["value"]["data"])
     with pytest.raises(DecodeError):
-        pull_request(Reader(with_data.replace("é".encode(), b"\xff\xff")))
+        REQUEST.pull(Reader(with_data.replace("é".encode(), b"\xff\xff")))
 
 
 @pytest.mark.parametrize("data", [b"", b"X", b"Kxyz"], ids=repr)
@@ -225,9 +225,9 @@ def test_an_invitation_that_is_no_text() -> None:
 
 def test_trailing_bytes_of_a_message() -> None:
     with pytest.raises(DecodeError):
-        decode_agent_message(b"M" + bytes(8) + b"\0Hx")
+        AGENT_MESSAGE.decode(b"M" + bytes(8) + b"\0Hx")
     with pytest.raises(DecodeError):
-        decode_agent_message(b"M" + bytes(8) + b"\0QX")
+        AGENT_MESSAGE.decode(b"M" + bytes(8) + b"\0QX")
 
 
 def test_user_data_with_another_kind_of_key() -> None:

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from protocol.agent.e2e_params import (
+    E2E_PARAMS,
+    E2E_URI,
     E2eKeys,
     E2eParams,
     E2eUri,
     e2e_uri_text,
     parse_e2e_uri,
-    pull_e2e_params,
-    pull_e2e_uri,
-    push_e2e_params,
-    push_e2e_uri,
 )
-from protocol.agent.kem import Accepted, pull_kem_params, push_kem_params
-from protocol.agent.ratchet_state import decode_e2e_keys, encode_e2e_keys
+from protocol.agent.kem import KEM_PARAMS, Accepted
+from protocol.agent.ratchet_state import E2E_KEYS
 from protocol.agent.versions import E2E_PQ, E2E_VERSIONS, acceptable, pq_possible
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
@@ -30,9 +28,9 @@ from tests.protocol.agent.captured import kem_pair, kem_params, label, pair, pub
 def test_kem_params(vector: Any) -> None:
     params, w = kem_params(vector["value"]), Writer()
     assert params is not None
-    push_kem_params(w, params)
+    KEM_PARAMS.push(w, params)
     assert w.value().hex() == vector["binary"]
-    assert pull_kem_params(Reader(w.value())) == params
+    assert KEM_PARAMS.pull(Reader(w.value())) == params
 
 
 @pytest.mark.parametrize("vector", vectors("e2e_params"), ids=label)
@@ -40,13 +38,13 @@ def test_e2e_params(vector: Any) -> None:
     value = vector["value"]
     params = E2eParams(value["version"], public(value["k1"]), public(value["k2"]), kem_params(value["kem"]))
     w = Writer()
-    push_e2e_params(w, params)
+    E2E_PARAMS.push(w, params)
     assert w.value().hex() == vector["binary"]
-    assert pull_e2e_params(Reader(w.value())) == params
+    assert E2E_PARAMS.pull(Reader(w.value())) == params
     keys = E2eKeys(pair(vector["k1_private"]), pair(vector["k2_private"]), kem_pair(vector["kem_private"]))
     if not isinstance(params.kem, Accepted):
         assert keys.params(params.version) == params
-    assert decode_e2e_keys(encode_e2e_keys(keys)) == keys
+    assert E2E_KEYS.decode(E2E_KEYS.encode(keys)) == keys
 
 
 @pytest.mark.parametrize("vector", vectors("e2e_params_uri"), ids=label)
@@ -54,9 +52,9 @@ def test_e2e_uri(vector: Any) -> None:
     kem = kem_params(vector["kem"])
     uri = E2eUri(VersionRange(*vector["versions"]), public(vector["k1"]), public(vector["k2"]), kem)
     w = Writer()
-    push_e2e_uri(w, uri)
+    E2E_URI.push(w, uri)
     assert w.value().hex() == vector["binary"]
-    assert pull_e2e_uri(Reader(w.value())) == uri
+    assert E2E_URI.pull(Reader(w.value())) == uri
     assert e2e_uri_text(uri) == vector["text"]
     read = parse_e2e_uri(vector["text"])
     assert read == uri or (uri.versions.max < E2E_PQ and read.kem is None)
@@ -66,7 +64,7 @@ def test_e2e_uri(vector: Any) -> None:
 
 def test_a_link_with_an_accepted_key() -> None:
     vector = next(v for v in vectors("e2e_params") if v["name"].startswith("v3_kem2"))
-    params = pull_e2e_params(Reader(raw(vector["binary"])))
+    params = E2E_PARAMS.pull(Reader(raw(vector["binary"])))
     uri = E2eUri(E2E_VERSIONS, params.k1, params.k2, params.kem)
     assert parse_e2e_uri(e2e_uri_text(uri)) == uri
     assert "&kem_ct=" in e2e_uri_text(uri)

@@ -18,7 +18,7 @@ from protocol.agent.envelopes import (
     seal_body,
 )
 from protocol.agent.kem import Accepted, Encapsulated, decapsulate
-from protocol.agent.messages import ConnectionReply, decode_agent_message
+from protocol.agent.messages import AGENT_MESSAGE, ConnectionReply
 from protocol.agent.ratchet import creator_ratchet, joiner_ratchet
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.agent.x3dh import accept, joiner_params
@@ -92,7 +92,7 @@ def test_handshake(vector: Any) -> None:
         fresh = Script(step["receiver_new_dh_private"], step["receiver_new_kem"])
         plain = receiver.party.decrypt(envelope.ratchet_message, fresh)
         assert plain.hex() == step["agent_message"]
-        message = decode_agent_message(plain)
+        message = AGENT_MESSAGE.decode(plain)
         if isinstance(message, ConnectionReply):
             assert message.queues == (queue_info(vector["reply_queue"]),)
 

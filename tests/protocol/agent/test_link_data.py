@@ -19,7 +19,6 @@ from protocol.agent.link_data import (
     decode_user,
     encode_fixed,
     encode_user,
-    new_owner,
     open_link,
     request_of,
 )
@@ -109,6 +108,10 @@ def opened(fixed: FixedLinkData, user: UserLinkData, *, by: Ed25519PrivateKey = 
         seal_fixed_data(key, NONCE, sign_piece(ROOT, piece)),
         seal_user_data(key, NONCE, sign_piece(by, encode_user(user))),
     ).user
+
+
+def new_owner(owner_id: bytes, key: Ed25519PublicKey, by: Ed25519PrivateKey) -> Owner:
+    return Owner(owner_id, key, by.sign(owner_id + key.der))
 
 
 def contact(*owners: Owner) -> tuple[FixedLinkData, ContactUserData]:

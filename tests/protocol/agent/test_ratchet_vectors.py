@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.agent.aead import open_sealed, seal
-from protocol.agent.e2e_params import pull_e2e_params
+from protocol.agent.e2e_params import E2E_PARAMS
 from protocol.agent.errors import NoSendingChain, RatchetError
 from protocol.agent.kem import decapsulate, encapsulate, new_kem_pair
 from protocol.agent.ratchet_header import Header, decode_header, encode_header
@@ -54,7 +54,7 @@ def test_a_new_kem_pair_works() -> None:
 
 @pytest.mark.parametrize("vector", vectors("x3dh") + vectors("ratchet_conversation"), ids=label)
 def test_x3dh(vector: Any) -> None:
-    theirs, ours = (pull_e2e_params(Reader(raw(vector[name]))) for name in ("a_params", "b_params"))
+    theirs, ours = (E2E_PARAMS.pull(Reader(raw(vector[name]))) for name in ("a_params", "b_params"))
     joiner, kem = joiner_keys(vector), ratchet_kem(vector["b_initial"]["kem"])
     assert joiner_params(joiner, kem, vector["version"]) == ours
     expected = tuple(raw(vector[n]) for n in ("associated_data", "header_key", "next_header_key", "root_key"))

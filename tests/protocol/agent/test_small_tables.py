@@ -86,6 +86,7 @@ def test_equal_keys_both_receive() -> None:
 def test_the_slow_interval() -> None:
     retry = first(SLOW).next(SLOW)
     assert retry == Retry(450_000_000, 300_000_000)
+    assert retry.seconds == 450.0
     for _ in range(20):
         retry = retry.next(SLOW)
     assert retry.delay == SLOW.maximum
