@@ -100,8 +100,8 @@ class TlsEngine:
     def __del__(self) -> None:
         """Free OpenSSL's part, and know that it is gone.
 
-        The garbage collector finalizes a cycle in any order, and whoever comes after may still use the stream:
-        a handler's `finally` closes it. pyOpenSSL's own finalizer would leave a pointer to freed memory there.
+        The garbage collector finalizes a cycle in any order, and a handler's `finally` may still use its
+        stream after that. pyOpenSSL's own finalizer would leave a pointer to freed memory behind.
         """
         ssl, self._ssl, self._connection, self.established = self._ssl, ffi.NULL, None, False
         lib.SSL_free(ssl)

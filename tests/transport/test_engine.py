@@ -126,8 +126,9 @@ def test_writing_after_goodbye() -> None:
 
 def handler(garbage: list[object], engine: TlsEngine, seen: list[object]) -> Iterator[None]:
     """One that the garbage collector ends together with its connection."""
+    garbage.append(engine)
     try:
-        yield garbage.append(engine)
+        yield
     finally:
         seen += [engine.close(), engine.take_outgoing()]
         for use in (lambda: engine.encrypt(b"late"), engine.shake_hands):
