@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import page, results
+from bench import before, page, results
 from bench.compare import print_comparison
+from bench.earlier import NoHistory
 from bench.part import Part
 from bench.registry import PARTS
 from bench.runner import run_all, say
@@ -38,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("old", type=Path)
     compare.add_argument("new", type=Path)
     compare.add_argument("--all", action="store_true", help="show what stayed the same, too")
+    measured = commands.add_parser("before", help="every aim, with an earlier daemon and today's in turn")
+    measured.add_argument("--commit", default=before.COMMIT, help="of the earlier one; needs the history")
+    measured.add_argument("--json", type=Path, metavar="FILE", default=page.BEFORE)
     written = commands.add_parser("page", help="write the documentation's page from results")
     written.add_argument("results", type=Path, nargs="?", default=page.RESULTS)
     written.add_argument("--out", type=Path, default=page.PAGE)
@@ -78,7 +82,12 @@ def end(*_: object) -> None:
 def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     """What was measured is written down after each part, so an end in the middle loses one part."""
     signal.signal(signal.SIGTERM, end)
-    for found in run_all(parts, quick=args.quick, given=given(args.set)):
+    measuring = (
+        before.compare(args.commit, {})
+        if args.command == "before"
+        else run_all(parts, quick=args.quick, given=given(args.set))
+    )
+    for found in measuring:
         if args.json:
             results.write(found, args.json)
     print_table(found, parts)
@@ -92,12 +101,15 @@ def main() -> int:
         same = print_comparison(results.read(args.old), results.read(args.new), everything=args.all)
         return 0 if same else 1
     if args.command == "page":
-        args.out.write_text(page.render(results.read(args.results)), encoding="utf-8")
+        args.out.write_text(page.written(args.results), encoding="utf-8")
         return 0
     if args.list:
         print_list()
         return 0
-    return run([part for part in PARTS if not args.only or part.name in args.only], args)
+    try:
+        return run([part for part in PARTS if not args.only or part.name in args.only], args)
+    except NoHistory as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

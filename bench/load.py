@@ -96,16 +96,22 @@ class World:
 
 
 async def world(
-    folder: Path, stack: AsyncExitStack, clients: int, routers: int, tokens: int, each: int
+    folder: Path,
+    stack: AsyncExitStack,
+    clients: int,
+    routers: int,
+    tokens: int,
+    each: int,
+    recording: Sequence[str] = ("--record-limit", "0"),
 ) -> World:
     """A daemon with all its queues subscribed: `each` of a token, at as many routers. It has a core of its
-    own."""
+    own. `recording`: what the push service keeps of pushes."""
     cores = Cores.divide()
     run_on(cores.others)
     init(folder)
     peers = [await stack.enter_async_context(Router.start(host="127.0.0.1")) for _ in range(routers)]
     made = await _fill(folder, peers, tokens, each)
-    fake = await stack.enter_async_context(fake_push_process(folder / "fake", "--record-limit", "0"))
+    fake = await stack.enter_async_context(fake_push_process(folder / "fake", *recording))
     env = {
         "NTF_APNS_KEY_FILE": str(make_key(folder)),
         "NTF_APNS_KEY_ID": "KEY",

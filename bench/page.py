@@ -11,11 +11,13 @@ from statistics import median
 from bench.measure import Row
 from bench.part import Part
 from bench.registry import PARTS
-from bench.results import Machine, PartResult, Results
+from bench.results import Machine, PartResult, Results, read
 from bench.table import COLUMNS, cells, number, spread
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "latest.json"
+BEFORE = RESULTS.with_name("before.json")
+"Of `python -m bench before`."
 PAGE = ROOT / "docs" / "performance.md"
 WIDTH = 125
 
@@ -32,10 +34,11 @@ scripts/setup dev
 .venv/bin/python -m bench --only tls storm      # single parts; --list names them
 .venv/bin/python -m bench --json new.json
 .venv/bin/python -m bench compare bench/results/latest.json new.json
+.venv/bin/python -m bench before                # every aim, with an earlier daemon and today's in turn
 ```
 
-The last command shows what got slower beyond the spread, and fails if anything did. What was measured by
-hand, and what figures were before something was changed: [history](performance-history.md).
+`compare` shows what got slower beyond the spread, and fails if anything did. What was measured by hand:
+[history](performance-history.md).
 
 How to read it:
 
@@ -50,8 +53,15 @@ How to read it:
 """
 
 
-def render(results: Results) -> str:
+def written(path: Path = RESULTS) -> str:
+    """The page of these results, with the newest figures of before and after."""
+    return render(read(path), read(BEFORE) if BEFORE.exists() else None)
+
+
+def render(results: Results, before: Results | None) -> str:
     blocks = [INTRODUCTION, *_machine(results), *_aims(results)]
+    if before is not None:
+        blocks += _before(before)
     for part in PARTS:
         blocks += section(part, results.part(part.name))
     return "\n".join(blocks).rstrip() + "\n"
@@ -96,6 +106,26 @@ def anchor(title: str) -> str:
     """As the site makes it."""
     kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
     return "-".join(kept.split())
+
+
+def _before(results: Results) -> Iterator[str]:
+    """A row for each figure: the earlier one is its peer."""
+    rows = [row for part in results.parts for row in part.rows]
+    commit = next((row.peer.name for row in rows if row.peer), "")
+    yield "## Before and after\n"
+    yield paragraph(
+        f"The daemon of commit `{commit}`, built from the history with its own libraries, and that of"
+        f" `{results.commit}`, in turn on one machine in one run ({results.started},"
+        f" {results.seconds / 60:.0f} minutes, load {results.load[0]}). Clients, routers, push service and"
+        " measuring code are today's for both. The ratio is how many times better it became."
+        " `python -m bench before`"
+    )
+    yield "| what | before | after | unit | ratio | aim |  |\n| --- | --- | --- | --- | --- | --- | --- |"
+    for row in rows:
+        name, after, _, unit, _, ratio, aim, met = cells(row)
+        before = number(median(row.peer.values)) if row.peer else ""
+        yield "| " + " | ".join((name, before, after, unit, ratio, aim, met)) + " |"
+    yield ""
 
 
 def section(part: Part, result: PartResult | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as Pipe
@@ -36,13 +36,23 @@ def run_all(
     parts: Sequence[Part], *, quick: bool, given: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Results]:
     """Every part, whatever happens to the others: what is known after each. `given` are options by part."""
+
+    def each() -> Iterator[PartResult]:
+        for number, part in enumerate(parts, 1):
+            options = part.options(quick=quick) | dict(given.get(part.name, {}))
+            say(f"[{number}/{len(parts)}] {part.name}")
+            yield run_part(part, options, quick=quick)
+
+    return gathered(each(), quick=quick)
+
+
+def gathered(parts: Iterable[PartResult], *, quick: bool = False) -> Iterator[Results]:
+    """What is known after each of them."""
     started, clock, load = datetime.now(UTC), time.monotonic(), load_average()
     commit, machine = this_commit(), this_machine()
     done: list[PartResult] = []
-    for number, part in enumerate(parts, 1):
-        options = part.options(quick=quick) | dict(given.get(part.name, {}))
-        say(f"[{number}/{len(parts)}] {part.name}")
-        done.append(run_part(part, options, quick=quick))
+    for part in parts:
+        done.append(part)
         yield Results(
             started=started.strftime("%Y-%m-%d %H:%M UTC"),
             commit=commit,
@@ -68,7 +78,7 @@ def run_part(part: Part, options: Mapping[str, Any], *, quick: bool) -> PartResu
         if repeats and before - began + longest > allowed:
             say(f"    {len(repeats)} of {wanted} repeats: no time for more")
             break
-        outcome = in_own_process(part, options, limit)
+        outcome = in_own_process(part.measure, options, limit)
         longest = max(longest, time.monotonic() - before)
         if isinstance(outcome, str):
             error = outcome
@@ -89,11 +99,11 @@ def run_part(part: Part, options: Mapping[str, Any], *, quick: bool) -> PartResu
     )
 
 
-def in_own_process(part: Part, options: Mapping[str, Any], limit: float) -> Outcome:
-    """Rows and yardstick, or what went wrong. Nothing that the part started is left."""
+def in_own_process(measure: Measure, options: Mapping[str, Any], limit: float) -> Outcome:
+    """Rows and yardstick, or what went wrong. Nothing that it started is left."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_child, args=(theirs, part.measure, options), name=part.name)
+    process = context.Process(target=_child, args=(theirs, measure, options))
     process.start()
     theirs.close()
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import psutil
 
 from bench.bare_loop import check_cost
 from bench.devices import add_token, new_id, new_subscription
+from bench.earlier import HERE, PROGRAM, Version
 from bench.measure import Cores, Row, beside, figure, run_on
 from bench.part import Part
 from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer, parse_ntf_server
@@ -59,19 +60,28 @@ class Daemon:
         return int(self.process.memory_info().rss)
 
 
+measured: ContextVar[Version] = ContextVar("measured", default=HERE)
+"Whose daemon is started; all that surrounds it is today's."
+
+
 def init(folder: Path) -> None:
-    arguments = ["init", "--ip", "127.0.0.1", "-a", "ED25519"]
-    where = ["--config-dir", str(folder / "c"), "--data-dir", str(folder / "d")]
-    command = [sys.executable, "-m", "ntf_server", *arguments, *where]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    where = ("--config-dir", folder / "c", "--data-dir", folder / "d")
+    measured.get().run("init", "--ip", "127.0.0.1", "-a", "ED25519", *where)
+
+
+def fit_schema(folder: Path) -> None:
+    """Databases are filled by today's store; an earlier daemon knows an earlier schema."""
+    if (schema := measured.get().schema) != HERE.schema and database(folder).exists():
+        HERE.run("migrate", "--to", schema, "--yes", "--config-dir", folder / "c")
 
 
 @asynccontextmanager
 async def daemon(folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Daemon]:
     """The server in a process of its own, as an operator runs it."""
+    fit_schema(folder)
     arguments = ("start", "--config-dir", str(folder / "c"), "--log-level", "error")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ntf_server", *arguments),
+        *(str(measured.get().python), *PROGRAM, *arguments),
         stdout=subprocess.PIPE,
         env={**os.environ, **ENV, **env},
     )
@@ -81,7 +91,8 @@ async def daemon(folder: Path, env: Mapping[str, str] = MappingProxyType({})) ->
         address = parse_ntf_server(line.removeprefix("Server address: ").strip())
         yield Daemon(psutil.Process(process.pid), address)
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):  # some are killed
+            process.terminate()
         await process.wait()
 
 

@@ -48,7 +48,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def print_table(results: Results, parts: Sequence[Part]) -> None:
+def print_table(results: Results, parts: Sequence[Part] = ()) -> None:
     table = Table(show_lines=False)
     for heading in COLUMNS:
         table.add_column(heading, justify="right" if heading in ("median", "ratio") else "left")
@@ -56,7 +56,7 @@ def print_table(results: Results, parts: Sequence[Part]) -> None:
     for part in results.parts:
         table.add_section()
         note = f"{part.name}: {part.repeats} × in {part.seconds:.0f} s, load {part.load[0]}, {part.load[1]}"
-        table.add_row(f"[bold]{titles[part.name]}[/]", "", "", "", note)
+        table.add_row(f"[bold]{titles.get(part.name, part.name)}[/]", "", "", "", note)
         for row in part.rows:
             table.add_row(*cells(row))
         if part.error:

@@ -28,6 +28,7 @@ RECORD_OVERHEAD = HEADER_SIZE + 1 + 16  # inner content type, tag
 RECEIVE_SIZE = 8 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # the most that is read from a socket at once
 ENCRYPTED_AT_ONCE = 4 * MAX_PLAINTEXT  # the most that becomes one piece for a socket
 OUTGOING_SIZE = 5 * (MAX_PLAINTEXT + RECORD_OVERHEAD)  # with room for what OpenSSL sends on its own
+PIECE_SIZE = 4096  # of a flight; most are shorter
 RECORD_TYPES = range(20, 24)
 SLIGHT_RECORD = 128  # bytes: less is not worth its cost, least of all a key update, which holds none
 SLIGHT_RECORDS = 64  # of a connection: far more than anybody needs who sends blocks
@@ -79,9 +80,11 @@ class TlsEngine:
     )
 
     def __init__(self, context: SSL.Context, *, client_side: bool) -> None:
+        self._ssl: Any = ffi.NULL
         connection = SSL.Connection(context)
         self._connection: SSL.Connection | None = connection
-        self._ssl: Any = connection._ssl
+        self._ssl = connection._ssl
+        ffi.gc(self._ssl, None)  # ours from here on: see __del__
         self._incoming: Any = connection._into_ssl
         self._outgoing: Any = connection._from_ssl
         self._client_side = client_side
@@ -93,6 +96,15 @@ class TlsEngine:
             connection.set_connect_state()
         else:
             connection.set_accept_state()
+
+    def __del__(self) -> None:
+        """Free OpenSSL's part, and know that it is gone.
+
+        The garbage collector finalizes a cycle in any order, and a handler's `finally` may still use its
+        stream after that. pyOpenSSL's own finalizer would leave a pointer to freed memory behind.
+        """
+        ssl, self._ssl, self._connection, self.established = self._ssl, ffi.NULL, None, False
+        lib.SSL_free(ssl)
 
     def lend(self, plaintext: int = RECEIVE_SIZE) -> memoryview:
         """The part of the thread's buffer to receive ciphertext into; what waits already stands before it.
@@ -109,6 +121,8 @@ class TlsEngine:
 
     def shake_hands(self) -> bool:
         """Go on with the handshake as far as the received records allow; True when it is finished."""
+        if self._connection is None:
+            raise ConnectionClosed("the connection is closed")
         if self._client_side and not self._waiting:
             return self._step()
         data, start, self._waiting = self._waiting, 0, b""
@@ -152,6 +166,8 @@ class TlsEngine:
 
     def encrypt(self, data: bytes | memoryview) -> bytes:
         """The records that carry `data`, which is at most `ENCRYPTED_AT_ONCE` long and not empty."""
+        if not self.established:
+            raise ConnectionClosed("the connection is closed")
         plaintext, left, outgoing, size = ffi.from_buffer(data), len(data), _scratch.outgoing, 0
         while left > 0:
             written = lib.SSL_write(self._ssl, plaintext, min(left, MAX_PLAINTEXT))
@@ -165,8 +181,11 @@ class TlsEngine:
 
     def take_outgoing(self) -> bytes:
         """What OpenSSL wants to send besides data: handshake flights, alerts, key updates."""
-        size = lib.BIO_read(self._outgoing, _scratch.outgoing, OUTGOING_SIZE)
-        return ffi.buffer(_scratch.outgoing, size)[:] if size > 0 else b""
+        # Not the thread's buffer: the garbage collector may close one stream while another encrypts.
+        outgoing, piece = b"", ffi.new("char[]", PIECE_SIZE)
+        while self._ssl and (size := lib.BIO_read(self._outgoing, piece, PIECE_SIZE)) > 0:
+            outgoing += ffi.buffer(piece, size)[:]
+        return outgoing
 
     def close(self) -> bytes:
         """The record that tells the peer that nothing follows."""

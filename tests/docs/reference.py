@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 
 from agent.__main__ import _parser as agent_parser
 from analytics.__main__ import parser as analytics_parser
-from bench import page, results
+from bench import page
 from ntf_server.__main__ import _parser as server_parser
 from ntf_server.config import ENV_PREFIX, SECTIONS
 from ntf_server.metrics import PREFIX
@@ -143,15 +143,11 @@ def _metric_row(family: Metric) -> str:
     return f"| `{shown}` | {family.type} | {_cell(family.documentation)} |"
 
 
-def performance() -> str:
-    return page.render(results.read(page.RESULTS))
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "metrics.md": metrics,
-    "performance.md": performance,
+    "performance.md": page.written,
     "mistakes.md": mistakes.page,
 }
 

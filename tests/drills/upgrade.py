@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from bench.earlier import HERE, PROGRAM, ROOT, Version, build
 from ntf_demo.fake_push.server import FakePushServer, wall_clock
 from protocol.encoding import EntityId
 from smp_router.router import Router
@@ -29,8 +28,7 @@ from tests.drills.world import (
     push_settings,
     running_daemon,
 )
-from tests.packaging.test_distribution import UV, run
-from tests.test_architecture import ROOT
+from tests.packaging.test_distribution import run
 
 DEVICES, QUEUES = 20, 2400
 NEW_DEVICES, NEW_QUEUES = 2, 40
@@ -39,39 +37,15 @@ PUSHES = 60
 "For so many, each version runs."
 
 
-@dataclass(frozen=True)
-class Version:
-    python: Path
-    schema: int
-
-    def run(self, *arguments: object) -> None:
-        run(self.python, "-P", "-m", "ntf_server", *arguments, cwd=ROOT)
-
-
-HERE = Version(Path(sys.executable), STEPS.latest)
-
-
 @pytest.fixture(scope="module", params=range(1, STEPS.latest), ids="schema {}".format)
 def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Version:
-    """The last commit before the next schema, as a wheel with its own locked libraries."""
+    """The last commit before the next schema."""
     folder, schema = tmp_path_factory.mktemp("earlier"), int(request.param)
     added = ("log", "--diff-filter=A", "--format=%H", "--", f"store/migrations/{schema + 1:04}_*.up.sql")
     commit = run("git", *added, cwd=ROOT).strip()
     if not commit:
         pytest.skip("needs the history of the repository")
-    source = folder / "source"
-    run("git", "worktree", "add", "--detach", source, f"{commit}^", cwd=ROOT)
-    try:
-        python = ("--python", sys.executable)
-        run(UV, "build", "--wheel", "--no-build-isolation", *python, "-o", folder, cwd=source)
-        run(UV, "venv", *python, folder / "venv", cwd=folder)
-        made = Version(folder / "venv/bin/python", schema)
-        install = (UV, "pip", "install", "--python", made.python)
-        run(*install, "--require-hashes", "-r", source / "requirements/base.txt", cwd=folder)
-        run(*install, "--no-deps", *folder.glob("*.whl"), cwd=folder)
-        return made
-    finally:
-        run("git", "worktree", "remove", "--force", source, cwd=ROOT)
+    return build(f"{commit}^", folder)
 
 
 class Traffic:
@@ -123,9 +97,7 @@ async def test_nothing_is_lost(tmp_path: Path, earlier: Version) -> None:
 @asynccontextmanager
 async def serving(folder: Path, env: Mapping[str, str], version: Version) -> AsyncIterator[Daemon]:
     """A server of this version, stopped in order at the end."""
-    async with running_daemon(
-        folder, env, python=version.python, program=("-P", "-m", "ntf_server")
-    ) as daemon:
+    async with running_daemon(folder, env, python=version.python, program=PROGRAM) as daemon:
         assert schema(folder) == version.schema
         yield daemon
         daemon.process.terminate()

@@ -53,6 +53,7 @@ def test_what_is_canonical_stays_as_it_is() -> None:
     server = SmpServer(("b.example", "a.example"), "444", KEY)
     assert server.canonical is server
     assert server.host_port == "b.example:444"
+    assert server.spelling == "b.example,a.example:444"
 
 
 def test_the_default_port_is_the_protocols() -> None:

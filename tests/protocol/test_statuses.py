@@ -143,6 +143,8 @@ def test_error_details() -> None:
 
 def test_bulk_moves_are_the_table_for_many() -> None:
     assert bulk_move(SubInput.DISCONNECTED) == (frozenset({SubState.ACTIVE}), SubState.INACTIVE)
+    assert bulk_move(SubInput.DISCONNECTED).moved(SubState.ACTIVE) is SubState.INACTIVE
+    assert bulk_move(SubInput.DISCONNECTED).moved(SubState.AUTH) is SubState.AUTH
     assert bulk_move(SubInput.RETRIED) == (RETRIED_SLOWLY, SubState.PENDING)
     assert bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE) == (SUBSCRIBABLE - {SubState.ACTIVE}, SubState.ACTIVE)
     with pytest.raises(ValueError, match="unpack"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +122,31 @@ def test_writing_after_goodbye() -> None:
     assert client.close()
     with pytest.raises(ConnectionClosed):
         client.encrypt(b"late")
+
+
+def handler(garbage: list[object], engine: TlsEngine, seen: list[object]) -> Iterator[None]:
+    """One that the garbage collector ends together with its connection."""
+    garbage.append(engine)
+    try:
+        yield
+    finally:
+        seen += [engine.close(), engine.take_outgoing()]
+        for use in (lambda: engine.encrypt(b"late"), engine.shake_hands):
+            try:
+                seen.append(use())
+            except ConnectionClosed as error:
+                seen.append(str(error))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_connection_is_not_used_after_the_collector_freed_it(side: int) -> None:
+    seen: list[object] = []
+    garbage: list[object] = []
+    garbage.append(handler(garbage, connected()[side], seen))
+    next(garbage[0])  # type: ignore[call-overload]
+    del garbage
+    gc.collect()  # older ones first: the engine, then the handler
+    assert seen == [b"", b"", "the connection is closed", "the connection is closed"]
 
 
 def test_goodbye_before_the_handshake() -> None:
