@@ -33,6 +33,8 @@ READ_LIMIT = 64 * 1024
 "What a client may have sent while its commands are worked on: more than any client sends at once."
 BYTES_PER_TURN = PART_SIZE
 "Of clients' blocks, worked on in one turn of the event loop: about two milliseconds."
+OTHERS = 8
+"One place of so many is kept for other sources than the one that has most."
 WRITE_LIMIT = 0
 "A client that has not taken its answers is not read."
 
@@ -62,7 +64,7 @@ class Listener:
         self._identities: WeakKeyDictionary[SSL.Context, ServerIdentity] = WeakKeyDictionary()
         "By what TLS shows: a handshake that began before a reload ends with the keys it began with."
         self.use_credentials(credentials)
-        self._counter = ConnectionCounter(max_clients, limits.connections_per_address)
+        self._counter = ConnectionCounter(max_clients, _per_source(limits, max_clients))
         self._addresses = addresses
         self._turns = Turns(BYTES_PER_TURN)
         self._sessions: dict[TlsStream, ClientSession] = {}
@@ -80,7 +82,7 @@ class Listener:
     def use_limits(self, limits: LimitsConfig, max_clients: int) -> None:
         """Those per connection count for connections that come from now on."""
         self._limits = limits
-        self._counter.limit, self._counter.per_source = max_clients, limits.connections_per_address
+        self._counter.limit, self._counter.per_source = max_clients, _per_source(limits, max_clients)
 
     @property
     def clients(self) -> int:
@@ -157,3 +159,8 @@ class Listener:
 
 def _count_tls_failure(error: TransportError) -> None:
     HANDSHAKE_FAILURES.labels("tls").inc()
+
+
+def _per_source(limits: LimitsConfig, max_clients: int) -> int:
+    """Few open files must not let one source have all places."""
+    return min(limits.connections_per_address or max_clients, max_clients - max_clients // OTHERS)

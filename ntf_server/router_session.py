@@ -41,7 +41,7 @@ from smp_client.subscriptions import (
     queue_event,
     sort_outcomes,
 )
-from store.interface import LeaseLost, StoreError, SubscriberStore
+from store.interface import LeaseLost, StoreError, StoreVanished, SubscriberStore
 from store.journal_schema import JournalEvent
 from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
@@ -143,8 +143,8 @@ class Surroundings:
         while True:
             try:
                 return await write()
-            except LeaseLost:
-                raise  # another daemon has the router, and subscribes what this one cannot write
+            except (LeaseLost, StoreVanished):
+                raise  # another daemon has the router, or this one is about to stop: the router keeps it
             except StoreError as error:
                 if self.gives_up.is_set():
                     raise

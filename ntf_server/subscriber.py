@@ -22,7 +22,7 @@ from protocol.encoding import EntityId
 from protocol.errors import CMD_PROHIBITED, QUOTA, ErrorType
 from smp_client.dialer import Dialer, DialSlots, NetworkConfig
 from smp_client.subscriptions import WaitingRoom
-from store.interface import LeaseLost, SubscriberStore
+from store.interface import LeaseLost, StoreVanished, SubscriberStore
 from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import DeletedSubscription, QueueRow, ServerKey, StoredRouter
 from transport.address_guard import AddressGuard
@@ -264,8 +264,8 @@ class RouterSubscriber:
         while True:
             try:
                 return await router.run()
-            except LeaseLost:
-                return False  # whoever took it watches it
+            except (LeaseLost, StoreVanished):
+                return False  # whoever took it watches it; or nobody does, and the server is about to stop
             except Exception as error:
                 raise_if_cancelled()
                 # The error's text may hold what the router sent, so only its kind and place are logged.

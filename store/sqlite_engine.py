@@ -61,7 +61,7 @@ async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3
 
 
 class DatabaseFile:
-    """The file that was opened. Once removed or replaced, it still takes writes that nobody will find."""
+    """The file that was opened. Once removed, emptied or replaced, it takes writes that nobody will find."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,11 +74,12 @@ class DatabaseFile:
 
     def check(self) -> None:
         try:
-            is_same = self._opened is not None and os.path.samestat(self._opened, self.path.stat())
+            now = self.path.stat()
+            is_there = self._opened is not None and os.path.samestat(self._opened, now) and now.st_size > 0
         except OSError:
-            is_same = False
-        if not is_same:
-            raise StoreVanished(f"{self.path} was removed or replaced while the server ran")
+            is_there = False
+        if not is_there:
+            raise StoreVanished(f"{self.path} was removed, emptied or replaced while the server ran")
 
     def for_caller(self, error: Exception) -> Exception:
         """An error of SQLite in the words of the store."""

@@ -25,6 +25,8 @@ SILENCE = 20.0
 BODY_TIMEOUT = 30.0
 HANDSHAKES_PER_TURN = 1
 "Of the event loop: each is a millisecond or two of arithmetic, and hundreds may come at once."
+HANDSHAKES, HANDSHAKES_PER_SOURCE = 128, 64
+"That have begun and not ended: each holds some 400 kB."
 SEND_TIMEOUT = 60.0
 "Seconds in which a client takes an answer that is long."
 LINGER = 2.0
@@ -50,6 +52,7 @@ class HttpServer:
         self._tls: ssl.SSLContext | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._handshakes = Turns(HANDSHAKES_PER_TURN)
+        self._begun = ConnectionCounter(HANDSHAKES, HANDSHAKES_PER_SOURCE)
 
     async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
         """Returns the port."""
@@ -83,21 +86,25 @@ class HttpServer:
         assert self._runner.server is not None
         connection = _Connection(self._runner.server)
         timeout = HANDSHAKE_TIMEOUT if self._tls else None
-        with ExitStack() as counted, suppress(OSError):  # it does not speak TLS, or is gone
+        with ExitStack() as counted, suppress(OSError), ExitStack() as begun:  # it is gone, or speaks no TLS
             counted.callback(self._connections.release, source)
             if self._tls is not None:
-                await self._its_turn(sock)
+                await self._its_turn(sock, source)
+                begun.callback(self._begun.release, source)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
             if connection.transport is not None:
                 connection.counted = counted.pop_all()
 
-    async def _its_turn(self, sock: socket.socket) -> None:
-        """To shake hands. Who says nothing keeps nobody from it."""
+    async def _its_turn(self, sock: socket.socket, source: str) -> None:
+        """To shake hands. Who says nothing keeps nobody from it; OSError if too many have begun."""
         try:
             await _begins(sock)
             await self._handshakes.take(1)
+            if not self._begun.admit(source):
+                REFUSED.inc()
+                raise ConnectionRefusedError
         except BaseException:
             sock.close()
             raise

@@ -1,4 +1,4 @@
-"""`python -m tests.drills.slow_names …`: ntf-server with a resolver that takes its time for some names."""
+"""`python slow_names.py …`: ntf-server with a resolver that takes its time for some names."""
 
 from __future__ import annotations
 

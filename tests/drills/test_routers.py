@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,10 +19,10 @@ from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
 from smp_router.router import Router
-from tests.drills.slow_names import SECONDS as SLOW_ANSWER
-from tests.drills.slow_names import SLOW_NAMES
-from tests.drills.world import World, free_port, world
+from tests.drills import slow_names
+from tests.drills.world import IS_ANOTHER, World, free_port, world
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.postgres import PostgresCluster
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.certificates import KeyAlgorithm, load_server_files, make_ca, make_online, write_server_files
 from transport.errors import TransportError
@@ -47,7 +48,7 @@ def snew(device: Device, server: SmpServer) -> Snew:
 
 
 @asynccontextmanager
-async def silent_host() -> AsyncIterator[int]:
+async def silent_host(address: str = "127.0.0.1") -> AsyncIterator[int]:
     """Accepts and says nothing: whoever connects waits for as long as it has patience."""
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +56,7 @@ async def silent_host() -> AsyncIterator[int]:
             await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(hang, "127.0.0.1", 0, backlog=4096) as server:
+    async with await asyncio.start_server(hang, address, 0, backlog=4096) as server:
         yield int(server.sockets[0].getsockname()[1])
 
 
@@ -73,42 +74,62 @@ async def name_routers(
     client.close()
 
 
-async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path) -> None:
+class Size(NamedTuple):
+    """Of the drill with a database."""
+
+    env: dict[str, str]
+    clients: int
+    per_address: int
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def size(request: pytest.FixtureRequest) -> Size:
+    """With PostgreSQL, which takes its time for new routers, a small one."""
+    if request.param == "sqlite":
+        return Size({}, CLIENTS, PER_ADDRESS)
+    if IS_ANOTHER:
+        pytest.skip("an earlier server may know no PostgreSQL")
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    env = {"NTF_STORE_DATABASE": "postgres", "NTF_STORE_URL": cluster.new_database()}
+    return Size(env | {"NTF_SUBSCRIBER_ROUTERS_PER_ADDRESS": str(EACH)}, 2, EACH)
+
+
+async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path, size: Size) -> None:
     answers: list[NtfResponse] = []
-    async with silent_host() as port, world(tmp_path, seconds=2 * SECONDS) as drill:
+    async with silent_host() as port, world(tmp_path, seconds=2 * SECONDS, env=size.env) as drill:
         client = await NtfClient.open(drill.daemon.address)
-        devices = [await verified(drill, client) for _ in range(CLIENTS)]
+        devices = [await verified(drill, client) for _ in range(size.clients)]
         client.close()
-        service = await drill.measure(SECONDS, beside=name_routers(drill, devices, port, answers))
-        print(service.row("endless routers"))
-        watched = await drill.daemon.metric("smp_routers")
-        assert drill.daemon.process.num_fds() < 400
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(name_routers(drill, devices, port, answers))
+            service = await drill.measure(SECONDS)
+        watched, files = await drill.daemon.metric("smp_routers"), drill.daemon.process.num_fds()
+        print(service.row(f"endless routers, {files} open files"))
         drill.router.faults.drop_connections()  # an honest router that was there comes back at once
         later = await drill.measure(SECONDS / 2)
         print(later.row("afterwards, the router reconnected"))
-        assert "Traceback" not in drill.daemon.log.read_text()
-    assert len(answers) == CLIENTS * EACH
-    assert sum(isinstance(answer, IdSub) for answer in answers) <= PER_ADDRESS
+    assert files < 400
+    assert len(answers) == size.clients * EACH
+    assert sum(isinstance(answer, IdSub) for answer in answers) <= size.per_address
     assert all(isinstance(answer, IdSub | Err) for answer in answers)
-    assert watched <= PER_ADDRESS
-    for measured in (service, later):
-        assert measured.lost == 0
-        assert measured.commands.answered == measured.commands.asked
-        assert measured.newcomers.answered == measured.newcomers.asked
-        assert measured.log_bytes_per_second < 10_000
+    assert watched <= size.per_address + 1
+    service.check()
+    later.check()
 
 
 async def name_slowly(drill: World, device: Device, answers: list[NtfResponse]) -> None:
     """Routers whose names take ten seconds not to resolve."""
     client = await NtfClient.open(drill.daemon.address)
-    servers = [SmpServer((f"r{number}{SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)]
+    servers = [
+        SmpServer((f"r{number}{slow_names.SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)
+    ]
     answers += await client.ask_many([(snew(device, s), NO_ENTITY, device.key) for s in servers])
     client.close()
 
 
 async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
     answers: list[NtfResponse] = []
-    program = ("-m", "tests.drills.slow_names")
+    program = ("-P", slow_names.__file__)
     async with world(tmp_path, seconds=2 * SECONDS, host="localhost", program=program) as drill:
         client = await NtfClient.open(drill.daemon.address)
         device = await verified(drill, client)
@@ -118,15 +139,11 @@ async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
         drill.router.faults.drop_connections()  # the honest router's name is looked up as well
         later = await drill.measure(SECONDS / 2)
         print(later.row("afterwards, the router reconnected"))
-        assert "Traceback" not in drill.daemon.log.read_text()
     assert len(answers) == EACH
     assert all(isinstance(answer, IdSub) for answer in answers)
-    for measured in (service, later):
-        assert measured.lost == 0
-        assert measured.commands.answered == measured.commands.asked
-        assert measured.newcomers.answered == measured.newcomers.asked
-        assert measured.log_bytes_per_second < 10_000
-    assert later.pushes.p99 < SLOW_ANSWER, "its lookup waited for others"
+    service.check()
+    later.check()
+    assert later.pushes.p99 < slow_names.SECONDS, "its lookup waited for others"
 
 
 async def test_a_router_that_notifies_without_end_delays_its_own(tmp_path: Path) -> None:
@@ -195,7 +212,6 @@ async def test_a_router_that_sends_nonsense_is_left_alone(
         client.close()
         print(service.row("a router sends nonsense"))
         assert await drill.daemon.metric("smp_misbehaviours") >= 1
-        assert "Traceback" not in drill.daemon.log.read_text()
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.log_bytes_per_second < 10_000

@@ -32,12 +32,16 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from tests.drills.attacker import Attack, attacking
 from tests.ntf_server.ntf_client import Device, NtfClient
-from tests.ntf_server.test_cli import ANY_PORT, init
+from tests.ntf_server.test_cli import ANY_PORT
 from transport.certificates import Credentials
 from transport.errors import TransportError
 
 DEADLINE = 60.0
-PROGRAM = ("-m", "ntf_server")
+ANOTHER_PYTHON = "DRILL_PYTHON"
+"Environment: the Python in which another server is installed, such as an earlier one, to be attacked."
+PYTHON = os.environ.get(ANOTHER_PYTHON, sys.executable)
+IS_ANOTHER = sys.executable != PYTHON
+PROGRAM = ("-P", "-m", "ntf_server")
 DEVICES = 20
 "So many that each is pushed to about once a second: the interval of coalescing is no part of the latency."
 NOTIFICATIONS_PER_SECOND = 20.0
@@ -45,6 +49,8 @@ PINGS_PER_SECOND = 10.0
 HONEST_ADDRESS = "127.0.0.3"
 NEWCOMERS_PER_SECOND = 2.0
 SNEWS_AT_ONCE = 1000
+QUIET = 10_000
+"Bytes of log a second that no attack may exceed."
 CALM_AFTER = 1.0
 "The last notifications of a drill are given this long after the attack ended."
 
@@ -89,8 +95,10 @@ class Service:
     pushes: Asked = field(default_factory=Asked)
     "From the router's NMSG to the request at the provider."
     log_bytes_per_second: float = 0.0
+    tracebacks: int = 0
     peak_memory: int = 0
     "Bytes above the memory before."
+    survived: bool = True
 
     @property
     def lost(self) -> int:
@@ -102,8 +110,20 @@ class Service:
     def row(self, name: str) -> str:
         """A line of the tables in docs/reliability.md."""
         log, memory = f"{self.log_bytes_per_second / 1000:.1f} kB/s", f"{self.peak_memory / 1e6:+.0f} MB"
-        cells = (name, self.commands, self.newcomers, self.liveness, self.pushes, self.lost, log, memory)
+        if self.tracebacks:
+            log += f", {self.tracebacks} tracebacks"
+        lost = f"{self.lost}" if self.survived else f"{self.lost}; the server died"
+        cells = (name, self.commands, self.newcomers, self.liveness, self.pushes, lost, log, memory)
         return f"| {' | '.join(map(str, cells))} |"
+
+    def check(self) -> None:
+        """What holds under every attack: all are answered, nothing is lost, the log is quiet."""
+        assert self.survived
+        assert self.lost == 0
+        for asked in (self.commands, self.newcomers, self.liveness):
+            assert asked.answered == asked.asked > 0
+        assert self.log_bytes_per_second < QUIET
+        assert not self.tracebacks
 
 
 @dataclass
@@ -116,7 +136,13 @@ class Daemon:
     log: Path
 
     def memory(self) -> int:
-        return int(self.process.memory_info().rss)
+        """None if it is dead."""
+        with suppress(psutil.NoSuchProcess):
+            return int(self.process.memory_info().rss)
+        return 0
+
+    def logged(self) -> bytes:
+        return self.log.read_bytes()
 
     def is_alive(self) -> bool:
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
@@ -155,11 +181,17 @@ class World:
     _read: int = 0
 
     async def measure(
-        self, seconds: float, *, attack: Attack | None = None, beside: Awaitable[None] | None = None
+        self,
+        seconds: float,
+        *,
+        attack: Attack | None = None,
+        beside: Awaitable[None] | None = None,
+        patience: float = DEADLINE,
     ) -> Service:
-        """Serve for so long while `attack` runs in another process, or `beside` in this one."""
+        """Serve for so long while `attack` runs in another process, or `beside` in this one. `patience`: how
+        many seconds the last pushes are waited for."""
         service = Service()
-        memory, logged = self.daemon.memory(), self.daemon.log.stat().st_size
+        memory, logged = self.daemon.memory(), self.daemon.logged()
         async with AsyncExitStack() as stack:
             client = await self._honest_client()
             stack.callback(client.close)
@@ -168,9 +200,9 @@ class World:
             async with asyncio.TaskGroup() as tasks:
                 hostile = None if beside is None else tasks.create_task(_waited(beside))
                 work = (
-                    self._ask(service.commands, PINGS_PER_SECOND, seconds, lambda: _ping(client)),
-                    self._ask(service.newcomers, NEWCOMERS_PER_SECOND, seconds, self._newcomer),
-                    self._ask(service.liveness, NEWCOMERS_PER_SECOND, seconds, self._live),
+                    self.ask(service.commands, PINGS_PER_SECOND, seconds, lambda: _ping(client)),
+                    self.ask(service.newcomers, NEWCOMERS_PER_SECOND, seconds, self._newcomer),
+                    self.ask(service.liveness, NEWCOMERS_PER_SECOND, seconds, self._live),
                 )
                 running = [tasks.create_task(each) for each in work]
                 sent = await self.notify(seconds, lambda: service.note_memory(self.daemon.memory() - memory))
@@ -178,9 +210,10 @@ class World:
                 if hostile is not None:
                     hostile.cancel()
         sent |= await self.notify(CALM_AFTER)
-        await self.pushed(sent, service.pushes)
-        service.log_bytes_per_second = (self.daemon.log.stat().st_size - logged) / seconds
-        assert self.daemon.is_alive(), self.daemon.log.read_text()[-4000:]
+        await self.pushed(sent, service.pushes, patience)
+        log = self.daemon.logged()[len(logged) :]
+        service.log_bytes_per_second, service.tracebacks = len(log) / seconds, log.count(b"Traceback")
+        service.survived = self.daemon.is_alive()
         return service
 
     async def add_devices(self, count: int, queues: int) -> None:
@@ -230,7 +263,7 @@ class World:
                         return open_push(device.secret, verification.nonce, verification.boxed_code)
                 await asyncio.sleep(0.01)
 
-    async def _ask(
+    async def ask(
         self, asked: Asked, rate: float, seconds: float, request: Callable[[], Awaitable[None]]
     ) -> None:
         """Ask at a steady rate, one after the other; a failure is a request without an answer."""
@@ -247,12 +280,8 @@ class World:
 
     async def _honest_client(self) -> NtfClient:
         """What an address may do in a second is for all who share it: the honest have one of their own."""
-        sock = socket.socket()
-        sock.bind((HONEST_ADDRESS, 0))
-        sock.setblocking(False)
         address = self.daemon.address
-        await asyncio.get_running_loop().sock_connect(sock, (address.hosts[0], address.port_number))
-        return await NtfClient.open(address, sock=sock)
+        return await NtfClient.open(address, sock=await connected(address, HONEST_ADDRESS))
 
     async def _newcomer(self) -> None:
         client = await self._honest_client()
@@ -280,12 +309,14 @@ class World:
             await asyncio.sleep(max(0.0, started + len(sent) / NOTIFICATIONS_PER_SECOND - clock()))
         return sent
 
-    async def pushed(self, sent: Mapping[EntityId, float], asked: Asked) -> dict[EntityId, float]:
+    async def pushed(
+        self, sent: Mapping[EntityId, float], asked: Asked, patience: float = DEADLINE
+    ) -> dict[EntityId, float]:
         """Wait until all of it arrived at the provider; what did not."""
         asked.asked += len(sent)
         missing = dict(sent)
         with suppress(TimeoutError):
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(patience):
                 while missing:
                     asked.seconds += self.take_pushes(missing)
                     await asyncio.sleep(0.02)
@@ -322,13 +353,38 @@ async def _ping(client: NtfClient) -> None:
     assert await client.ask(Ping()) == Pong()
 
 
-async def _waited(action: Awaitable[None]) -> None:
-    await action
+async def _waited(attack: Awaitable[None]) -> None:
+    """A server that cuts the attacker off, or dies, is part of the result."""
+    with suppress(OSError, TransportError):
+        await attack
+
+
+async def connected(address: NtfServer, source: str) -> socket.socket:
+    """From one of this machine's many addresses."""
+    sock = socket.socket()
+    sock.bind((source, 0))
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (address.hosts[0], address.port_number))
+    return sock
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def command(
+    folder: Path, *arguments: object, python: str | Path = PYTHON, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Another command of the same server."""
+    return subprocess.run(
+        [str(python), *PROGRAM, *map(str, arguments), "--config-dir", str(folder / "c")],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | ANY_PORT | dict(env or {}),
+        check=False,
+    )
 
 
 @asynccontextmanager
@@ -337,7 +393,7 @@ async def running_daemon(
     env: Mapping[str, str] | None = None,
     *,
     log: str = "log",
-    python: str | Path = sys.executable,
+    python: str | Path = PYTHON,
     program: Sequence[str] = PROGRAM,
     wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
@@ -346,7 +402,7 @@ async def running_daemon(
     `python`: of the environment that the server is installed in. `wrapper`: a command that runs it.
     """
     if not (folder / "c").exists():
-        made = init(folder)
+        made = command(folder, "init", "--ip", "127.0.0.1", "--data-dir", folder / "d", python=python)
         assert made.returncode == 0, made.stderr
     metrics_port = free_port()
     defaults = {
@@ -373,6 +429,11 @@ async def running_daemon(
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def queues_for(seconds: float) -> int:
+    """So many are needed to measure for so long."""
+    return math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND)
 
 
 def push_settings(push: FakePushServer) -> dict[str, str]:
@@ -413,5 +474,5 @@ async def world(
         ) as daemon,
     ):
         made = World(daemon, router, push)
-        await made.add_devices(devices, math.ceil((seconds + 2 * CALM_AFTER) * NOTIFICATIONS_PER_SECOND))
+        await made.add_devices(devices, queues_for(seconds))
         yield made

@@ -104,7 +104,7 @@ def test_the_identity_remembers(tmp_path: Path) -> None:
         expect_database(tmp_path, tmp_path / "ntf.db")
 
 
-@pytest.mark.parametrize("loss", ["removed", "replaced"])
+@pytest.mark.parametrize("loss", ["removed", "emptied", "replaced"])
 async def test_a_database_taken_away_ends_the_server_with_an_error(tmp_path: Path, loss: str) -> None:
     app: App = make_app(tmp_path, make_config(tmp_path))
     database = tmp_path / "data" / "ntf-server.db"
@@ -113,11 +113,12 @@ async def test_a_database_taken_away_ends_the_server_with_an_error(tmp_path: Pat
             client = await NtfClient.open(app.address)
             device = await active_device(app, client)
             copy = database.read_bytes()
-            database.unlink()
-            if loss == "replaced":
-                database.write_bytes(copy)
+            if loss != "emptied":
+                database.unlink()
+            if loss != "removed":
+                database.write_bytes(copy if loss == "replaced" else b"")
             # Nothing is answered from, or written to, a file that nobody will find again.
             answer = await device.ask(client, Tchk())
             assert answer == Err(ErrorType(b"STORE unavailable"))
             assert await client.is_closed_by_server()
-    assert ended.group_contains(StoreVanished, match="removed or replaced")
+    assert ended.group_contains(StoreVanished, match="removed, emptied or replaced")
