@@ -175,9 +175,8 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
 
 
 @contextmanager
-def spark_installed() -> Iterator[None]:
-    """Around imports: commands that do without Spark must not need it."""
-    find_java()
+def installed() -> Iterator[None]:
+    """Around imports: other commands must not need what is imported."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -186,7 +185,8 @@ def spark_installed() -> Iterator[None]:
 
 def run_stream(args: argparse.Namespace, console: Console) -> None:
     """`stream`."""
-    with spark_installed():
+    find_java()
+    with installed():
         from analytics.spark import LazySpark
         from analytics.streaming import StreamJob, keep_current
     must_be_elsewhere(args)
@@ -225,7 +225,7 @@ def must_be_elsewhere(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace, console: Console) -> None:
     """`report`."""
-    with spark_installed():
+    with installed():
         from analytics.job import ReportJob, run_reports
         from analytics.spark import LazySpark
     must_be_elsewhere(args)

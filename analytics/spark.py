@@ -9,11 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from analytics.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOCAL_MASTER = "local[*]"
 STDERR = 2
@@ -24,10 +25,6 @@ QUICK_START = (
 )
 """A run takes less than a minute: the optimising compiler costs more than it gains, except in the few loops
 that every event goes through."""
-SPLIT_BYTES = "16m"
-"A split of Spark's own size would be 20 million events: too few of them to keep all cores busy to the end."
-CLUSTER_PARTITIONS = "32"
-"Of a shuffle: rollups are small, and Spark's 200 files for each task cost more than what is in them."
 
 
 class LazySpark:
@@ -40,32 +37,36 @@ class LazySpark:
         self, master: str | None, memory: str, more: Mapping[str, str] | None = None, *, quiet: bool = False
     ) -> None:
         self._submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
-        self.master = master if master is not None or self._submitted else LOCAL_MASTER
+        self.is_wanted = master is not None or self._submitted
+        "Whether Spark was asked for; without it everything but Hadoop's file systems works as well."
+        self.master = master if self.is_wanted else LOCAL_MASTER
         self._memory = memory
         self._more = more or {}
         self._quiet = quiet
         self._stack = ExitStack()
         self._threads = ThreadPoolExecutor(1)
-        self._starting: Future[SparkSession] | None = None
+        self._starting: "Future[SparkSession]" | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether the executors are in this process."""
+        """Whether the executors are on this machine, with what is installed here."""
         return self.master is not None and self.master.startswith("local")
 
     @property
-    def session(self) -> SparkSession:
+    def session(self) -> "SparkSession":
         """The one session."""
         return self.begin().result()
 
-    def begin(self) -> Future[SparkSession]:
+    def begin(self) -> "Future[SparkSession]":
         """Start the session, which takes seconds, beside other work."""
         if self._starting is None:
             self._starting = self._threads.submit(self._start)
         return self._starting
 
-    def _start(self) -> SparkSession:
+    def _start(self) -> "SparkSession":
         find_java()
+        from pyspark.sql import SparkSession
+
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("ntf-analytics")
         if self.master is not None:
@@ -90,10 +91,7 @@ class LazySpark:
             "spark.sql.session.timeZone": "UTC",
             "spark.driver.memory": self._memory,
             "spark.driver.extraJavaOptions": QUICK_START,
-            "spark.sql.files.maxPartitionBytes": SPLIT_BYTES,
             "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
-            "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
-            "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         return settings | (self._local_settings() if self.is_local else self._cluster_settings())
@@ -103,14 +101,10 @@ class LazySpark:
         return {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         }
 
     def _cluster_settings(self) -> dict[str, str]:
-        return {
-            "spark.executor.extraJavaOptions": QUICK_START,
-            "spark.sql.shuffle.partitions": CLUSTER_PARTITIONS,
-        }
+        return {"spark.executor.extraJavaOptions": QUICK_START}
 
     def __enter__(self) -> "LazySpark":
         return self
@@ -137,12 +131,14 @@ def unheard() -> Iterator[None]:
 
 def given_to_submit() -> dict[str, str]:
     """What spark-submit was told, by its options and by spark-defaults.conf."""
+    from pyspark import SparkConf, SparkContext
+
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
-def send_package(spark: SparkSession, root: Path, archive: Path) -> None:
-    """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
+def send_package(spark: "SparkSession", root: Path, archive: Path) -> None:
+    """Make `analytics` and `store` importable on executors, which only need Python, pyarrow and DuckDB."""
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store"):
             for source in sorted((root / package).rglob("*.py")):
