@@ -126,10 +126,10 @@ class LocalFolder:
 class HadoopFolder:
     """A folder of any file system that Spark's Hadoop libraries can reach."""
 
-    def __init__(self, spark: Any, path: str) -> None:
+    def __init__(self, context: Any, path: str) -> None:
         self.path = path.rstrip("/")
-        self._jvm = spark.sparkContext._jvm
-        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self._jvm = context._jvm
+        self._conf = context._jsc.hadoopConfiguration()
         self._files = self._at("").getFileSystem(self._conf)
 
     def _at(self, name: str) -> Any:

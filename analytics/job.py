@@ -170,7 +170,7 @@ def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None)
 
 def folder(spark: LazySpark, path: str) -> Folder:
     """A folder here, or one that only Spark's libraries can reach."""
-    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.session, path)
+    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.context, path)
 
 
 def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:

@@ -44,7 +44,7 @@ def update_rollups(
 
 
 def batches(changed: Mapping[str, Sequence[FoundFile]]) -> Iterator[dict[str, Sequence[FoundFile]]]:
-    """Days that are made together, the largest first, so that none is still being made when all others are."""
+    """Days that are made together, the largest first: then no long one is left at the end."""
     sizes = {day: sum(file.size for file in files) for day, files in changed.items()}
     batch: dict[str, Sequence[FoundFile]] = {}
     total = 0

@@ -206,7 +206,7 @@ def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path)
     write_journal(PLAN, journal)
     (journal / "_rollups").mkdir()
     (journal / "_rollups" / "x.parquet").write_bytes(b"")
-    local, remote = LocalFolder(str(journal)), HadoopFolder(spark.session, f"file://{journal}")
+    local, remote = LocalFolder(str(journal)), HadoopFolder(spark.context, f"file://{journal}")
     assert [(f.path, f.size) for f in remote.segments()] == [(f.path, f.size) for f in local.segments()]
     for folder in (local, remote):
         assert folder.read_text("note") is None
@@ -222,4 +222,4 @@ def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path)
         folder.remove("nothing")
         assert folder.read_text("below/copy") is None
     with pytest.raises(JournalNotFoundError, match="no such folder"):
-        HadoopFolder(spark.session, f"file://{tmp_path}/nowhere").segments()
+        HadoopFolder(spark.context, f"file://{tmp_path}/nowhere").segments()

@@ -110,7 +110,12 @@ async def test_the_daemons_segments_of_both_formats_are_read(tmp_path: Path) -> 
     found = LocalFolder(str(tmp_path)).segments()
     contents = [(file.path, (tmp_path / file.path).read_bytes()) for file in found]
     made = roll_up("2026-01-05", [*contents, ("gone.parquet", None)])
-    assert [segment.error for segment in made.segments] == [None, None, "the file is empty", "the file is gone"]
+    assert [segment.error for segment in made.segments] == [
+        None,
+        None,
+        "the file is empty",
+        "the file is gone",
+    ]
     assert [segment.days for segment in made.segments[:2]] == [("2026-01-05",)] * 2
     assert made.rollups.keys() == {"life"}
     first, second = pq.read_table(io.BytesIO(made.rollups["life"])).drop("writer").to_pylist()
