@@ -126,9 +126,9 @@ def add_report(report: argparse.ArgumentParser) -> None:
 
 
 def add_spark(command: argparse.ArgumentParser) -> None:
-    """Options of whatever needs Spark."""
+    """Options of whatever may need Spark."""
     command.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
-    command.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
+    command.add_argument("--master", help="Spark master; default: that of spark-submit, else this machine")
     command.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
     command.add_argument(
         "--conf",
@@ -170,7 +170,7 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting Spark")
+        task = progress.add_task("starting")
         yield lambda text: progress.update(task, description=text)
 
 

@@ -40,7 +40,7 @@ class Manifest:
         self.segments = {file: self.segments[file] for file in found if file in self.segments}
 
     def changed(self, found: Iterable[FoundFile]) -> dict[str, list[FoundFile]]:
-        """Days that must be made anew, and from what; a file that is new is taken for one of its folder's day."""
+        """Days that must be made anew, and from what; new files are taken for their folders' days."""
         by_day: dict[str, list[FoundFile]] = {}
         for file in found:
             for day in self.segments[file].days if file in self.segments else [day_of_folder(file)]:
