@@ -126,9 +126,9 @@ def add_report(report: argparse.ArgumentParser) -> None:
 
 
 def add_spark(command: argparse.ArgumentParser) -> None:
-    """Options of whatever needs Spark."""
+    """Options of whatever may need Spark."""
     command.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
-    command.add_argument("--master", help="Spark master; default: that of spark-submit, else local[*]")
+    command.add_argument("--master", help="Spark master; default: that of spark-submit, else this machine")
     command.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
     command.add_argument(
         "--conf",
@@ -170,14 +170,13 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting Spark")
+        task = progress.add_task("starting")
         yield lambda text: progress.update(task, description=text)
 
 
 @contextmanager
-def spark_installed() -> Iterator[None]:
-    """Around imports: commands that do without Spark must not need it."""
-    find_java()
+def installed() -> Iterator[None]:
+    """Around imports: other commands must not need what is imported."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -186,7 +185,8 @@ def spark_installed() -> Iterator[None]:
 
 def run_stream(args: argparse.Namespace, console: Console) -> None:
     """`stream`."""
-    with spark_installed():
+    find_java()
+    with installed():
         from analytics.spark import LazySpark
         from analytics.streaming import StreamJob, keep_current
     must_be_elsewhere(args)
@@ -225,7 +225,7 @@ def must_be_elsewhere(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace, console: Console) -> None:
     """`report`."""
-    with spark_installed():
+    with installed():
         from analytics.job import ReportJob, run_reports
         from analytics.spark import LazySpark
     must_be_elsewhere(args)

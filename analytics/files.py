@@ -31,17 +31,11 @@ class Folder(Protocol):
     def read_text(self, name: str) -> str | None:
         """A file's content; None if there is none."""
 
-    def write_text(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Replace a file as a whole."""
-
-    def put(self, source: Path, name: str) -> None:
-        """Copy a local file into the folder."""
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder, if it is there."""
-
-    def files_below(self, name: str) -> set[str]:
-        """All files of a folder within, if it is there."""
 
     def reserved(self) -> contextlib.AbstractContextManager[None]:
         """For one process at a time, where the file system can do that; others wait."""
@@ -95,19 +89,13 @@ class LocalFolder:
         except FileNotFoundError:
             return None
 
-    def write_text(self, name: str, text: str) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._root / f".{name}.draft"
+    def write(self, name: str, content: str | bytes) -> None:
+        target = self._root / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.draft")
         draft.touch(OWNER_ONLY)
-        draft.write_text(text, "utf-8")
-        draft.rename(self._root / name)
-
-    def put(self, source: Path, name: str) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._root / f".{name}.draft"
-        draft.touch(OWNER_ONLY)
-        shutil.copyfile(source, draft)
-        draft.rename(self._root / name)
+        draft.write_bytes(as_bytes(content))
+        draft.rename(target)
 
     def remove(self, name: str) -> None:
         path = self._root / name
@@ -115,10 +103,6 @@ class LocalFolder:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-    def files_below(self, name: str) -> set[str]:
-        found = (self._root / name).rglob("*.*")
-        return {path.relative_to(self._root).as_posix() for path in found if path.is_file()}
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -142,10 +126,10 @@ class LocalFolder:
 class HadoopFolder:
     """A folder of any file system that Spark's Hadoop libraries can reach."""
 
-    def __init__(self, spark: Any, path: str) -> None:
+    def __init__(self, context: Any, path: str) -> None:
         self.path = path.rstrip("/")
-        self._jvm = spark.sparkContext._jvm
-        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self._jvm = context._jvm
+        self._conf = context._jsc.hadoopConfiguration()
         self._files = self._at("").getFileSystem(self._conf)
 
     def _at(self, name: str) -> Any:
@@ -174,29 +158,15 @@ class HadoopFolder:
         finally:
             stream.close()
 
-    def write_text(self, name: str, text: str) -> None:
-        stream = self._files.create(self._at(name), True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-
-    def put(self, source: Path, name: str) -> None:
-        local = self._jvm.org.apache.hadoop.fs.Path(f"file:{source.absolute()}")
-        self._files.copyFromLocalFile(False, True, local, self._at(name))
+    def write(self, name: str, content: str | bytes) -> None:
+        with tempfile.NamedTemporaryFile(prefix="ntf-analytics-") as draft:
+            draft.write(as_bytes(content))
+            draft.flush()
+            local = self._jvm.org.apache.hadoop.fs.Path(f"file:{draft.name}")
+            self._files.copyFromLocalFile(False, True, local, self._at(name))
 
     def remove(self, name: str) -> None:
         self._files.delete(self._at(name), True)
-
-    def files_below(self, name: str) -> set[str]:
-        if not self._files.exists(self._at(name)):
-            return set()
-        prefix = self._files.makeQualified(self._at("")).toUri().getPath().rstrip("/") + "/"
-        found = set()
-        listing = self._files.listFiles(self._at(name), True)
-        while listing.hasNext():
-            found.add(listing.next().getPath().toUri().getPath().removeprefix(prefix))
-        return found
 
     def reserved(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -208,6 +178,11 @@ class HadoopFolder:
             local = self._jvm.org.apache.hadoop.fs.Path(f"file:{target}")
             self._files.copyToLocalFile(False, self._at(""), local, True)
             yield target
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    """What is written to a file."""
+    return content.encode() if isinstance(content, str) else content
 
 
 def is_hidden(parts: tuple[str, ...]) -> bool:

@@ -108,8 +108,8 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         write_tables(out, suppressed(tables))
         return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, job.out)
     write_tables(out, tables)
-    out.write_text(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
-    out.write_text(PAGE_NAME, render(page))
+    out.write(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
+    out.write(PAGE_NAME, render(page))
     return ReportResult(
         page,
         checked,
@@ -170,7 +170,7 @@ def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None)
 
 def folder(spark: LazySpark, path: str) -> Folder:
     """A folder here, or one that only Spark's libraries can reach."""
-    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.session, path)
+    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.context, path)
 
 
 def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
@@ -217,4 +217,4 @@ def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:
             for suffix, write in (("parquet", write_parquet), ("csv", write_csv)):
                 draft = Path(drafts) / f"{name}.{suffix}"
                 write(rows, draft)
-                out.put(draft, draft.name)
+                out.write(draft.name, draft.read_bytes())

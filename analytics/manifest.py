@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 from analytics.segments import Segment
@@ -11,6 +12,7 @@ from analytics.segments import Segment
 VERSION = 1
 "Rollups of another version are made anew."
 MANIFEST_NAME = "manifest.json"
+UNKNOWN_DAY = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,23 @@ class Manifest:
 
     def keep_only(self, found: Iterable[FoundFile]) -> None:
         """Forget files that are gone."""
-        self.segments = {file: self.segments[file] for file in found}
+        self.segments = {file: self.segments[file] for file in found if file in self.segments}
 
-    def fingerprints(self) -> dict[str, str]:
-        """For each day that has a readable segment: what its rollup would be made from."""
+    def changed(self, found: Iterable[FoundFile]) -> dict[str, list[FoundFile]]:
+        """Days that must be made anew, and from what; new files are taken for their folders' days."""
         by_day: dict[str, list[FoundFile]] = {}
-        for file, segment in self.segments.items():
-            for day in segment.days:
+        for file in found:
+            for day in self.segments[file].days if file in self.segments else [day_of_folder(file)]:
                 by_day.setdefault(day, []).append(file)
-        return {day: fingerprint(files) for day, files in by_day.items()}
+        return {day: files for day, files in by_day.items() if self.days.get(day) != fingerprint(files)}
+
+    def note(self, day: str, segments: Mapping[FoundFile, Segment]) -> bool:
+        """What these files are, and that the day was made from those of them that are of it, if any are."""
+        self.segments |= segments
+        used = [file for file, segment in segments.items() if day in segment.days]
+        if used:
+            self.days[day] = fingerprint(used)
+        return bool(used)
 
     def to_json(self) -> str:
         segments = [
@@ -66,6 +76,15 @@ class Manifest:
             return cls(segments, dict(content["days"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
+
+
+def day_of_folder(file: FoundFile) -> str:
+    """The day that a file should be of."""
+    name = file.path.partition("/")[0].removeprefix("date=")
+    try:
+        return date.fromisoformat(name).isoformat()
+    except ValueError:
+        return UNKNOWN_DAY
 
 
 def fingerprint(files: Sequence[FoundFile]) -> str:

@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from analytics.times import DAY_US
 from store.journal_files import SCHEMA
-from store.journal_schema import COLUMNS
+from store.journal_schema import COLUMNS, ColumnType
 
 EVENT_ID = ["writer", "seq"]
 NEEDED = [*EVENT_ID, "time"]
@@ -22,6 +22,9 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 REQUIRED = [column.name for column in COLUMNS if column.required]
 REPETITIVE = [c.name for c in COLUMNS if c.type in ("string", "binary") and c.name not in NEEDED]
 "Columns that need not be expanded to be checked."
+
+Take = Callable[[pa.Table], None]
+"Who is given the events of a segment."
 
 
 class JournalNotFoundError(Exception):
@@ -74,19 +77,26 @@ class Checked:
         return sum(segment.rows for segment in self.good)
 
 
-def check_segment(path: str, content: bytes) -> Segment:
-    """Read one whole segment; any damage is an error, never an exception."""
+def check_segment(path: str, content: bytes, take: Take | None = None) -> Segment:
+    """Read one whole segment; any damage is an error, never an exception.
+
+    Its events are given to `take`, some at a time: to be forgotten if the segment turns out to be bad.
+    """
+    ids: list[pa.Table] = []
     try:
-        ids = ids_of_jsonl(content) if path.endswith(".jsonl") else ids_of_parquet(content)
-        return with_range(path, ids)
+        for events in read_jsonl(content) if path.endswith(".jsonl") else read_parquet(content):
+            ids.append(events.select(NEEDED))
+            if take is not None:
+                take(events)
+        return with_range(path, pa.concat_tables(ids)) if ids else Segment(path)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         return Segment(
             path, error=f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         )
 
 
-def ids_of_parquet(content: bytes) -> pa.Table:
-    """Event ids and times of a Parquet segment, after reading every page of every column."""
+def read_parquet(content: bytes) -> Iterator[pa.Table]:
+    """The row groups of a Parquet segment, after reading every page of every column."""
     metadata = pq.read_metadata(io.BytesIO(content))
     schema = metadata.schema.to_arrow_schema()
     check_columns(schema)
@@ -94,14 +104,20 @@ def ids_of_parquet(content: bytes) -> pa.Table:
     file = pq.ParquetFile(
         io.BytesIO(content), metadata=metadata, read_dictionary=packed, page_checksum_verification=True
     )
-    ids = []
     for group in range(file.num_row_groups):
-        table = file.read_row_group(group)
+        table = file.read_row_group(group, use_threads=False)
         table.validate(full=True)
         if any(table.column(name).null_count for name in REQUIRED):
             raise ValueError("a required column has empty values")
-        ids.append(table.select(NEEDED))
-    return pa.concat_tables(ids) if ids else SCHEMA.empty_table().select(NEEDED)
+        yield with_all_columns(table)
+
+
+def with_all_columns(table: pa.Table) -> pa.Table:
+    """Columns that came later are empty in older segments; unknown ones are left out."""
+    missing = [column for column in SCHEMA if column.name not in table.column_names]
+    for column in missing:
+        table = table.append_column(column.name, pa.nulls(table.num_rows, column.type))
+    return table.select(SCHEMA.names)
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -114,18 +130,22 @@ def check_columns(schema: pa.Schema) -> None:
             raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
 
 
-def ids_of_jsonl(content: bytes) -> pa.Table:
-    """Event ids and times of a JSON Lines segment, after parsing every line."""
+def read_jsonl(content: bytes) -> Iterator[pa.Table]:
+    """The events of a JSON Lines segment."""
     if content and not content.endswith(b"\n"):
         raise ValueError("the last line is cut off")
     rows = [json.loads(line) for line in content.splitlines()]
     if any(name not in row for row in rows for name in REQUIRED):
         raise ValueError("a required column is missing")
-    writers = pa.array([base64.b64decode(row["writer"], validate=True) for row in rows], pa.binary())
-    times = pa.array([datetime.fromisoformat(row["time"]) for row in rows], SCHEMA.field("time").type)
-    return pa.table(
-        {"writer": writers, "seq": pa.array([row["seq"] for row in rows], pa.int64()), "time": times}
-    )
+    values = {c.name: [from_json(c.type, row.get(c.name)) for row in rows] for c in COLUMNS}
+    yield pa.table([pa.array(values[column.name], column.type) for column in SCHEMA], schema=SCHEMA)
+
+
+def from_json(kind: ColumnType, value: Any) -> Any:
+    """A value as JSON Lines has it."""
+    if value is not None and kind == "binary":
+        return base64.b64decode(value, validate=True)
+    return datetime.fromisoformat(value) if value is not None and kind == "timestamp_us" else value
 
 
 def with_range(path: str, ids: pa.Table) -> Segment:

@@ -1,4 +1,4 @@
-"""Spark sessions: on any master, started only when there is something for Spark to do."""
+"""Spark: on any master, started only when there is something for it to do."""
 
 import os
 import sys
@@ -9,29 +9,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from analytics.java import find_java
 
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
 LOCAL_MASTER = "local[*]"
 STDERR = 2
-QUICK_START = (
-    "-XX:+UseParallelGC -Xshare:auto"
-    " -XX:Tier4InvocationThreshold=250000 -XX:Tier4MinInvocationThreshold=50000"
-    " -XX:Tier4CompileThreshold=500000 -XX:Tier4BackEdgeThreshold=2000000"
-)
-"""A run takes less than a minute: the optimising compiler costs more than it gains, except in the few loops
-that every event goes through."""
-SPLIT_BYTES = "16m"
-"A split of Spark's own size would be 20 million events: too few of them to keep all cores busy to the end."
-CLUSTER_PARTITIONS = "32"
-"Of a shuffle: rollups are small, and Spark's 200 files for each task cost more than what is in them."
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+"What takes long is no Java: JVMs that start quickly are the best ones."
 
 
 class LazySpark:
-    """A session that is made when first asked for, and stopped at the end. Executors are sent this package.
+    """A context that is made when first asked for, and stopped at the end. Executors are sent this package.
 
     Without a `master`, that of spark-submit is taken, else this machine with all its cores.
     """
@@ -40,47 +33,61 @@ class LazySpark:
         self, master: str | None, memory: str, more: Mapping[str, str] | None = None, *, quiet: bool = False
     ) -> None:
         self._submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM already
-        self.master = master if master is not None or self._submitted else LOCAL_MASTER
+        self.is_wanted = master is not None or self._submitted
+        "Whether Spark was asked for; without it everything but Hadoop's file systems works as well."
+        self.master = master if self.is_wanted else LOCAL_MASTER
         self._memory = memory
         self._more = more or {}
         self._quiet = quiet
         self._stack = ExitStack()
         self._threads = ThreadPoolExecutor(1)
-        self._starting: Future[SparkSession] | None = None
+        self._starting: Future[SparkContext] | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether the executors are in this process."""
+        """Whether the executors are on this machine, with what is installed here."""
         return self.master is not None and self.master.startswith("local")
 
     @property
-    def session(self) -> SparkSession:
-        """The one session."""
+    def context(self) -> "SparkContext":
+        """The one context."""
         return self.begin().result()
 
-    def begin(self) -> Future[SparkSession]:
-        """Start the session, which takes seconds, beside other work."""
+    @property
+    def session(self) -> "SparkSession":
+        """For SQL, which takes seconds more to start."""
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.config(conf=self.context.getConf()).getOrCreate()
+
+    def begin(self) -> "Future[SparkContext]":
+        """Start the context, which takes seconds, beside other work."""
         if self._starting is None:
             self._starting = self._threads.submit(self._start)
         return self._starting
 
-    def _start(self) -> SparkSession:
+    def _start(self) -> "SparkContext":
         find_java()
+        from pyspark import SparkConf, SparkContext
+
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.appName("ntf-analytics")
+        if self._submitted:  # so that the configuration is what spark-submit was told
+            SparkContext._ensure_initialized()
+        conf = SparkConf().setAppName("ntf-analytics")
         if self.master is not None:
-            builder = builder.master(self.master)
-        given = given_to_submit() if self._submitted else {}
-        for name, value in {**self._settings(), **given, **self._more}.items():
-            builder = builder.config(name, value)
+            conf.setMaster(self.master)
+        for name, value in self._settings().items():
+            conf.setIfMissing(name, value)
+        for name, value in self._more.items():
+            conf.set(name, value)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
         with unheard() if self._quiet else nullcontext():
-            spark = builder.getOrCreate()
-        self._stack.callback(spark.stop)
+            context = SparkContext.getOrCreate(conf)
+        self._stack.callback(context.stop)
         root = Path(__file__).parent.parent
         if not self.is_local and root.is_dir():  # else it came with --py-files, and executors have it
-            send_package(spark, root, Path(folder) / "ntf_analytics.zip")
-        return spark
+            send_package(context, root, Path(folder) / "ntf_analytics.zip")
+        return context
 
     def _settings(self) -> dict[str, str]:
         settings = {
@@ -90,10 +97,7 @@ class LazySpark:
             "spark.sql.session.timeZone": "UTC",
             "spark.driver.memory": self._memory,
             "spark.driver.extraJavaOptions": QUICK_START,
-            "spark.sql.files.maxPartitionBytes": SPLIT_BYTES,
             "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
-            "spark.sql.sources.partitionOverwriteMode": "dynamic",  # a day made anew replaces that day only
-            "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         return settings | (self._local_settings() if self.is_local else self._cluster_settings())
@@ -103,14 +107,10 @@ class LazySpark:
         return {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         }
 
     def _cluster_settings(self) -> dict[str, str]:
-        return {
-            "spark.executor.extraJavaOptions": QUICK_START,
-            "spark.sql.shuffle.partitions": CLUSTER_PARTITIONS,
-        }
+        return {"spark.executor.extraJavaOptions": QUICK_START}
 
     def __enter__(self) -> "LazySpark":
         return self
@@ -135,16 +135,10 @@ def unheard() -> Iterator[None]:
         os.close(nowhere)
 
 
-def given_to_submit() -> dict[str, str]:
-    """What spark-submit was told, by its options and by spark-defaults.conf."""
-    SparkContext._ensure_initialized()
-    return dict(SparkConf().getAll())
-
-
-def send_package(spark: SparkSession, root: Path, archive: Path) -> None:
-    """Make `analytics` and `store` importable on executors, which only need Python and pyarrow."""
+def send_package(context: "SparkContext", root: Path, archive: Path) -> None:
+    """Make `analytics` and `store` importable on executors, which only need Python, pyarrow and DuckDB."""
     with zipfile.ZipFile(archive, "w") as file:
         for package in ("analytics", "store"):
             for source in sorted((root / package).rglob("*.py")):
                 file.write(source, source.relative_to(root))
-    spark.sparkContext.addPyFile(str(archive))
+    context.addPyFile(str(archive))

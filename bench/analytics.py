@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from analytics.files import ROLLUPS_FOLDER
+from analytics.manifest import MANIFEST_NAME, Manifest
 from bench.measure import Row, beside, figure
 from bench.part import Part
 from tests.analytics.standalone import on_core, standalone
@@ -22,7 +24,9 @@ from tests.analytics.standalone import on_core, standalone
 POLL_SECONDS = 0.2
 DUCKDB = "DuckDB"
 NOTHING_KNOWN, NEW_DAY = "nothing known yet", "after one new day"
-SECONDS_WANTED = {(NOTHING_KNOWN, 1_000_000): 25.0, (NOTHING_KNOWN, 10_000_000): 45.0}
+BY_SPARK = ", by Spark"
+"On all cores of this machine, the JVM included; else without one."
+SECONDS_WANTED = {1_000_000: 25.0, 10_000_000: 45.0}
 NEW_DAY_WANTED = 20.0
 LEAST_OF_DUCKDB = 0.5
 "Twice the CPU at most; of small journals the start of Spark is nearly all."
@@ -52,28 +56,21 @@ class Cost:
     megabytes: float
 
 
-@dataclass(frozen=True)
-class Work:
-    """What Spark says it did."""
-
-    jobs: int
-    rows_read: int
-
-
 def logged(folder: Path) -> Iterator[dict[str, Any]]:
     """The events that Spark logged in one run."""
     for log in folder.iterdir():
         yield from map(json.loads, log.read_text().splitlines())
 
 
-def work_of(folder: Path) -> Work:
-    """From the event log of one run."""
-    jobs = rows = 0
-    for event in logged(folder):
-        jobs += event["Event"] == "SparkListenerJobStart"
-        metrics = event.get("Task Metrics") or {}
-        rows += metrics.get("Input Metrics", {}).get("Records Read", 0)
-    return Work(jobs, rows)
+def jobs_of(folder: Path) -> int:
+    """How many jobs Spark had in one run."""
+    return sum(event["Event"] == "SparkListenerJobStart" for event in logged(folder))
+
+
+def rows_read(rollups: Path) -> int:
+    """A segment is read once for each day that it has events of."""
+    manifest = Manifest.from_json((rollups / MANIFEST_NAME).read_text())
+    return sum(segment.rows * len(segment.days) for segment in manifest.segments.values())
 
 
 def seconds_with_tasks(folder: Path) -> float:
@@ -123,49 +120,55 @@ def tree_usage(process: psutil.Process) -> tuple[float, float]:
     return size, used
 
 
-def costs(events: int, folder: Path, *, new_day: bool) -> dict[str, Cost]:
-    """Generator, reports and DuckDB on a journal of so many events."""
-    journal, out = folder / "journal", str(folder / "out")
-    command = [sys.executable, "-m", "analytics"]
-    report = [*command, "report", "all", "--journal", str(journal), "--out", out]
-    run([*command, "generate", "--out", str(journal), "--events", str(events)])
-    found = {NOTHING_KNOWN: run([*report, *with_event_log(folder / "events")])}
-    if new_day:
-        shutil.rmtree(journal / "_rollups")
-        last = max(journal.glob("date=*"))
-        last.rename(folder / last.name)
-        run(report)
-        (folder / last.name).rename(last)
-        found[NEW_DAY] = run(report)
-    found["nothing new"] = run(report)
+def report(folder: Path, *more: str) -> list[str]:
+    """The command for all reports over the journal in a folder."""
+    where = ["--journal", str(folder / "journal"), "--out", str(folder / "out")]
+    return [sys.executable, "-m", "analytics", "report", "all", *where, *more]
+
+
+def generate(events: int, folder: Path) -> None:
+    where = ["--out", str(folder / "journal"), "--events", str(events)]
+    run([sys.executable, "-m", "analytics", "generate", *where])
+
+
+def costs(folder: Path, *, new_day: bool) -> dict[str, Cost]:
+    """Reports and DuckDB on the journal in a folder."""
+    journal = folder / "journal"
+    found = {}
+    log = with_event_log(folder / "events")
+    for how, options, told in (("", [], []), (BY_SPARK, ["--master", "local[*]"], log)):
+        found[NOTHING_KNOWN + how] = run(report(folder, *options, *told))
+        if new_day:
+            shutil.rmtree(journal / ROLLUPS_FOLDER)
+            last = max(journal.glob("date=*"))
+            last.rename(folder / last.name)
+            run(report(folder))
+            (folder / last.name).rename(last)
+            found[NEW_DAY + how] = run(report(folder, *options))
+        if not how:
+            found["nothing new"] = run(report(folder))
+            shutil.rmtree(journal / ROLLUPS_FOLDER)
     found[DUCKDB] = run([sys.executable, "-c", _DUCKDB, str(journal)])
     return found
 
 
-def on_cluster(workers: int, journal: Path, place: Path) -> tuple[Cost, float]:
+def on_cluster(workers: int, folder: Path) -> tuple[Cost, float]:
     """The cost, and the seconds in which executors had tasks; each worker and its executor on a core."""
+    place = folder / f"cluster-{workers}"
     place.mkdir()
     cores = sorted(os.sched_getaffinity(0))[:2]
     with standalone(place, workers=workers, memory="2g", cores=cores) as cluster, on_core(cores[-1]):
-        report = [sys.executable, "-m", "analytics", "report", "all", "--master", cluster.url]
-        report += [
-            "--journal",
-            str(journal),
-            "--rollups",
-            str(place / "rollups"),
-            "--out",
-            str(place / "out"),
-        ]
-        report += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=1800m"]
-        cost = run([*report, *with_event_log(place / "events")], with_cluster=True)
+        options = ["--master", cluster.url, "--rollups", str(place / "rollups")]
+        options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"]
+        log = with_event_log(place / "events")
+        cost = run(report(folder, *options, *log), with_cluster=True)
     return cost, seconds_with_tasks(place / "events")
 
 
 def on_clusters(folder: Path, amount: int) -> list[Row]:
     """The same journal on standalone clusters of one and of two workers."""
-    (one, one_busy), (two, two_busy) = (
-        on_cluster(workers, folder / "journal", folder / f"cluster-{workers}") for workers in (1, 2)
-    )
+    generate(amount, folder)
+    (one, one_busy), (two, two_busy) = (on_cluster(workers, folder) for workers in (1, 2))
     what, peer = f"{amount:,} events on two workers", "one worker"
     return [
         figure(f"{what}: time", "s", two.seconds, peer=beside(peer, one.seconds, at_least=TIMES_FASTER)),
@@ -174,38 +177,54 @@ def on_clusters(folder: Path, amount: int) -> list[Row]:
     ]
 
 
+def at_size(folder: Path, amount: int, *, new_day: bool) -> tuple[list[Row], Cost]:
+    """The figures of one size, and the cost of a first run without Spark."""
+    generate(amount, folder)
+    found = costs(folder, new_day=new_day)
+    duckdb = found.pop(DUCKDB)
+    rows = []
+    for name, cost in found.items():
+        what = f"{amount:,} events, {name}"
+        wanted = NEW_DAY_WANTED if name.startswith(NEW_DAY) else None
+        if name.startswith(NOTHING_KNOWN):
+            wanted = SECONDS_WANTED.get(amount)
+        least = LEAST_OF_DUCKDB if amount >= LARGE else None
+        rows += [
+            figure(f"{what}: time", "s", cost.seconds, aim=wanted, peer=beside(DUCKDB, duckdb.seconds)),
+            figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu, at_least=least)),
+            figure(f"{what}: memory", "MB", cost.megabytes, peer=beside(DUCKDB, duckdb.megabytes)),
+        ]
+    what = f"{amount:,} events, {NOTHING_KNOWN}"
+    rows.append(figure(f"{what}{BY_SPARK}: jobs", "in all", jobs_of(folder / "events")))
+    read = rows_read(folder / "journal" / ROLLUPS_FOLDER)
+    rows.append(figure(f"{what}: rows read", "in all", read))
+    return rows, found[NOTHING_KNOWN]
+
+
 def measure(
-    folder: Path, *, events: tuple[int, ...] = (200_000, 1_000_000), new_day: int = 1, workers: int = 0
+    folder: Path,
+    *,
+    events: tuple[int, ...] = (200_000, 1_000_000),
+    new_day: int = 1,
+    cluster_events: int = 0,
 ) -> list[Row]:
     rows: list[Row] = []
     first: tuple[int, Cost] | None = None
     for amount in events:
-        (folder / str(amount)).mkdir()
-        found = costs(amount, folder / str(amount), new_day=bool(new_day) and amount == events[-1])
-        duckdb = found.pop(DUCKDB)
-        for name, cost in found.items():
-            what = f"{amount:,} events, {name}"
-            wanted = NEW_DAY_WANTED if name == NEW_DAY else SECONDS_WANTED.get((name, amount))
-            least = LEAST_OF_DUCKDB if amount >= LARGE else None
-            rows += [
-                figure(f"{what}: time", "s", cost.seconds, aim=wanted, peer=beside(DUCKDB, duckdb.seconds)),
-                figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu, at_least=least)),
-                figure(f"{what}: memory", "MB", cost.megabytes, peer=beside(DUCKDB, duckdb.megabytes)),
-            ]
-        work = work_of(folder / str(amount) / "events")
-        rows.append(figure(f"{amount:,} events, {NOTHING_KNOWN}: Spark's jobs", "in all", work.jobs))
-        rows.append(
-            figure(f"{amount:,} events, {NOTHING_KNOWN}: rows read by them", "in all", work.rows_read)
-        )
-        if workers:
-            rows += on_clusters(folder / str(amount), amount)
-        whole = found[NOTHING_KNOWN]
+        place = folder / str(amount)
+        place.mkdir()
+        found, whole = at_size(place, amount, new_day=bool(new_day))
+        rows += found
         if first is None:
             first = amount, whole
         else:
             growth = (whole.cpu / first[1].cpu) / (amount / first[0])
             what = f"CPU from {first[0]:,} to {amount:,} events, 1 is linear"
             rows.append(figure(what, "times", growth, aim=1.0))
+        shutil.rmtree(place)
+    if cluster_events:
+        (folder / "cluster").mkdir()
+        rows += on_clusters(folder / "cluster", cluster_events)
     return rows
 
 
@@ -220,10 +239,10 @@ ANALYTICS = Part(
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.workers=1` also on"
-    " standalone clusters of one and two workers, each pinned to a core of its own; the driver shares the"
-    " second one.",
-    bound="Spark's start takes seconds, whatever there is to do; then reading events that no rollup"
-    " holds yet. At one and ten million events, before and after:"
+    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=80000000`"
+    " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver shares"
+    " the second one.",
+    bound="Reading events that no rollup holds yet, and of Spark its start, which takes seconds, whatever"
+    " there is to do. At one and ten million events, before and after:"
     " [history](performance-history.md#analytics).",
 )

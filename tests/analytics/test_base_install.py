@@ -4,13 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 WITHOUT = """
-import sys
+import os, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"pyspark", "py4j", "duckdb"}:
+        if name.partition(".")[0] in os.environ["ABSENT"].split():
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 from analytics.__main__ import main
@@ -19,10 +17,12 @@ sys.exit(main(sys.argv[1:]))
 DEADLINE = 120.0
 
 
-def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str | Path, absent: str = "pyspark py4j duckdb", **environment: str
+) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", WITHOUT, *map(str, arguments)]
-    where = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), **environment}
+    where = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "ABSENT": absent, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=where)
 
 
@@ -37,18 +37,24 @@ def test_everything_but_reports_works(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("environment", "advice"),
-    [
-        ({}, "pip install 'ntf-server[analytics]'"),
-        ({"JAVA_HOME": "/nowhere"}, "Spark needs Java 17 or newer"),
-    ],
-)
-def test_reports_say_in_one_line_what_to_install(
-    tmp_path: Path, environment: dict[str, str], advice: str
-) -> None:
-    done = run("report", "all", "--journal", tmp_path, "--out", tmp_path / "out", **environment)
+def test_reports_say_in_one_line_what_to_install(tmp_path: Path) -> None:
+    done = run("report", "all", "--journal", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("ntf-analytics: ")
-    assert advice in line
+    assert "pip install 'ntf-server[analytics]'" in line
+
+
+def test_reports_of_local_journals_need_neither_java_nor_pyspark(tmp_path: Path) -> None:
+    """Spark is for clusters, for file systems that only Hadoop knows, and for streams."""
+    journal = tmp_path / "journal"
+    assert run("generate", "--out", journal, "--events", "3000", "--days", "10").returncode == 0
+    report = ("report", "all", "--journal", journal, "--out", tmp_path / "out", "--to", "2026-01-15")
+    nowhere = {"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"}
+    done = run(*report, absent="pyspark py4j", **nowhere)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    done = run(*report, "--full", "--master", "local[1]", absent="", **nowhere)
+    assert done.returncode == 1
+    assert "Spark needs Java 17 or newer" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

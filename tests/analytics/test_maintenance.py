@@ -88,7 +88,7 @@ def test_days_with_segments_that_no_report_has_read_are_known(journal: Path) -> 
     oldest = date(2026, 1, 8)
     assert not_rolled_up(journal, oldest) == [date(2026, 1, day) for day in (5, 6, 7)]
     read = Manifest({file: Segment(file.path) for file in LocalFolder(str(journal)).segments()})
-    LocalFolder(str(journal / ROLLUPS_FOLDER)).write_text(MANIFEST_NAME, read.to_json())
+    LocalFolder(str(journal / ROLLUPS_FOLDER)).write(MANIFEST_NAME, read.to_json())
     assert not_rolled_up(journal, oldest) == []
     late = journal / "date=2026-01-06" / "late.parquet"
     shutil.copy(min(late.parent.iterdir()), late)

@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions as F
 
 from analytics.files import LOCK_NAME, HadoopFolder, LocalFolder
 from analytics.generator import Answers, Plan, write_journal
 from analytics.inputs import Limits
-from analytics.making import update_rollups, write_days
-from analytics.manifest import MANIFEST_NAME, Manifest
+from analytics.making import update_rollups
+from analytics.manifest import Manifest
 from analytics.rollups import ROLLUPS
 from analytics.rollups_schema import TRAFFIC
 from analytics.segments import JournalNotFoundError, UnreadableError
 from analytics.spark import LazySpark
-from analytics.spark_segments import read_events
 from analytics.warehouse import open_warehouse
 from store.journal_files import atomic_file, write_parquet
 from tests.analytics.conftest import NOW_US
@@ -77,16 +76,20 @@ def test_spark_makes_the_same_rollups(
 
 
 def test_order_and_partitions_do_not_matter(
-    spark: LazySpark, journal: tuple[Path, Answers], reference: dict[str, list[Any]], tmp_path: Path
+    journal: tuple[Path, Answers], reference: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    folder = LocalFolder(str(journal[0]))
-    update_rollups(folder, LocalFolder(str(tmp_path / "known")), spark, print)
-    known = Manifest.from_json((tmp_path / "known" / MANIFEST_NAME).read_text())
-    events = read_events(spark.session, folder.path, known.segments.values())
-    shuffled = events.orderBy(F.rand(5)).repartition(13).persist()
-    for name, rollup in ROLLUPS.items():
-        write_days(rollup(shuffled), str(tmp_path / "other" / name))
-    assert content(tmp_path / "other") == reference
+    """Without Spark, from segments of other sizes, whose folders say nothing or the wrong day."""
+    files = sorted(journal[0].glob("*/*.parquet"))
+    events = pa.concat_tables(pq.read_table(file, partitioning=None) for file in files)
+    shuffled = events.take(np.random.default_rng(5).permutation(events.num_rows))
+    other = tmp_path / "other"
+    for number, start in enumerate(range(0, shuffled.num_rows, 50_000)):
+        file = other / ["", "date=2026-01-07", "date=2026-13-01"][number % 3] / f"{number}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as target:
+            write_parquet(shuffled.slice(start, 50_000).to_batches(), target)
+    make(other, tmp_path / "rollups", LazySpark(None, "1g"))
+    assert content(tmp_path / "rollups") == reference
 
 
 def test_copies_and_damaged_segments(
@@ -203,23 +206,20 @@ def test_folders_of_hadoop_do_as_local_ones_do(spark: LazySpark, tmp_path: Path)
     write_journal(PLAN, journal)
     (journal / "_rollups").mkdir()
     (journal / "_rollups" / "x.parquet").write_bytes(b"")
-    local, remote = LocalFolder(str(journal)), HadoopFolder(spark.session, f"file://{journal}")
+    local, remote = LocalFolder(str(journal)), HadoopFolder(spark.context, f"file://{journal}")
     assert [(f.path, f.size) for f in remote.segments()] == [(f.path, f.size) for f in local.segments()]
-    first_day = {path.relative_to(journal).as_posix() for path in (journal / "date=2026-01-05").iterdir()}
     for folder in (local, remote):
         assert folder.read_text("note") is None
-        folder.write_text("note", "grüße")
+        folder.write("note", "grüße")
         assert folder.read_text("note") == "grüße"
-        folder.put(journal / "note", "copy")
-        assert folder.read_text("copy") == "grüße"
+        folder.write("below/copy", "grüße".encode())
+        assert folder.read_text("below/copy") == "grüße"
         with folder.local_copy() as copy:
             assert (copy / "note").read_text() == "grüße"
         with folder.reserved():
-            assert folder.files_below("date=2026-01-05") == first_day
-        assert folder.files_below("nowhere") == set()
-        folder.remove("note")
-        folder.remove("copy")
+            folder.remove("note")
+        folder.remove("below")
         folder.remove("nothing")
-        assert folder.read_text("copy") is None
+        assert folder.read_text("below/copy") is None
     with pytest.raises(JournalNotFoundError, match="no such folder"):
-        HadoopFolder(spark.session, f"file://{tmp_path}/nowhere").segments()
+        HadoopFolder(spark.context, f"file://{tmp_path}/nowhere").segments()

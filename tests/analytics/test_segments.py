@@ -1,6 +1,8 @@
 """Telling good segments from bad ones, and each event once."""
 
 import asyncio
+import io
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,9 +11,8 @@ import pytest
 
 from analytics.files import LocalFolder
 from analytics.generator import Plan, write_journal
+from analytics.rollups import roll_up
 from analytics.segments import Segment, check_segment, split_overlapping
-from analytics.spark import LazySpark
-from analytics.spark_segments import check_on_executors, read_events
 from ntf_server.journal import Journal, WriterConfig
 from store.journal_schema import JournalEvent
 
@@ -97,7 +98,7 @@ def test_only_segments_that_may_share_events_are_compared() -> None:
     assert overlapping == [b, c, e]
 
 
-async def test_the_daemons_segments_of_both_formats_are_read(spark: LazySpark, tmp_path: Path) -> None:
+async def test_the_daemons_segments_of_both_formats_are_read(tmp_path: Path) -> None:
     for file_format in ("parquet", "jsonl"):
         settings = WriterConfig(folder=tmp_path, key=bytes(32), format=file_format)
         journal = Journal(settings, lambda: 1_767_614_400_123_456)
@@ -106,17 +107,23 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: LazySpark, t
         async with asyncio.timeout(60):
             await journal.run()
     (tmp_path / "empty.parquet").touch()
-    names = [file.path for file in LocalFolder(str(tmp_path)).segments()]
-    checked = check_on_executors(spark.session, str(tmp_path), names)
-    assert [segment.error for segment in checked] == [None, None, "the file is empty"]
-    assert [segment.days for segment in checked[:2]] == [("2026-01-05",)] * 2
-    events = read_events(spark.session, str(tmp_path), checked[:2])
-    rows = events.drop("writer").selectExpr("*", "unix_micros(time) AS us").collect()
-    first, second = (row.asDict() for row in rows)
+    found = LocalFolder(str(tmp_path)).segments()
+    contents = [(file.path, (tmp_path / file.path).read_bytes()) for file in found]
+    made = roll_up("2026-01-05", [*contents, ("gone.parquet", None)])
+    assert [segment.error for segment in made.segments] == [
+        None,
+        None,
+        "the file is empty",
+        "the file is gone",
+    ]
+    assert [segment.days for segment in made.segments[:2]] == [("2026-01-05",)] * 2
+    assert made.rollups.keys() == {"life"}
+    first, second = pq.read_table(io.BytesIO(made.rollups["life"])).drop("writer").to_pylist()
     assert first == second
-    assert (first["us"], first["event"], first["latency_us"], first["server"]) == (
-        1_767_614_400_123_456,
+    assert (first["time"], first["event"], first["latency_us"], first["server"], first["token"]) == (
+        datetime.fromtimestamp(1_767_614_400, UTC).replace(microsecond=123_456),
         "smp_connected",
         5,
         "smp.example:5223",
+        None,
     )
