@@ -9,11 +9,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ntf_server.clock import Clock, as_datetime
+from ntf_server.clock import SECONDS_PER_DAY, Clock, as_datetime
 from ntf_server.config import SubscriberConfig
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
-from ntf_server.clock import SECONDS_PER_DAY
 from ntf_server.metrics import gauge
 from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus, Standing
 from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter, Surroundings

@@ -10,7 +10,7 @@ import hashlib
 from urllib.parse import unquote_to_bytes
 
 from ntf_server.config import LimitsConfig
-from ntf_server.clock import SECONDS_PER_HOUR
+from ntf_server.limits import SECONDS_PER_HOUR
 from ntf_server.push.provider import destination_of
 from protocol.device_token import DeviceToken, WebPushToken, encode_device_token
 from transport.limits import UNLIMITED, Rate, RateLimiter
