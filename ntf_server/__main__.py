@@ -21,12 +21,20 @@ from typing import Any
 from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
 from ntf_server.clock import utc_now
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, unknown_variables
+from ntf_server.config import (
+    CONFIG_FILE,
+    Config,
+    ConfigError,
+    StoreConfig,
+    load_config,
+    unknown_variables,
+)
 from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.status import print_status
+from ntf_server.stores import check_postgres_url
 from protocol.addresses import NTF_PORT
 from store.interface import StoreError
 from store.journal_schema import JournalKeyError
@@ -151,7 +159,11 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     _add_data_dir(parser)
     _add_algorithm(parser, "of the certificates (ED448)", KeyAlgorithm.ED448)
     parser.add_argument(
-        "--store", choices=["sqlite"], default="sqlite", help="kind of database (%(default)s)"
+        "--store",
+        nargs="+",
+        default=["sqlite"],
+        metavar=("sqlite|postgres", "URL"),
+        help="kind of database (sqlite); postgres with postgresql://user:password@host:port/database",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing configuration and identity")
     parser.set_defaults(run=_init)
@@ -196,6 +208,7 @@ def _init(args: argparse.Namespace) -> int:
         host=args.ip or args.fqdn or socket.getfqdn(),
         port=args.port,
         algorithm=args.algorithm,
+        store=_store(args.store),
     )
     now = utc_now()
     if args.force:
@@ -210,6 +223,15 @@ def _init(args: argparse.Namespace) -> int:
     print(f"Web Push public key: {setup.vapid_key_text(config)}")
     print(f"Server address: {setup.address(args.config_dir, config)}")
     return 0
+
+
+def _store(words: Sequence[str]) -> StoreConfig:
+    match words:
+        case ["sqlite"]:
+            return StoreConfig()
+        case ["postgres", url]:
+            return StoreConfig(database="postgres", url=check_postgres_url(url, "--store postgres URL"))
+    raise ConfigError("--store takes sqlite, or postgres and its URL")
 
 
 def _refuse_while_running(args: argparse.Namespace) -> None:

@@ -6,11 +6,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, render_config
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, StoreConfig, render_config
 from ntf_server.data_folder import LOCK_FILE, MADE_MARK
 from ntf_server.push.credentials import load_p256_key, make_vapid_key, vapid_public_key
 from protocol.addresses import NTF_PORT, NtfServer
@@ -45,6 +45,7 @@ class InitOptions:
     host: str
     port: int
     algorithm: KeyAlgorithm
+    store: StoreConfig = field(default_factory=StoreConfig)
 
 
 def init(options: InitOptions, now: datetime) -> Config:
@@ -97,7 +98,7 @@ def _initial_config(options: InitOptions, vapid_key: Path) -> Config:
     config = Config()
     return replace(
         config,
-        STORE=replace(config.STORE, data_dir=options.data_dir.absolute()),
+        STORE=replace(options.store, data_dir=options.data_dir.absolute()),
         TRANSPORT=replace(config.TRANSPORT, host=options.host, port=options.port),
         WEBPUSH=replace(config.WEBPUSH, vapid_key_file=vapid_key.absolute()),
     )

@@ -99,7 +99,8 @@ def _rows(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _words(action: argparse.Action) -> str:
-    value = str(action.metavar or "|".join(map(str, action.choices or ()))) if action.nargs != 0 else ""
+    words = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar
+    value = str(words or "|".join(map(str, action.choices or ()))) if action.nargs != 0 else ""
     if action.option_strings:
         return f"{action.option_strings[-1]} {value}".strip()
     return value or action.dest

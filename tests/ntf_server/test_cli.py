@@ -19,6 +19,7 @@ import pytest
 from protocol.addresses import parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
 from tests.ntf_server.ntf_client import NtfClient
+from tests.postgres import PostgresCluster
 
 ANY_PORT = {
     "NTF_TRANSPORT_LISTEN": "127.0.0.1",
@@ -101,6 +102,25 @@ async def test_init_start_stop(tmp_path: Path, algorithm: str) -> None:
         assert stat.S_IMODE((tmp_path / "d" / "ntf-server.db").stat().st_mode) == 0o600
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
+
+
+async def test_init_with_postgres(tmp_path: Path, postgres: PostgresCluster) -> None:
+    made = init(tmp_path, "--store", "postgres", postgres.new_database())
+    assert made.returncode == 0, made.stderr
+    with started(tmp_path) as (_, text):
+        client = await NtfClient.open(parse_ntf_server(text))
+        assert await client.ask(Ping()) == Pong()
+        client.close()
+    assert not (tmp_path / "d" / "ntf-server.db").exists()
+
+
+@pytest.mark.parametrize("words", [["mysql"], ["postgres"], ["sqlite", "/tmp/x"], ["postgres", "host/name"]])
+def test_init_refuses_a_store_that_it_does_not_know(tmp_path: Path, words: list[str]) -> None:
+    refused = init(tmp_path, "--store", *words)
+    assert refused.returncode == 2
+    assert "--store" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "c").exists()
 
 
 def test_init_never_overwrites(tmp_path: Path) -> None:
