@@ -252,19 +252,21 @@ class Routers(SqlStore):
     ) -> list[Moved]:
         associated = service_id is not None and service_id == await tx.fetchval(_SERVICE_ID, key)
         rows = await tx.fetch(_SUBSCRIBED_ROWS, key, notifier_ids)
-        changed, as_of, moved = plan_subscribed(tx, key, rows, associated)
-        if changed:
-            await tx.execute(_SUBSCRIBED, SOK.target.value, associated, as_of, changed)
-        return moved
+        plan = plan_subscribed(rows, associated)
+        tx.queues_changed(key, plan.changes)
+        if plan.keys:
+            await tx.execute(_SUBSCRIBED, SOK.target.value, associated, plan.as_of, plan.keys)
+        return plan.moved
 
     @writing_as_router()
     async def move_queues(
         self, tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], *, now: int
     ) -> list[Moved]:
         rows = await tx.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
-        changed, moved = plan_moves(tx, key, rows, events, now)
-        await tx.execute_rows(_CHANGE, [(sub_key, *after, as_of) for sub_key, after, as_of in changed])
-        return moved
+        plan = plan_moves(rows, events, now)
+        tx.queues_changed(key, plan.changes)
+        await tx.execute_rows(_CHANGE, [(key, *after, as_of) for key, after, as_of in plan.standings])
+        return plan.moved
 
     @writing_as_router()
     async def set_disconnected(self, tx: Transaction, key: ServerKey) -> int:

@@ -26,7 +26,7 @@ from store.records import (
     TokenRecord,
 )
 from store.statement_records import Channel, GatewayKey, GatewaySubscription, PushKey, Rule, StatementPush
-from store.sums import STATE_COLUMNS, read_state
+from store.sums import STATE_COLUMNS, STATES, state_now
 
 DELETED = "deleted"
 "Stands in the place of a token's status while its rows are deleted; no state of the protocol."
@@ -95,10 +95,9 @@ def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
 
 
 def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
-    key, detail, token_id, verify_key, *state = row
-    stored, turns = read_state(state)
-    status = _status(stored.now(turns), detail)
-    return new_tuple(SubscriptionRecord, (key, status, stored.associated, token_id, verify_key))
+    key, detail, token_id, verify_key, state, associated, as_of, lost, served = row
+    now = state_now(STATES[state], associated, as_of, lost, served)
+    return new_tuple(SubscriptionRecord, (key, _status(now, detail), bool(associated), token_id, verify_key))
 
 
 def deleted_subscription(row: Sequence[Any]) -> DeletedSubscription:
@@ -150,6 +149,9 @@ def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
     return new_tuple(LastNotification, (sub_key, seq, server, notifier_id, received_at, nonce, meta, sent))
 
 
+_SEQ = attrgetter("seq")
+
+
 def newest_entries(
     unsent: list[LastNotification], sent: Iterable[LastNotification]
 ) -> tuple[LastNotification, ...]:
@@ -159,9 +161,9 @@ def newest_entries(
         # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
         queues = {entry.sub_key for entry in unsent}
         kept = [entry for entry in sent if entry.sub_key not in queues]
-        kept.sort(key=attrgetter("seq"))
+        kept.sort(key=_SEQ)
         unsent += kept[-room:]
-    unsent.sort(key=attrgetter("seq"))
+    unsent.sort(key=_SEQ)
     return tuple(unsent)
 
 

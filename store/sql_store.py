@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
+from protocol.ids_hash import ids_hash, xor
+from protocol.statuses import SubState, TokenStatus
 from store.leases import SOLE_OWNER, Lease, Leases, Ownership, of_router
 from store.policy import Insert, Owner, RowCaps
 from store.records import CreatedSubscription, ServerKey, SnewRefusal, SubKey, TokenKey
 from store.rule_filter import SenderTopic
-from store.sums import SUM_COLUMNS, RouterSums, Sums
-from store.work_queue import regrouped
+from store.sums import SUM_COLUMNS, QueueChange, RouterChanges, RouterSums, StoredState
 
 Row = Sequence[Any]
 T = TypeVar("T")
@@ -86,8 +88,8 @@ class Database(ABC):
 
     async def fetchval(self, statement: Statement, *parameters: Any) -> Any:
         """The first column of the first row; None if there is none."""
-        row = await self.fetchrow(statement, *parameters)
-        return None if row is None else row[0]
+        rows = await self.fetch(statement, *parameters)
+        return rows[0][0] if rows else None
 
 
 _READ_ROUTERS = shared(f"""
@@ -106,12 +108,47 @@ WHERE v.server_key = i.key
 )
 
 
-class Transaction(Database, Sums):
-    """A write transaction. Its sums are written by `flush`, once for each group of operations."""
+class Transaction(Database):
+    """A write transaction, and the sums that must change together with its rows: they are written at its end,
+    once for each group of operations."""
 
     def __init__(self, caps: RowCaps) -> None:
         super().__init__()
         self.caps = caps
+        self.tokens = 0
+        self.active_tokens = 0
+        self.subscriptions = 0
+        self.active_subscriptions = 0
+        "Follows from the routers' sums, when these are written."
+        self.routers: dict[ServerKey, RouterChanges] = {}
+
+    def queues_changed(self, key: ServerKey, changes: Iterable[QueueChange]) -> None:
+        """Rows of a router."""
+        flipped = []
+        for notifier_id, before, after in changes:
+            self._count(key, before, -1)
+            if after is not None:
+                self._count(key, after, 1)
+            if before.associated != (after is not None and after.associated):
+                flipped.append(notifier_id)
+        if flipped:
+            # Associated, or no longer so: a hash is its own inverse.
+            sums = self._of_router(key)
+            sums.digest = xor(sums.digest, ids_hash(flipped))
+
+    def _count(self, key: ServerKey, stored: StoredState, rows: int) -> None:
+        if stored.associated or stored.state is SubState.ACTIVE:  # no other counts, now or later
+            self._of_router(key).states[stored] += rows
+
+    def _of_router(self, key: ServerKey) -> RouterChanges:
+        return self.routers.setdefault(key, RouterChanges())
+
+    def token_moved(self, before: TokenStatus, after: TokenStatus) -> None:
+        self.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
+
+    def token_deleted(self, status: str) -> None:
+        self.tokens -= 1
+        self.active_tokens -= status == TokenStatus.ACTIVE
 
     async def router(self, key: ServerKey) -> RouterSums | None:
         """The sums of a router, with what this transaction did so far; None if it is gone. Nobody else
@@ -180,7 +217,8 @@ class Transaction(Database, Sums):
         """At least so many; after `owners`."""
 
     @abstractmethod
-    async def new_servers(self, addresses: Sequence[tuple[str, str, bytes]]) -> None: ...
+    async def new_servers(self, servers: Collection[SmpServer]) -> dict[SmpServer, ServerKey]:
+        """The keys of routers that had none."""
 
     @abstractmethod
     async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
@@ -189,25 +227,6 @@ class Transaction(Database, Sums):
 
 class Collision(Exception):
     """Another daemon was faster: the same call finds what it left and decides anew."""
-
-
-Batch = Callable[[Context, Sequence[Any]], Awaitable[Sequence[Any]]]
-"Runs one kind of operation for several callers; one result for each, in order."
-
-
-async def run_each(context: Context, calls: Sequence[Callable[[Context], Awaitable[R]]]) -> list[R]:
-    """The batch of operations that gain nothing from being run together."""
-    return [await call(context) for call in calls]
-
-
-@cache
-def flattened(batch: Batch[Any]) -> Batch[Any]:
-    """A batch whose callers each bring a list: all lists run as one."""
-
-    async def run(context: Any, lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return regrouped(await batch(context, [item for one in lists for item in one]), lists)
-
-    return run
 
 
 class SqlStore(ABC):
