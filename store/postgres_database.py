@@ -4,7 +4,7 @@ notifications on their way."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import asyncpg
 
@@ -18,7 +18,6 @@ from store.policy import Insert, Owner, RowCaps
 from store.records import (
     CreatedSubscription,
     LastNotification,
-    Notification,
     SentEntry,
     ServerKey,
     SnewRefusal,
@@ -36,7 +35,7 @@ from store.rows import (
     smp_server,
     token_record,
 )
-from store.sql_store import Database, Row, Statement, Transaction
+from store.sql_store import Arrived, Database, Row, Statement, Transaction
 from store.work_queue import Failed
 
 CHANNEL = "ntf"
@@ -324,14 +323,6 @@ DELETE FROM sent_notifications n USING (
 ) o
 WHERE n.token_key = o.token_key AND n.sub_key = o.sub_key AND o.place > {KEPT_NOTIFICATIONS}
 """
-
-
-class Arrived(NamedTuple):
-    """A block of NMSGs of one router. Do not print."""
-
-    server_key: ServerKey
-    notifications: Sequence[Notification]
-    received_at: int
 
 
 def late_adder(

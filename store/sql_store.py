@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
@@ -20,7 +20,7 @@ from protocol.ids_hash import ids_hash, xor
 from protocol.statuses import SubState, TokenStatus
 from store.leases import SOLE_OWNER, Lease, Leases, Ownership, of_router
 from store.policy import Insert, Owner, RowCaps
-from store.records import CreatedSubscription, ServerKey, SnewRefusal, SubKey, TokenKey
+from store.records import CreatedSubscription, Notification, ServerKey, SnewRefusal, SubKey, TokenKey
 from store.rule_filter import SenderTopic
 from store.sums import SUM_COLUMNS, QueueChange, RouterChanges, RouterSums, StoredState
 
@@ -34,6 +34,8 @@ StoreT = TypeVar("StoreT", bound="SqlStore")
 _LIST = re.compile(r"= ANY\(\$\d+::\w+\[\]\)")
 _LOCK = re.compile(r"\s+FOR (?:NO KEY UPDATE|UPDATE|KEY SHARE|SHARE)(?: OF \w+)?(?: SKIP LOCKED)?")
 _JOIN = re.compile(r"(?<!LEFT )\bJOIN\b")
+_NEW_ROWS = re.compile(r"SELECT \* FROM unnest\([^)]*\)")
+_ROWS = re.compile(r"unnest\([^)]*\) (\w+)(\([\w, ]+\))")
 _INDEX = re.compile(r"/\* (INDEXED BY \w+) \*/")
 _PARAMETER = re.compile(r"\$(\d+)")
 
@@ -52,11 +54,28 @@ class Statement:
 
 
 def shared(text: str) -> Statement:
-    """For both, in PostgreSQL's spelling of parameters and lists. Locks are left out for SQLite, where nobody
-    else writes meanwhile. It reads joined tables in the order in which they are named, and by the index
-    that a comment names."""
+    """For both, as PostgreSQL spells parameters, lists, and rows by arrays of their columns. Locks are left
+    out for SQLite, where nobody else writes meanwhile. It reads joined tables in the order in which they are
+    named, and by the index that a comment names."""
     spelled = _LOCK.sub("", _JOIN.sub("CROSS JOIN", _LIST.sub("IN ({})", text)))
-    return Statement(_PARAMETER.sub(r"?\1", _INDEX.sub(r"\1", spelled)), text)
+    spelled = _NEW_ROWS.sub("VALUES {}", _INDEX.sub(r"\1", spelled))
+    if rows := _ROWS.search(spelled):
+        spelled = f"WITH {rows[1]}{rows[2]} AS (VALUES {{}}) {_ROWS.sub(rows[1], spelled)}"
+    return Statement(_PARAMETER.sub(r"?\1", spelled), text)
+
+
+def for_each_id(columns: str, joins: str) -> Statement:
+    """Of `fetch_each`: `joins` are outer joins, with `{}` for the id.
+
+    A client must not learn from the time taken whether an id exists: unknown ids have rows, too.
+    """
+    return Statement(
+        sqlite=f"SELECT column1, {columns} FROM (VALUES {{}}) {joins.format('column1')}",
+        postgres=f"""
+SELECT {columns} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place) {joins.format("asked.id")}
+ORDER BY place
+""",
+    )
 
 
 class Database(ABC):
@@ -68,7 +87,7 @@ class Database(ABC):
 
     @abstractmethod
     async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Iterable[Row]:
-        """One row for each id, in order: of an outer join."""
+        """One row for each id, in order; see `for_each_id`."""
 
     @abstractmethod
     async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
@@ -223,6 +242,14 @@ class Transaction(Database):
     @abstractmethod
     async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
         """New rows, each of the router with its key."""
+
+
+class Arrived(NamedTuple):
+    """A block of NMSGs of one router. Do not print."""
+
+    server_key: ServerKey
+    notifications: Sequence[Notification]
+    received_at: int
 
 
 class Collision(Exception):

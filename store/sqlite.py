@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import aiosqlite
 
@@ -40,7 +40,7 @@ from store.rows import (
     token_record,
 )
 from store.rule_filter import RuleFilter, SenderTopic
-from store.sql_store import Database, Row, Statement, Transaction, shared
+from store.sql_store import Arrived, Database, Row, Statement, Transaction, shared
 from store.sqlite_engine import (
     LONGEST_LIST,
     Checkpoints,
@@ -151,8 +151,7 @@ class SqliteDatabase(Database):
 
     async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> int:
         if "{}" in statement.sqlite:
-            insert_rows(self.db, statement.sqlite, rows)
-            return len(rows)
+            return insert_rows(self.db, statement.sqlite, rows)
         return max(self.db.executemany(statement.sqlite, rows).rowcount, 0)
 
 
@@ -262,14 +261,6 @@ DELETE FROM sent_notifications WHERE (token_key, sub_key) IN (
     WHERE place > {KEPT_NOTIFICATIONS}
 )
 """
-
-
-class Arrived(NamedTuple):
-    """A block of NMSGs of one router. Do not print."""
-
-    server_key: ServerKey
-    notifications: Sequence[Notification]
-    received_at: int
 
 
 def _add(tx: SqliteTransaction, blocks: Sequence[Arrived]) -> list[list[Stored | None]]:

@@ -302,8 +302,7 @@ def select_each(db: sqlite3.Connection, sql: str, ids: Sequence[bytes]) -> dict[
 def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """What is returned by a statement that has `{}` where its VALUES go."""
     for piece in chunks(rows):
-        flat = [value for row in piece for value in row]
-        yield from db.execute(_with_rows(sql, len(piece), len(piece[0])), flat)
+        yield from db.execute(*_with_values(sql, piece))
 
 
 def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
@@ -314,13 +313,16 @@ def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: 
     )
 
 
-def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert rows with a statement that has `{}` where its VALUES go.
+def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Rows inserted by a statement that has `{}` where its VALUES go.
 
     Several rows in one step: each step gives up the interpreter lock and has to get it back.
     """
-    for _ in select_rows(db, sql, rows):
-        pass
+    return sum(db.execute(*_with_values(sql, piece)).rowcount for piece in chunks(rows))
+
+
+def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
+    return _with_rows(sql, len(rows), len(rows[0])), [value for row in rows for value in row]
 
 
 @cache

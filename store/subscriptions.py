@@ -20,42 +20,25 @@ from store.records import (
     SubscriptionRecord,
 )
 from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, smp_server, subscription_or_none
-from store.sql_store import Database, Row, SqlStore, Statement, Transaction, shared, writing
+from store.sql_store import Database, Row, SqlStore, Transaction, for_each_id, shared, writing
 
-_JOINED = f"""
+_BY_ID = for_each_id(
+    SUBSCRIPTION_COLUMNS,
+    f"""
+LEFT JOIN subscriptions s ON s.subscription_id = {{}}
 LEFT JOIN smp_servers v ON v.server_key = s.server_key
 LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
-"""
-_BY_ID = Statement(
-    sqlite=f"""
-SELECT column1, {SUBSCRIPTION_COLUMNS}
-FROM (VALUES {{}}) LEFT JOIN subscriptions s ON s.subscription_id = column1 {_JOINED}
-""",
-    postgres=f"""
-SELECT {SUBSCRIPTION_COLUMNS} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place)
-LEFT JOIN subscriptions s ON s.subscription_id = asked.id {_JOINED}
-ORDER BY place
 """,
 )
 # A row for each queue whose router is known, with what is there of the queue.
-_QUEUE = f"""
+_FOUND = shared(f"""
 SELECT v.hosts, v.port, v.key_hash, v.server_key, s.notifier_id, s.sub_key, s.subscription_id, s.token_key,
     s.notifier_key, s.state, s.associated, t.status = '{DELETED}'
-"""
-_FOUND = Statement(
-    sqlite=f"""
-{_QUEUE} FROM (VALUES {{}})
-CROSS JOIN smp_servers v ON v.hosts = column1 AND v.port = column2 AND v.key_hash = column3
-LEFT JOIN subscriptions s ON s.server_key = v.server_key AND s.notifier_id = column4
-LEFT JOIN tokens t ON t.token_key = s.token_key
-""",
-    postgres=f"""
-{_QUEUE} FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[]) i(hosts, port, key_hash, notifier_id)
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[]) i(hosts, port, key_hash, notifier_id)
 JOIN smp_servers v USING (hosts, port, key_hash)
 LEFT JOIN subscriptions s ON s.server_key = v.server_key AND s.notifier_id = i.notifier_id
 LEFT JOIN tokens t ON t.token_key = s.token_key
-""",
-)
+""")
 _REVIVE = shared("""
 UPDATE subscriptions SET state = $1, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($2::bigint[])
