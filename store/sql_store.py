@@ -18,7 +18,7 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.ids_hash import ids_hash, xor
 from protocol.statuses import SubState, TokenStatus
-from store.leases import SOLE_OWNER, Lease, Leases, Ownership, of_router
+from store.leases import SOLE_OWNER, Lease, Leases, Ownership
 from store.policy import Insert, Owner, RowCaps
 from store.records import CreatedSubscription, Notification, ServerKey, SnewRefusal, SubKey, TokenKey
 from store.rule_filter import SenderTopic
@@ -312,12 +312,13 @@ def reading(
 
 
 def writing(
-    *, durable: bool = True, as_owner_of: Lease | None = None
+    *, durable: bool = True, as_owner_of: Lease | Callable[[Any], Lease] | None = None
 ) -> Callable[
     [Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]]],
     Callable[Concatenate[StoreT, P], Coroutine[Any, Any, R]],
 ]:
-    """Durable: its commit waits for the disk. LeaseLost if another daemon owns what only an owner may do."""
+    """Durable: its commit waits for the disk. LeaseLost if another daemon owns the lease, or that of what the
+    first argument names."""
 
     def decorated(
         operation: Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]],
@@ -329,29 +330,8 @@ def writing(
 
             if as_owner_of is None:
                 return await store._write(run, durable=durable)
-            return await store._write_as_owner(as_owner_of, run, durable=durable)
-
-        return call
-
-    return decorated
-
-
-def writing_as_router(
-    *, durable: bool = False
-) -> Callable[
-    [Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]]],
-    Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]],
-]:
-    """LeaseLost if another daemon owns the router whose key is the first argument."""
-
-    def decorated(
-        operation: Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]],
-    ) -> Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]]:
-        @wraps(operation)
-        async def call(store: StoreT, key: ServerKey, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return await store._write_as_owner(
-                of_router(key), lambda tx: operation(store, tx, key, *args, **kwargs), durable=durable
-            )
+            lease = as_owner_of(args[0]) if callable(as_owner_of) else as_owner_of
+            return await store._write_as_owner(lease, run, durable=durable)
 
         return call
 
