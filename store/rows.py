@@ -44,6 +44,9 @@ server_key, hosts, port, key_hash, chain, private_key, service_id, associated_co
 QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
 
 
+_TOKEN_STATUSES = {status.value: status for status in TokenStatus}
+
+
 def token_record(row: Sequence[Any]) -> TokenRecord:
     """From `TOKEN_COLUMNS`."""
     return TokenRecord(
@@ -54,7 +57,7 @@ def token_record(row: Sequence[Any]) -> TokenRecord:
         dh_private=row[4],
         dh_secret=row[5],
         code=row[6],
-        status=TokenStatus(row[7]),
+        status=_TOKEN_STATUSES[row[7]],
         verified=bool(row[8]),
         cron_minutes=row[9],
         cron_due=row[10],

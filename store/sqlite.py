@@ -4,7 +4,6 @@ the log."""
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
@@ -15,7 +14,7 @@ import aiosqlite
 
 from protocol.addresses import SmpServer
 from protocol.device_token import Provider
-from protocol.encoding import EntityId
+from protocol.encoding import EntityId, new_tuple
 from protocol.statuses import TokenStatus
 from store import migrate
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, SchemaOld, StoreUnavailable
@@ -211,9 +210,13 @@ class SqliteTransaction(SqliteDatabase, Transaction):
         return keys
 
     async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
-        rows = [(*step.columns, key, state) for step, key in zip(inserts, keys, strict=True)]
+        used: dict[tuple[TokenKey, ServerKey], int] = {}
+        rows = []
+        for step, key in zip(inserts, keys, strict=True):
+            rows.append((*step.columns, key, state))
+            pair = step.new.token_key, key
+            used[pair] = used.get(pair, 0) + 1
         insert_rows(self.db, _INSERT, rows)
-        used = Counter((step.new.token_key, key) for step, key in zip(inserts, keys, strict=True))
         insert_rows(self.db, _USE, [(*pair, number) for pair, number in used.items()])
 
 
@@ -280,21 +283,15 @@ def _added(
     return [targets.get(notifier_id) for notifier_id in notifier_ids]
 
 
-def _targets(
-    tx: SqliteTransaction, key: ServerKey, notifier_ids: Sequence[EntityId]
-) -> dict[EntityId, Stored]:
-    targets = {}
+def _targets(tx: SqliteTransaction, key: ServerKey, notifier_ids: Sequence[EntityId]) -> dict[bytes, Stored]:
+    targets, unhex = {}, bytes.fromhex
     for (answers,) in select_in(tx.db, _TARGETS, notifier_ids, key):
         for answer in answers.split(",") if answers else ():
             notifier_id, token_key, sub_key, token_id, subscription_id, tag = answer.split(" ")
-            keys = TokenKey(int(token_key)), SubKey(int(sub_key))
-            stored = Stored(*keys, _entity(token_id), _entity(subscription_id), _PROVIDERS[tag])
-            targets[_entity(notifier_id)] = stored
+            ids = unhex(token_id), unhex(subscription_id)
+            stored = new_tuple(Stored, (int(token_key), int(sub_key), *ids, _PROVIDERS[tag]))
+            targets[unhex(notifier_id)] = stored
     return targets
-
-
-def _entity(text: str) -> EntityId:
-    return EntityId(bytes.fromhex(text))
 
 
 def _pushes(db: SqliteDatabase, calls: Sequence[Sequence[TokenKey]]) -> list[list[TokenPush]]:

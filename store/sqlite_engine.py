@@ -318,7 +318,10 @@ def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]])
 
     Several rows in one step: each step gives up the interpreter lock and has to get it back.
     """
-    return sum(db.execute(*_with_values(sql, piece)).rowcount for piece in chunks(rows))
+    changed = 0
+    for piece in chunks(rows):
+        changed += db.execute(*_with_values(sql, piece)).rowcount
+    return changed
 
 
 def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
