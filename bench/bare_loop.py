@@ -28,7 +28,7 @@ from protocol.encoding import NO_CORR, CorrId, EntityId, short
 from protocol.session_params import ntf_params
 from protocol.transmission import body, encode_transmission
 from protocol.versions import NTF_BLOCK_SIZE, NTF_VERSIONS
-from store.sqlite_database import select_in
+from store.sqlite_engine import select_in
 from tests.ntf_server.ntf_client import Device
 from transport.certificates import KeyAlgorithm, make_ca, make_online
 from transport.engine import TlsEngine

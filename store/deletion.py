@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from protocol.device_token import decode_device_token
 from protocol.encoding import EntityId
 from protocol.statuses import SubState
-from store.records import DeletedSubscription, DeletedToken, Deletion, SubKey, TokenKey
+from store.records import DeletedSubscription, DeletedToken, Deletion, ServerKey, SubKey, TokenKey
 from store.rows import DELETED, DELETED_PAGE, deleted_subscription
 from store.sql_store import Row, Statement, Transaction, shared
-from store.sums import StoredState
+from store.sums import QueueChange, StoredState
 
 _TOKENS_AT_ONCE = 256
 "Whose rows one statement looks for."
@@ -106,10 +106,13 @@ async def _page(tx: Transaction, keys: Sequence[TokenKey]) -> tuple[list[Deleted
 
 
 async def _delete(tx: Transaction, rows: Sequence[Row]) -> list[DeletedSubscription]:
-    deleted = [deleted_subscription(row) for row in rows]
-    for row in deleted:
-        tx.deleted(row.server_key, row.notifier_id)
-    states = [StoredState(SubState(row[10]), bool(row[2]), row[11]) for row in rows]
-    tx.subscriptions_deleted(deleted, states)
+    changes: dict[ServerKey, list[QueueChange]] = {}
+    for server_key, notifier_id, associated, *_, state, as_of in rows:
+        tx.deleted(server_key, notifier_id)
+        before = StoredState(SubState(state), bool(associated), as_of)
+        changes.setdefault(server_key, []).append(QueueChange(notifier_id, before, None))
+    for server_key, gone in changes.items():
+        tx.queues_changed(server_key, gone)
+    tx.subscriptions -= len(rows)
     await tx.execute(_DELETE_ROWS, [row[8] for row in rows])
-    return deleted
+    return [deleted_subscription(row) for row in rows]

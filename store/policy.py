@@ -30,7 +30,7 @@ from store.records import (
     SubKey,
     TokenKey,
 )
-from store.sums import STATE_COLUMNS, StoredState, Sums, read_state
+from store.sums import STATE_COLUMNS, QueueChange, StoredState, read_state
 
 BUSY_TIMEOUT = 5.0
 "Seconds of patience when another program holds the database."
@@ -256,44 +256,42 @@ class _Row:
     def moved(self, after: SubState) -> Moved:
         return Moved(self.subscription_id, self.token_id, self.state, after)
 
-    def restored(self, state: SubState, associated: bool) -> StoredState:
-        return StoredState(state, associated, self.turns.last)
+    def changed(self, state: SubState, associated: bool) -> QueueChange:
+        return QueueChange(self.notifier_id, self.stored, StoredState(state, associated, self.turns.last))
 
 
 class Subscribed(NamedTuple):
-    changed: list[SubKey]
-    "Rows that are written: active now, and associated or not as the answer says."
+    """What is written, for the sums and for the journal."""
+
+    keys: list[SubKey]
+    "Active now, and associated or not as the answer says."
     as_of: int
+    changes: list[QueueChange]
     moved: list[Moved]
 
 
-def plan_subscribed(
-    sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], associated: bool
-) -> Subscribed:
+def plan_subscribed(found: Iterable[Sequence[Any]], associated: bool) -> Subscribed:
     """The router accepted these queues, in the name of our service or one by one."""
     rows = [
         row for row in map(_Row, found) if row.state in SOK.sources or row.stored.associated != associated
     ]
-    flipped = [row.notifier_id for row in rows if row.stored.associated != associated]
-    sums.queues_changed(
-        key, (row.stored for row in rows), (row.restored(SOK.target, associated) for row in rows)
-    )
-    sums.associations_changed(key, flipped)
     as_of = rows[0].turns.last if rows else 0
+    changes = [row.changed(SOK.target, associated) for row in rows]
     moved = [row.moved(SOK.target) for row in rows if row.state in SOK.sources]
-    return Subscribed([row.sub_key for row in rows], as_of, moved)
+    return Subscribed([row.sub_key for row in rows], as_of, changes, moved)
 
 
 class Moves(NamedTuple):
-    changed: list[tuple[SubKey, Standing, int]]
+    """Likewise."""
+
+    standings: list[tuple[SubKey, Standing, int]]
     "With what their states are as of."
+    changes: list[QueueChange]
     moved: list[Moved]
     "Those whose state is another one now."
 
 
-def plan_moves(
-    sums: Sums, key: ServerKey, found: Iterable[Sequence[Any]], events: Sequence[QueueEvent], now: int
-) -> Moves:
+def plan_moves(found: Iterable[Sequence[Any]], events: Sequence[QueueEvent], now: int) -> Moves:
     """Events one after the other, several may be about one queue; only what they leave is written."""
     rows = [
         (row, Standing(row.state, columns[9], row.stored.associated, *columns[10:]))
@@ -305,15 +303,8 @@ def plan_moves(
         if notifier_id in standings:
             standings[notifier_id] = standing_after(standings[notifier_id], event, now)
     changed = [(row, after) for row, before in rows if (after := standings[row.notifier_id]) != before]
-    sums.queues_changed(
-        key,
-        (row.stored for row, _ in changed),
-        (row.restored(after.state, after.associated) for row, after in changed),
-    )
-    sums.associations_changed(
-        key, [row.notifier_id for row, after in changed if row.stored.associated != after.associated]
-    )
     return Moves(
         [(row.sub_key, after, row.turns.last) for row, after in changed],
+        [row.changed(after.state, after.associated) for row, after in changed],
         [row.moved(after.state) for row, after in changed if after.state is not row.state],
     )

@@ -12,14 +12,14 @@ from store import postgres_database
 from store.interface import SchemaOld, StoreUnavailable, StoreVanished
 from store.leases import LEASE_SECONDS, Duty, Lease
 from store.policy import DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability, RowCaps
-from store.postgres_database import Arrived, PostgresTransaction
-from store.postgres_engine import GroupRunner, GroupWriter, Pools, read, read_group
+from store.postgres_database import PostgresTransaction
+from store.postgres_engine import GroupRunner, GroupWriter, Pools, flattened, read, read_group, run_each
 from store.postgres_errors import store_errors
 from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.records import Notification, SentEntry, ServerKey, Stored, TokenKey, TokenPush
 from store.routers import Routers
-from store.sql_store import Database, Statement, Transaction, flattened, run_each
+from store.sql_store import Arrived, Database, Statement, Transaction
 from store.statements import Statements
 from store.subscriptions import Subscriptions
 from store.tokens import Tokens

@@ -3,11 +3,12 @@ notifications on their way."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import asyncpg
 
+from protocol.addresses import SmpServer
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
@@ -17,7 +18,6 @@ from store.policy import Insert, Owner, RowCaps
 from store.records import (
     CreatedSubscription,
     LastNotification,
-    Notification,
     SentEntry,
     ServerKey,
     SnewRefusal,
@@ -26,8 +26,16 @@ from store.records import (
     TokenKey,
     TokenPush,
 )
-from store.rows import DELETED, TOKEN_COLUMNS, last_notification, newest_entries, token_record
-from store.sql_store import Database, Row, Statement, Transaction
+from store.rows import (
+    DELETED,
+    TOKEN_COLUMNS,
+    address_columns,
+    last_notification,
+    newest_entries,
+    smp_server,
+    token_record,
+)
+from store.sql_store import Arrived, Database, Row, Statement, Transaction
 from store.work_queue import Failed
 
 CHANNEL = "ntf"
@@ -60,6 +68,11 @@ _NEW_SERVERS = """
 INSERT INTO smp_servers (hosts, port, key_hash)
 SELECT hosts, port, key_hash FROM unnest($1::text[], $2::text[], $3::bytea[]) i(hosts, port, key_hash)
 ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING
+"""
+_SERVERS = """
+SELECT v.hosts, v.port, v.key_hash, v.server_key
+FROM unnest($1::text[], $2::text[], $3::bytea[]) i(hosts, port, key_hash)
+JOIN smp_servers v USING (hosts, port, key_hash)
 """
 _NEW_KEYS = """
 SELECT nextval(pg_get_serial_sequence('subscriptions', 'sub_key')) FROM generate_series(1, $1)
@@ -211,8 +224,12 @@ class PostgresTransaction(PostgresDatabase, Transaction):
     async def new_keys(self, count: int) -> Iterator[SubKey]:
         return iter([SubKey(row[0]) for row in await self.db.fetch(_NEW_KEYS, count)])
 
-    async def new_servers(self, addresses: Sequence[tuple[str, str, bytes]]) -> None:
-        await self.db.execute(_NEW_SERVERS, *_columns(addresses))
+    async def new_servers(self, servers: Collection[SmpServer]) -> dict[SmpServer, ServerKey]:
+        """Those that another daemon just made as well."""
+        addresses = _columns(address_columns(server) for server in servers)
+        await self.db.execute(_NEW_SERVERS, *addresses)
+        rows = await self.db.fetch(_SERVERS, *addresses)
+        return {smp_server(*row[:3]): ServerKey(row[3]) for row in rows}
 
     async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
         await self.db.execute(_INSERT, *_columns(step.columns for step in inserts), keys, state)
@@ -306,14 +323,6 @@ DELETE FROM sent_notifications n USING (
 ) o
 WHERE n.token_key = o.token_key AND n.sub_key = o.sub_key AND o.place > {KEPT_NOTIFICATIONS}
 """
-
-
-class Arrived(NamedTuple):
-    """A block of NMSGs of one router. Do not print."""
-
-    server_key: ServerKey
-    notifications: Sequence[Notification]
-    received_at: int
 
 
 def late_adder(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -19,9 +19,10 @@ from store.interface import StoreError, StoreUnavailable
 from store.postgres_database import PostgresDatabase, PostgresTransaction
 from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error, store_errors
 from store.postgres_migrate import SCHEMA
-from store.work_queue import CommitObserver, Failed, Operation, runs
+from store.work_queue import CommitObserver, Failed, Operation, regrouped, runs
 
 T = TypeVar("T")
+Context = TypeVar("Context")
 
 TRIES = 5
 "Of an operation that collides with one of another daemon."
@@ -218,3 +219,18 @@ async def read(pools: Pools, call: Callable[[PostgresDatabase], Awaitable[T]]) -
     with store_errors():
         async with pools.durable.acquire(timeout=CONNECT_TIMEOUT) as connection:
             return await call(PostgresDatabase(connection))
+
+
+async def run_each(context: Context, calls: Sequence[Callable[[Context], Awaitable[T]]]) -> list[T]:
+    """The batch of operations that gain nothing from being run together."""
+    return [await call(context) for call in calls]
+
+
+@cache
+def flattened(batch: Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]) -> Callable[[Any, Any], Any]:
+    """A batch whose callers each bring a list: all lists run as one."""
+
+    async def run(context: Any, lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return regrouped(await batch(context, [item for one in lists for item in one]), lists)
+
+    return run

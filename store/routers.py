@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBABLE, SubState
 from store.interface import StoreError
-from store.leases import CHORES
+from store.leases import CHORES, of_router
 from store.policy import CLEAR, MOVED_COLUMNS, RETRY, SOK, SUBSCRIBED_COLUMNS, plan_moves, plan_subscribed
 from store.records import (
     Counts,
@@ -36,9 +36,8 @@ from store.sql_store import (
     reading,
     shared,
     writing,
-    writing_as_router,
 )
-from store.sums import DROP
+from store.sums import DROP, RouterSums
 
 UNUSED_PAGE = 500
 "Routers deleted in one transaction."
@@ -232,7 +231,7 @@ class Routers(SqlStore):
     ) -> list[QueueRow]:
         return [queue_row(row) for row in await db.fetch(_QUEUES_BY_ID, key, notifier_ids)]
 
-    @writing_as_router()
+    @writing(durable=False, as_owner_of=of_router)
     async def due_retries(self, tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
         return [queue_row(row) for row in await tx.fetch(_RETRIED, key, now, limit, RETRY.target.value)]
 
@@ -241,7 +240,7 @@ class Routers(SqlStore):
         at: int | None = await db.fetchval(_NEXT_RETRY, key)
         return at
 
-    @writing_as_router()
+    @writing(durable=False, as_owner_of=of_router)
     async def set_subscribed(
         self,
         tx: Transaction,
@@ -252,41 +251,35 @@ class Routers(SqlStore):
     ) -> list[Moved]:
         associated = service_id is not None and service_id == await tx.fetchval(_SERVICE_ID, key)
         rows = await tx.fetch(_SUBSCRIBED_ROWS, key, notifier_ids)
-        changed, as_of, moved = plan_subscribed(tx, key, rows, associated)
-        if changed:
-            await tx.execute(_SUBSCRIBED, SOK.target.value, associated, as_of, changed)
-        return moved
+        plan = plan_subscribed(rows, associated)
+        tx.queues_changed(key, plan.changes)
+        if plan.keys:
+            await tx.execute(_SUBSCRIBED, SOK.target.value, associated, plan.as_of, plan.keys)
+        return plan.moved
 
-    @writing_as_router()
+    @writing(durable=False, as_owner_of=of_router)
     async def move_queues(
         self, tx: Transaction, key: ServerKey, events: Sequence[QueueEvent], *, now: int
     ) -> list[Moved]:
         rows = await tx.fetch(_CHANGED_ROWS, key, list({event.notifier_id for event in events}))
-        changed, moved = plan_moves(tx, key, rows, events, now)
-        await tx.execute_rows(_CHANGE, [(sub_key, *after, as_of) for sub_key, after, as_of in changed])
-        return moved
+        plan = plan_moves(rows, events, now)
+        tx.queues_changed(key, plan.changes)
+        await tx.execute_rows(_CHANGE, [(key, *after, as_of) for key, after, as_of in plan.standings])
+        return plan.moved
 
-    @writing_as_router()
+    @writing(durable=False, as_owner_of=of_router)
     async def set_disconnected(self, tx: Transaction, key: ServerKey) -> int:
-        before = await tx.router(key)
-        if before is None:
-            return 0
-        after = await tx.change_router(key, before, before.disconnected())
-        return before.active_count - after.active_count
+        return -await _change(tx, key, RouterSums.disconnected)
 
-    @writing_as_router()
+    @writing(durable=False, as_owner_of=of_router)
     async def set_service_subscribed(self, tx: Transaction, key: ServerKey) -> int:
-        before = await tx.router(key)
-        if before is None:
-            return 0
-        after = await tx.change_router(key, before, before.service_subscribed())
-        return after.active_count - before.active_count
+        return await _change(tx, key, RouterSums.service_subscribed)
 
-    @writing_as_router(durable=True)
+    @writing(as_owner_of=of_router)
     async def set_credentials(self, tx: Transaction, key: ServerKey, credentials: ServiceCredentials) -> None:
         await tx.execute(_SET_CREDENTIALS, key, encoded_chain(credentials), credentials.private_key)
 
-    @writing_as_router(durable=True)
+    @writing(as_owner_of=of_router)
     async def set_service_id(self, tx: Transaction, key: ServerKey, service_id: EntityId) -> bool:
         before = await tx.fetchval(_SERVICE_ID, key)
         if before == service_id:
@@ -295,16 +288,23 @@ class Routers(SqlStore):
         await _clear_associations(tx, key)
         return before is not None
 
-    @writing_as_router(durable=True)
+    @writing(as_owner_of=of_router)
     async def clear_service(self, tx: Transaction, key: ServerKey) -> int:
         await tx.execute(_CLEAR_SERVICE, key)
         return await _clear_associations(tx, key)
 
 
 async def _clear_associations(tx: Transaction, key: ServerKey) -> int:
+    """How many became INACTIVE."""
+    more = await _change(tx, key, RouterSums.without_associations)
+    await tx.execute(_CLEAR_ASSOCIATIONS, key, CLEAR.target.value)
+    return -more
+
+
+async def _change(tx: Transaction, key: ServerKey, change: Callable[[RouterSums], RouterSums]) -> int:
+    """What happens to all queues of a router at once; how many more are active then."""
     before = await tx.router(key)
     if before is None:
         return 0
-    await tx.execute(_CLEAR_ASSOCIATIONS, key, CLEAR.target.value)
-    after = await tx.change_router(key, before, before.without_associations())
-    return before.active_count - after.active_count
+    after = await tx.change_router(key, before, change(before))
+    return after.active_count - before.active_count

@@ -26,7 +26,7 @@ from store.records import (
     TokenRecord,
 )
 from store.statement_records import Channel, GatewayKey, GatewaySubscription, PushKey, Rule, StatementPush
-from store.sums import STATE_COLUMNS, read_state
+from store.sums import STATE_COLUMNS, STATES, state_now
 
 DELETED = "deleted"
 "Stands in the place of a token's status while its rows are deleted; no state of the protocol."
@@ -44,6 +44,9 @@ server_key, hosts, port, key_hash, chain, private_key, service_id, associated_co
 QUEUE_COLUMNS = "sub_key, notifier_id, notifier_key, associated"
 
 
+_TOKEN_STATUSES = {status.value: status for status in TokenStatus}
+
+
 def token_record(row: Sequence[Any]) -> TokenRecord:
     """From `TOKEN_COLUMNS`."""
     return TokenRecord(
@@ -54,7 +57,7 @@ def token_record(row: Sequence[Any]) -> TokenRecord:
         dh_private=row[4],
         dh_secret=row[5],
         code=row[6],
-        status=TokenStatus(row[7]),
+        status=_TOKEN_STATUSES[row[7]],
         verified=bool(row[8]),
         cron_minutes=row[9],
         cron_due=row[10],
@@ -95,10 +98,9 @@ def subscription_or_none(row: Sequence[Any]) -> SubscriptionRecord | None:
 
 
 def _subscription(row: Sequence[Any]) -> SubscriptionRecord:
-    key, detail, token_id, verify_key, *state = row
-    stored, turns = read_state(state)
-    status = _status(stored.now(turns), detail)
-    return new_tuple(SubscriptionRecord, (key, status, stored.associated, token_id, verify_key))
+    key, detail, token_id, verify_key, state, associated, as_of, lost, served = row
+    now = state_now(STATES[state], associated, as_of, lost, served)
+    return new_tuple(SubscriptionRecord, (key, _status(now, detail), bool(associated), token_id, verify_key))
 
 
 def deleted_subscription(row: Sequence[Any]) -> DeletedSubscription:
@@ -150,6 +152,9 @@ def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
     return new_tuple(LastNotification, (sub_key, seq, server, notifier_id, received_at, nonce, meta, sent))
 
 
+_SEQ = attrgetter("seq")
+
+
 def newest_entries(
     unsent: list[LastNotification], sent: Iterable[LastNotification]
 ) -> tuple[LastNotification, ...]:
@@ -159,9 +164,9 @@ def newest_entries(
         # So few are unsent that all of them were loaded: a sent one of the same queue shows as out of date.
         queues = {entry.sub_key for entry in unsent}
         kept = [entry for entry in sent if entry.sub_key not in queues]
-        kept.sort(key=attrgetter("seq"))
+        kept.sort(key=_SEQ)
         unsent += kept[-room:]
-    unsent.sort(key=attrgetter("seq"))
+    unsent.sort(key=_SEQ)
     return tuple(unsent)
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
-from store.leases import SOLE_OWNER, Lease, Leases, Ownership, of_router
+from protocol.ids_hash import ids_hash, xor
+from protocol.statuses import SubState, TokenStatus
+from store.leases import SOLE_OWNER, Lease, Leases, Ownership
 from store.policy import Insert, Owner, RowCaps
-from store.records import CreatedSubscription, ServerKey, SnewRefusal, SubKey, TokenKey
+from store.records import CreatedSubscription, Notification, ServerKey, SnewRefusal, SubKey, TokenKey
 from store.rule_filter import SenderTopic
-from store.sums import SUM_COLUMNS, RouterSums, Sums
-from store.work_queue import regrouped
+from store.sums import SUM_COLUMNS, QueueChange, RouterChanges, RouterSums, StoredState
 
 Row = Sequence[Any]
 T = TypeVar("T")
@@ -32,6 +34,8 @@ StoreT = TypeVar("StoreT", bound="SqlStore")
 _LIST = re.compile(r"= ANY\(\$\d+::\w+\[\]\)")
 _LOCK = re.compile(r"\s+FOR (?:NO KEY UPDATE|UPDATE|KEY SHARE|SHARE)(?: OF \w+)?(?: SKIP LOCKED)?")
 _JOIN = re.compile(r"(?<!LEFT )\bJOIN\b")
+_NEW_ROWS = re.compile(r"SELECT \* FROM unnest\([^)]*\)")
+_ROWS = re.compile(r"unnest\([^)]*\) (\w+)(\([\w, ]+\))")
 _INDEX = re.compile(r"/\* (INDEXED BY \w+) \*/")
 _PARAMETER = re.compile(r"\$(\d+)")
 
@@ -50,11 +54,28 @@ class Statement:
 
 
 def shared(text: str) -> Statement:
-    """For both, in PostgreSQL's spelling of parameters and lists. Locks are left out for SQLite, where nobody
-    else writes meanwhile. It reads joined tables in the order in which they are named, and by the index
-    that a comment names."""
+    """For both, as PostgreSQL spells parameters, lists, and rows by arrays of their columns. Locks are left
+    out for SQLite, where nobody else writes meanwhile. It reads joined tables in the order in which they are
+    named, and by the index that a comment names."""
     spelled = _LOCK.sub("", _JOIN.sub("CROSS JOIN", _LIST.sub("IN ({})", text)))
-    return Statement(_PARAMETER.sub(r"?\1", _INDEX.sub(r"\1", spelled)), text)
+    spelled = _NEW_ROWS.sub("VALUES {}", _INDEX.sub(r"\1", spelled))
+    if rows := _ROWS.search(spelled):
+        spelled = f"WITH {rows[1]}{rows[2]} AS (VALUES {{}}) {_ROWS.sub(rows[1], spelled)}"
+    return Statement(_PARAMETER.sub(r"?\1", spelled), text)
+
+
+def for_each_id(columns: str, joins: str) -> Statement:
+    """Of `fetch_each`: `joins` are outer joins, with `{}` for the id.
+
+    A client must not learn from the time taken whether an id exists: unknown ids have rows, too.
+    """
+    return Statement(
+        sqlite=f"SELECT column1, {columns} FROM (VALUES {{}}) {joins.format('column1')}",
+        postgres=f"""
+SELECT {columns} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place) {joins.format("asked.id")}
+ORDER BY place
+""",
+    )
 
 
 class Database(ABC):
@@ -66,7 +87,7 @@ class Database(ABC):
 
     @abstractmethod
     async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Iterable[Row]:
-        """One row for each id, in order: of an outer join."""
+        """One row for each id, in order; see `for_each_id`."""
 
     @abstractmethod
     async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
@@ -86,8 +107,8 @@ class Database(ABC):
 
     async def fetchval(self, statement: Statement, *parameters: Any) -> Any:
         """The first column of the first row; None if there is none."""
-        row = await self.fetchrow(statement, *parameters)
-        return None if row is None else row[0]
+        rows = await self.fetch(statement, *parameters)
+        return rows[0][0] if rows else None
 
 
 _READ_ROUTERS = shared(f"""
@@ -106,12 +127,47 @@ WHERE v.server_key = i.key
 )
 
 
-class Transaction(Database, Sums):
-    """A write transaction. Its sums are written by `flush`, once for each group of operations."""
+class Transaction(Database):
+    """A write transaction, and the sums that must change together with its rows: they are written at its end,
+    once for each group of operations."""
 
     def __init__(self, caps: RowCaps) -> None:
         super().__init__()
         self.caps = caps
+        self.tokens = 0
+        self.active_tokens = 0
+        self.subscriptions = 0
+        self.active_subscriptions = 0
+        "Follows from the routers' sums, when these are written."
+        self.routers: dict[ServerKey, RouterChanges] = {}
+
+    def queues_changed(self, key: ServerKey, changes: Iterable[QueueChange]) -> None:
+        """Rows of a router."""
+        flipped = []
+        for notifier_id, before, after in changes:
+            self._count(key, before, -1)
+            if after is not None:
+                self._count(key, after, 1)
+            if before.associated != (after is not None and after.associated):
+                flipped.append(notifier_id)
+        if flipped:
+            # Associated, or no longer so: a hash is its own inverse.
+            sums = self._of_router(key)
+            sums.digest = xor(sums.digest, ids_hash(flipped))
+
+    def _count(self, key: ServerKey, stored: StoredState, rows: int) -> None:
+        if stored.associated or stored.state is SubState.ACTIVE:  # no other counts, now or later
+            self._of_router(key).states[stored] += rows
+
+    def _of_router(self, key: ServerKey) -> RouterChanges:
+        return self.routers.setdefault(key, RouterChanges())
+
+    def token_moved(self, before: TokenStatus, after: TokenStatus) -> None:
+        self.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
+
+    def token_deleted(self, status: str) -> None:
+        self.tokens -= 1
+        self.active_tokens -= status == TokenStatus.ACTIVE
 
     async def router(self, key: ServerKey) -> RouterSums | None:
         """The sums of a router, with what this transaction did so far; None if it is gone. Nobody else
@@ -180,34 +236,24 @@ class Transaction(Database, Sums):
         """At least so many; after `owners`."""
 
     @abstractmethod
-    async def new_servers(self, addresses: Sequence[tuple[str, str, bytes]]) -> None: ...
+    async def new_servers(self, servers: Collection[SmpServer]) -> dict[SmpServer, ServerKey]:
+        """The keys of routers that had none."""
 
     @abstractmethod
     async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
         """New rows, each of the router with its key."""
 
 
+class Arrived(NamedTuple):
+    """A block of NMSGs of one router. Do not print."""
+
+    server_key: ServerKey
+    notifications: Sequence[Notification]
+    received_at: int
+
+
 class Collision(Exception):
     """Another daemon was faster: the same call finds what it left and decides anew."""
-
-
-Batch = Callable[[Context, Sequence[Any]], Awaitable[Sequence[Any]]]
-"Runs one kind of operation for several callers; one result for each, in order."
-
-
-async def run_each(context: Context, calls: Sequence[Callable[[Context], Awaitable[R]]]) -> list[R]:
-    """The batch of operations that gain nothing from being run together."""
-    return [await call(context) for call in calls]
-
-
-@cache
-def flattened(batch: Batch[Any]) -> Batch[Any]:
-    """A batch whose callers each bring a list: all lists run as one."""
-
-    async def run(context: Any, lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return regrouped(await batch(context, [item for one in lists for item in one]), lists)
-
-    return run
 
 
 class SqlStore(ABC):
@@ -266,12 +312,13 @@ def reading(
 
 
 def writing(
-    *, durable: bool = True, as_owner_of: Lease | None = None
+    *, durable: bool = True, as_owner_of: Lease | Callable[[Any], Lease] | None = None
 ) -> Callable[
     [Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]]],
     Callable[Concatenate[StoreT, P], Coroutine[Any, Any, R]],
 ]:
-    """Durable: its commit waits for the disk. LeaseLost if another daemon owns what only an owner may do."""
+    """Durable: its commit waits for the disk. LeaseLost if another daemon owns the lease, or that of what the
+    first argument names."""
 
     def decorated(
         operation: Callable[Concatenate[StoreT, Transaction, P], Awaitable[R]],
@@ -283,29 +330,8 @@ def writing(
 
             if as_owner_of is None:
                 return await store._write(run, durable=durable)
-            return await store._write_as_owner(as_owner_of, run, durable=durable)
-
-        return call
-
-    return decorated
-
-
-def writing_as_router(
-    *, durable: bool = False
-) -> Callable[
-    [Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]]],
-    Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]],
-]:
-    """LeaseLost if another daemon owns the router whose key is the first argument."""
-
-    def decorated(
-        operation: Callable[Concatenate[StoreT, Transaction, ServerKey, P], Awaitable[R]],
-    ) -> Callable[Concatenate[StoreT, ServerKey, P], Coroutine[Any, Any, R]]:
-        @wraps(operation)
-        async def call(store: StoreT, key: ServerKey, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return await store._write_as_owner(
-                of_router(key), lambda tx: operation(store, tx, key, *args, **kwargs), durable=durable
-            )
+            lease = as_owner_of(args[0]) if callable(as_owner_of) else as_owner_of
+            return await store._write_as_owner(lease, run, durable=durable)
 
         return call
 

@@ -11,7 +11,8 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -251,3 +252,89 @@ class Checkpoints:
 def _fold(db: sqlite3.Connection) -> None:
     """Waits for nobody: what others still read, or write now, is left for the next time."""
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+
+# Lists in statements
+
+_SIZES = (256, 64, 16, 4, 1)
+"A list in a statement has one of these lengths, so that few different statements stay prepared."
+LONGEST_LIST = _SIZES[0]
+
+
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Cut a list into pieces of the sizes that statements exist for."""
+    start, left = 0, len(values)
+    for size in _SIZES:
+        while left >= size:
+            yield values[start : start + size]
+            start += size
+            left -= size
+
+
+def padded(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Like `chunks`, in fewer pieces: short ones are filled up by repeating a value. For IN lists."""
+    for start in range(0, len(values), LONGEST_LIST):
+        piece = list(values[start : start + LONGEST_LIST])
+        size = next(size for size in reversed(_SIZES) if size >= len(piece))
+        yield piece + piece[-1:] * (size - len(piece))
+
+
+def select_in(
+    db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that has `{}` where its IN list goes; `before` are its other parameters."""
+    for piece in padded(values):
+        yield from db.execute(_with_list(sql, len(before), len(piece)), (*before, *piece))
+
+
+def select_each(db: sqlite3.Connection, sql: str, ids: Sequence[bytes]) -> dict[bytes, tuple[Any, ...]]:
+    """Rows by their first column, one for every id: of an outer join with the table that `{}` stands for.
+
+    A client must not learn from the time taken whether an id exists. Each row costs a step, and each step
+    a wait for the interpreter's lock; so unknown ids have rows too.
+    """
+    found: dict[bytes, tuple[Any, ...]] = {}
+    for piece in padded(ids):
+        for row in db.execute(_with_rows(sql, len(piece), 1), piece):
+            found[row[0]] = row
+    return found
+
+
+def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """What is returned by a statement that has `{}` where its VALUES go."""
+    for piece in chunks(rows):
+        yield from db.execute(*_with_values(sql, piece))
+
+
+def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
+    """Rows changed by a statement that has `{}` where its IN list goes."""
+    return sum(
+        db.execute(_with_list(sql, len(before), len(piece)), (*before, *piece)).rowcount
+        for piece in padded(values)
+    )
+
+
+def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Rows inserted by a statement that has `{}` where its VALUES go.
+
+    Several rows in one step: each step gives up the interpreter lock and has to get it back.
+    """
+    changed = 0
+    for piece in chunks(rows):
+        changed += db.execute(*_with_values(sql, piece)).rowcount
+    return changed
+
+
+def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
+    return _with_rows(sql, len(rows), len(rows[0])), [value for row in rows for value in row]
+
+
+@cache
+def _with_list(sql: str, before: int, size: int) -> str:
+    return sql.format(",".join(f"?{before + place}" for place in range(1, size + 1)))
+
+
+@cache
+def _with_rows(sql: str, rows: int, columns: int) -> str:
+    row = ",".join("?" * columns)
+    return sql.format(",".join([f"({row})"] * rows))

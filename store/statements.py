@@ -74,13 +74,10 @@ FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
 _RULES = shared("SELECT sender, topic FROM statement_rules WHERE sub_key = $1 ORDER BY sender, topic")
 _RULE_COUNT = shared("SELECT count(*) FROM statement_rules WHERE sub_key = $1")
 _CLEAR_RULES = shared("DELETE FROM statement_rules WHERE sub_key = $1")
-_ADD_RULES = Statement(
-    sqlite="INSERT OR IGNORE INTO statement_rules (topic, sender, sub_key) VALUES (?, ?, ?)",
-    postgres="""
+_ADD_RULES = shared("""
 INSERT INTO statement_rules (topic, sender, sub_key)
 SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) ON CONFLICT DO NOTHING
-""",
-)
+""")
 _REMOVE_RULES = Statement(
     sqlite="DELETE FROM statement_rules WHERE topic = ? AND sender = ? AND sub_key = ?",
     postgres="""
@@ -103,18 +100,11 @@ WITH RECURSIVE named(topic) AS (
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """)
 _MATCHED = "SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id"
-_MATCH = Statement(
-    sqlite=f"""
-WITH wanted(sender, topic) AS (VALUES {{}})
-{_MATCHED} FROM wanted CROSS JOIN statement_rules r USING (topic, sender)
-CROSS JOIN statement_subscriptions s USING (sub_key) LIMIT {PAGE + 1}
-""",
-    postgres=f"""
+_MATCH = shared(f"""
 {_MATCHED} FROM unnest($1::bytea[], $2::bytea[]) i(sender, topic)
 JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
 LIMIT {PAGE + 1}
-""",
-)
+""")
 _MATCH_PART = shared(f"""
 {_MATCHED} FROM statement_rules r JOIN statement_subscriptions s USING (sub_key)
 WHERE r.topic = $1 AND r.sender = $2 AND r.sub_key > $3 ORDER BY r.sub_key LIMIT $4
@@ -124,61 +114,33 @@ WHERE r.topic = $1 AND r.sender = $2 AND r.sub_key > $3 ORDER BY r.sub_key LIMIT
 _KEEP = shared("""
 SELECT sub_key FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[]) ORDER BY sub_key FOR KEY SHARE
 """)
-_PUSHED = Statement(
-    sqlite="""
-WITH made(subscription_id, statement_hash) AS (VALUES {})
-SELECT subscription_id, statement_hash
-FROM made CROSS JOIN statement_pushes USING (subscription_id, statement_hash)
-""",
-    postgres="""
+_PUSHED = shared("""
 SELECT p.subscription_id, p.statement_hash
 FROM unnest($1::bytea[], $2::bytea[]) i(subscription_id, statement_hash)
 JOIN statement_pushes p USING (subscription_id, statement_hash)
-""",
-)
-_WINDOWS = Statement(
-    sqlite="""
-WITH pairs(sender, client_id) AS (VALUES {})
-SELECT sender, client_id, accepted, silent_until
-FROM pairs CROSS JOIN statement_rates USING (sender, client_id)
-""",
-    postgres="""
+""")
+_WINDOWS = shared("""
 SELECT w.sender, w.client_id, w.accepted, w.silent_until
 FROM unnest($1::bytea[], $2::bytea[]) i(sender, client_id)
 JOIN statement_rates w USING (sender, client_id) ORDER BY w.sender, w.client_id FOR UPDATE OF w
-""",
-)
-_SET_WINDOWS = Statement(
-    sqlite="""
-REPLACE INTO statement_rates (sender, client_id, accepted, silent_until, idle_at) VALUES {}
-""",
-    postgres="""
+""")
+_SET_WINDOWS = shared("""
 INSERT INTO statement_rates (sender, client_id, accepted, silent_until, idle_at)
 SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::double precision[], $5::bigint[])
 ON CONFLICT (sender, client_id) DO UPDATE SET accepted = excluded.accepted,
     silent_until = excluded.silent_until, idle_at = excluded.idle_at
-""",
-)
+""")
 # What another daemon just decided on is not decided on again.
-_PUSH = Statement(
-    sqlite="""
-INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
-VALUES {} RETURNING push_key, subscription_id, statement_hash
-""",
-    postgres="""
+_PUSH = shared("""
 INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
 SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[])
 ON CONFLICT (subscription_id, statement_hash) DO NOTHING
 RETURNING push_key, subscription_id, statement_hash
-""",
-)
-_PENDING = Statement(
-    sqlite="INSERT INTO pending_statements (push_key, sub_key, data) VALUES {}",
-    postgres="""
+""")
+_PENDING = shared("""
 INSERT INTO pending_statements (push_key, sub_key, data)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[])
-""",
-)
+""")
 _LOAD = shared("""
 SELECT n.push_key, n.sub_key, p.subscription_id, p.statement_hash, s.channel, s.is_call, s.device_token,
     p.sender, p.topic, n.data, p.accepted_at

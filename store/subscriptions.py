@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
@@ -18,51 +18,27 @@ from store.records import (
     SnewRefusal,
     SubKey,
     SubscriptionRecord,
-    TokenKey,
 )
 from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, smp_server, subscription_or_none
-from store.sql_store import Database, SqlStore, Statement, Transaction, shared, writing
+from store.sql_store import Database, Row, SqlStore, Transaction, for_each_id, shared, writing
 
-_JOINED = f"""
+_BY_ID = for_each_id(
+    SUBSCRIPTION_COLUMNS,
+    f"""
+LEFT JOIN subscriptions s ON s.subscription_id = {{}}
 LEFT JOIN smp_servers v ON v.server_key = s.server_key
 LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
-"""
-_BY_ID = Statement(
-    sqlite=f"""
-SELECT column1, {SUBSCRIPTION_COLUMNS}
-FROM (VALUES {{}}) LEFT JOIN subscriptions s ON s.subscription_id = column1 {_JOINED}
-""",
-    postgres=f"""
-SELECT {SUBSCRIPTION_COLUMNS} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place)
-LEFT JOIN subscriptions s ON s.subscription_id = asked.id {_JOINED}
-ORDER BY place
 """,
 )
-_SERVERS = Statement(
-    sqlite="""
-SELECT hosts, port, key_hash, server_key
-FROM (VALUES {}) CROSS JOIN smp_servers ON hosts = column1 AND port = column2 AND key_hash = column3
-""",
-    postgres="""
-SELECT v.hosts, v.port, v.key_hash, v.server_key
-FROM unnest($1::text[], $2::text[], $3::bytea[]) i(hosts, port, key_hash)
+# A row for each queue whose router is known, with what is there of the queue.
+_FOUND = shared(f"""
+SELECT v.hosts, v.port, v.key_hash, v.server_key, s.notifier_id, s.sub_key, s.subscription_id, s.token_key,
+    s.notifier_key, s.state, s.associated, t.status = '{DELETED}'
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[]) i(hosts, port, key_hash, notifier_id)
 JOIN smp_servers v USING (hosts, port, key_hash)
-""",
-)
-_QUEUE = f"""
-SELECT s.server_key, s.notifier_id, s.sub_key, s.subscription_id, s.token_key, s.notifier_key, s.state,
-    s.associated, t.status = '{DELETED}'
-"""
-_EXISTING = Statement(
-    sqlite=f"""
-{_QUEUE} FROM (VALUES {{}}) CROSS JOIN subscriptions s ON s.server_key = column1 AND s.notifier_id = column2
-CROSS JOIN tokens t USING (token_key)
-""",
-    postgres=f"""
-{_QUEUE} FROM unnest($1::bigint[], $2::bytea[]) i(server_key, notifier_id)
-JOIN subscriptions s USING (server_key, notifier_id) JOIN tokens t USING (token_key)
-""",
-)
+LEFT JOIN subscriptions s ON s.server_key = v.server_key AND s.notifier_id = i.notifier_id
+LEFT JOIN tokens t ON t.token_key = s.token_key
+""")
 _REVIVE = shared("""
 UPDATE subscriptions SET state = $1, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($2::bigint[])
@@ -93,8 +69,12 @@ async def _create(tx: Transaction, news: Sequence[NewSubscription]) -> list[Crea
     """All SNEWs of a group in a few statements."""
     owners = await tx.owners(list({new.token_key for new in news}))
     servers: Servers = dict.fromkeys(new.server for new in news)
-    servers.update(await _server_keys(tx, servers))
-    existing = await _existing(tx, servers, news)
+    existing: dict[tuple[SmpServer, EntityId], Existing] = {}
+    for row in await tx.fetch_rows(_FOUND, [(*address_columns(new.server), new.notifier_id) for new in news]):
+        server = smp_server(*row[:3])
+        servers[server] = ServerKey(row[3])
+        if row[5] is not None:
+            existing[server, row[4]] = _existing(row[4:])
     steps = SnewPlan(owners, servers, existing, await tx.new_keys(len(news)), tx.caps).steps(news)
     if inserts := [step for step in steps if isinstance(step, Insert)]:
         await _insert(tx, inserts, servers)
@@ -105,26 +85,10 @@ async def _create(tx: Transaction, news: Sequence[NewSubscription]) -> list[Crea
     return created
 
 
-async def _server_keys(tx: Transaction, servers: Iterable[SmpServer]) -> dict[SmpServer, ServerKey]:
-    rows = await tx.fetch_rows(_SERVERS, [address_columns(server) for server in servers])
-    return {smp_server(*row[:3]): ServerKey(row[3]) for row in rows}
-
-
-async def _existing(
-    tx: Transaction, servers: Mapping[SmpServer, ServerKey | None], news: Sequence[NewSubscription]
-) -> dict[tuple[SmpServer, EntityId], Existing]:
-    by_key = {key: server for server, key in servers.items() if key is not None}
-    asked = [(key, new.notifier_id) for new in news if (key := servers[new.server]) is not None]
-    return {
-        (by_key[row[0]], EntityId(row[1])): Existing(
-            EntityId(row[3]),
-            TokenKey(row[4]),
-            QueueRow(SubKey(row[2]), EntityId(row[1]), row[5], bool(row[7])),
-            SubState(row[6]),
-            bool(row[8]),
-        )
-        for row in await tx.fetch_rows(_EXISTING, asked)
-    }
+def _existing(row: Row) -> Existing:
+    notifier_id, sub_key, subscription_id, token_key, notifier_key, state, associated, is_abandoned = row
+    queue = QueueRow(sub_key, notifier_id, notifier_key, bool(associated))
+    return Existing(subscription_id, token_key, queue, SubState(state), bool(is_abandoned))
 
 
 async def _insert(tx: Transaction, inserts: Sequence[Insert], servers: Servers) -> None:
@@ -132,8 +96,7 @@ async def _insert(tx: Transaction, inserts: Sequence[Insert], servers: Servers) 
     if replaced := [step.replaces for step in inserts if step.replaces is not None]:
         await deletion.subscriptions(tx, replaced)
     if missing := {step.new.server for step in inserts if servers[step.new.server] is None}:
-        await tx.new_servers([address_columns(server) for server in missing])
-        servers.update(await _server_keys(tx, missing))
+        servers.update(await tx.new_servers(missing))
     keys = [key for step in inserts if (key := servers[step.new.server]) is not None]
     await tx.insert(inserts, keys, BORN.value)
     tx.subscriptions += len(inserts)

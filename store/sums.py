@@ -1,4 +1,4 @@
-"""The sums that must change together with the rows: collected in a transaction, written once at its end.
+"""The sums of a router, and the state of its queues.
 
 What happens to all queues of a router at once is a number in the router's row; theirs are not written. Losses
 of the connection and answers to NSUBS are numbered as they come. A queue's row has the last number that its
@@ -9,13 +9,12 @@ kind only the last one matters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from protocol.encoding import EntityId, new_tuple
-from protocol.ids_hash import NO_IDS, ids_hash, xor
-from protocol.statuses import SUBSCRIBABLE, SubInput, SubState, TokenStatus, bulk_move
-from store.records import DeletedSubscription, ServerKey
+from protocol.ids_hash import NO_IDS, xor
+from protocol.statuses import SUBSCRIBABLE, SubInput, SubState, bulk_move
 
 DROP = bulk_move(SubInput.DISCONNECTED)
 SOKS = bulk_move(SubInput.SUBSCRIBED, SUBSCRIBABLE)
@@ -24,7 +23,7 @@ SUM_COLUMNS = "lost, served, associated_count, associated_hash, active_count, ac
 "Of `RouterSums`."
 STATE_COLUMNS = "s.state, s.associated, s.as_of, v.lost, v.served"
 "Of `read_state`."
-_STATES = {state.value: state for state in SubState}
+STATES = {state.value: state for state in SubState}
 "Read by the row: a lookup costs a third of the enum's own."
 
 
@@ -47,17 +46,21 @@ class StoredState(NamedTuple):
     as_of: int
 
     def now(self, turns: Turns) -> SubState:
-        state, as_of = self.state, self.as_of
-        if self.associated and turns.served > as_of:
-            # Whether the connection was lost before that makes no difference.
-            state, as_of = SOKS.moved(state), turns.served
-        return DROP.moved(state) if turns.lost > as_of else state
+        return state_now(*self, *turns)
+
+
+def state_now(state: SubState, associated: bool, as_of: int, lost: int, served: int) -> SubState:
+    """What the state in a row comes to by what happened to its router since."""
+    if associated and served > as_of:
+        # Whether the connection was lost before that makes no difference.
+        state, as_of = SOKS.moved(state), served
+    return DROP.moved(state) if lost > as_of else state
 
 
 def read_state(row: Sequence[Any]) -> tuple[StoredState, Turns]:
     """From `STATE_COLUMNS`."""
     state, associated, as_of, lost, served = row
-    stored = new_tuple(StoredState, (_STATES[state], bool(associated), as_of))
+    stored = new_tuple(StoredState, (STATES[state], bool(associated), as_of))
     return stored, new_tuple(Turns, (lost, served))
 
 
@@ -127,48 +130,9 @@ class RouterSums(NamedTuple):
         return max(self.lost, self.served) + 1
 
 
-class Sums:
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.active_tokens = 0
-        self.subscriptions = 0
-        self.active_subscriptions = 0
-        "Follows from the routers' sums, when these are written."
-        self.routers: dict[ServerKey, RouterChanges] = {}
+class QueueChange(NamedTuple):
+    """A queue's row that was written, or is gone. Do not print."""
 
-    def queues_changed(
-        self, key: ServerKey, before: Iterable[StoredState], after: Iterable[StoredState]
-    ) -> None:
-        """Rows of a router that were written, or are gone."""
-        for sign, states in ((-1, before), (1, after)):
-            for stored in states:
-                if stored.associated or stored.state is SubState.ACTIVE:  # no other counts, now or later
-                    self._of_router(key).states[stored] += sign
-
-    def associations_changed(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        """Queues became associated, or no longer are: a hash is its own inverse."""
-        if notifier_ids:
-            changes = self._of_router(key)
-            changes.digest = xor(changes.digest, ids_hash(notifier_ids))
-
-    def _of_router(self, key: ServerKey) -> RouterChanges:
-        return self.routers.setdefault(key, RouterChanges())
-
-    def token_moved(self, before: TokenStatus, after: TokenStatus) -> None:
-        self.active_tokens += (after is TokenStatus.ACTIVE) - (before is TokenStatus.ACTIVE)
-
-    def token_deleted(self, status: str) -> None:
-        self.tokens -= 1
-        self.active_tokens -= status == TokenStatus.ACTIVE
-
-    def subscriptions_deleted(
-        self, deleted: Sequence[DeletedSubscription], states: Iterable[StoredState]
-    ) -> None:
-        associated: dict[ServerKey, list[EntityId]] = {}
-        for row, stored in zip(deleted, states, strict=True):
-            self.queues_changed(row.server_key, (stored,), ())
-            if row.associated:
-                associated.setdefault(row.server_key, []).append(row.notifier_id)
-        for server_key, notifier_ids in associated.items():
-            self.associations_changed(server_key, notifier_ids)
-        self.subscriptions -= len(deleted)
+    notifier_id: EntityId
+    before: StoredState
+    after: StoredState | None

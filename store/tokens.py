@@ -11,18 +11,19 @@ from store import deletion
 from store.leases import CHORES, PUSH_PARTS, of_pushes
 from store.records import Deletion, NewToken, TokenKey, TokenMove, TokenRecord
 from store.rows import DELETED, TOKEN_COLUMNS, token_or_none, token_record
-from store.sql_store import Collision, Database, SqlStore, Statement, Transaction, reading, shared, writing
-
-_BY_ID = Statement(
-    sqlite=f"""
-SELECT column1, {TOKEN_COLUMNS} FROM (VALUES {{}})
-LEFT JOIN tokens ON token_id = column1 AND status <> '{DELETED}'
-""",
-    postgres=f"""
-SELECT {TOKEN_COLUMNS} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place)
-LEFT JOIN tokens ON token_id = asked.id AND status <> '{DELETED}' ORDER BY place
-""",
+from store.sql_store import (
+    Collision,
+    Database,
+    SqlStore,
+    Statement,
+    Transaction,
+    for_each_id,
+    reading,
+    shared,
+    writing,
 )
+
+_BY_ID = for_each_id(TOKEN_COLUMNS, f"LEFT JOIN tokens ON token_id = {{}} AND status <> '{DELETED}'")
 _BY_KEY = shared(f"""
 SELECT {TOKEN_COLUMNS} FROM tokens WHERE token_key = ANY($1::bigint[]) AND status <> '{DELETED}'
 """)

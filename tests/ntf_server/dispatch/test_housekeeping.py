@@ -100,6 +100,7 @@ async def test_what_deletions_leave_behind_goes_soon(tmp_path: Path) -> None:
             return (await world.store.counts()).subscriptions == 0
 
         await until(is_empty)
+        await until(lambda: len(subscriber.queues) >= 3 * DELETED_PAGE)  # it hears of the commit later
         running.cancel()
         await asyncio.wait([running])
         assert len(subscriber.queues) == 3 * DELETED_PAGE
