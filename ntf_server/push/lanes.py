@@ -43,6 +43,9 @@ class Kind(IntEnum):
     STATEMENT = 3
 
 
+URGENT = (Kind.VERIFICATION, Kind.CHECK)
+
+
 class Job(NamedTuple):
     kind: Kind
     token_key: TokenKey
@@ -50,7 +53,7 @@ class Job(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        return self.kind in (Kind.VERIFICATION, Kind.CHECK)
+        return self.kind in URGENT
 
     @property
     def push_key(self) -> PushKey:
