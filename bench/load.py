@@ -182,7 +182,7 @@ async def measure(
     tokens: int = 4_000,
     queues: int = 5,
     rate: int = 1000,
-    bursts: int = 7,
+    bursts: int = 5,
 ) -> list[Row]:
     async with AsyncExitStack() as stack:
         ready = await world(folder, stack, clients, routers, tokens, queues)
@@ -214,12 +214,12 @@ LOAD = Part(
     measure=measure,
     quick={"clients": 50, "routers": 5, "tokens": 400, "queues": 2, "bursts": 2},
     repeats=1,
-    seconds=26,
+    seconds=21,
     quick_seconds=6,
     why="Everything at once: what one daemon can carry, and what gives way first.",
     how="The daemon is a process of its own on a core of its own. The push service is another, and routers"
     " and clients share a third, on the other cores. Half of the tokens get a notification each at a steady"
-    " rate, the other half all at once, the first burst of the process; then seven times all of them at once:"
+    " rate, the other half all at once, the first burst of the process; then five times all of them at once:"
     " the figures are the medians of these. `--set` makes it as large as you like.",
     bound="the event loop: composing, sealing and accounting for a push are Python. [Load](load.md) has the"
     " profile.",
