@@ -101,9 +101,9 @@ class PushReader:
     async def read(self, jobs: Sequence[Job]) -> dict[Job, Content]:
         """What the store knows about them, in one read for each kind. Do not print."""
         found: dict[Job, Content] = {}
-        if messages := [job.token_key for job in jobs if self.is_ours(job) and job.kind is Kind.MESSAGE]:
-            for push in await self._read(self._store.pushes, messages):
-                found[Job(Kind.MESSAGE, push.token.key)] = push
+        if messages := {job.token_key: job for job in self.ours(jobs) if job.kind is Kind.MESSAGE}:
+            for push in await self._read(self._store.pushes, list(messages)):
+                found[messages[push.token.key]] = push
         if urgent := [job for job in jobs if job.urgent]:
             keys = [job.token_key for job in urgent]
             tokens = {token.key: token for token in await self._read(self._store.tokens_by_key, keys)}
@@ -115,11 +115,12 @@ class PushReader:
                 found[statement_job(statement.key)] = statement
         return found
 
-    def is_ours(self, job: Job) -> bool:
-        """False: by now another daemon pushes it."""
-        if job.kind is not Kind.MESSAGE or not self._ownership.is_shared:
-            return True
-        return self._ownership.owns(of_pushes(job.token_key))
+    def ours(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Without those that another daemon pushes by now."""
+        if not self._ownership.is_shared:
+            return jobs
+        owns = self._ownership.owns
+        return [job for job in jobs if job.kind is not Kind.MESSAGE or owns(of_pushes(job.token_key))]
 
     async def claim(self, composed: Sequence[Push]) -> set[Job]:
         """Returns those that are not to be pushed any more. Those of statements are marked: should this

@@ -273,8 +273,11 @@ class Dispatcher:
         """The pushes that start now; whatever else becomes of a job is up to the scheduler."""
         now = self._clock.monotonic()
         composed: list[Push] = []
+        if self._ownership.is_shared:
+            ours = self._reader.ours([item.job for item in taken])
+            found = {job: found[job] for job in ours if job in found}
         for item in taken:
-            content = found.get(item.job) if self._reader.is_ours(item.job) else None
+            content = found.get(item.job)
             if content is not None and not self._composer.has_content(item, content):
                 content = None
             destination = None if content is None else destination_of(content.device_token)

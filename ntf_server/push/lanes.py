@@ -1,5 +1,5 @@
-"""Where jobs wait. A destination (a provider, or one host of Web Push) has lanes, bounds and a breaker of
-its own, so that a slow or broken one hurts nobody else."""
+"""Where jobs wait, and how long after a failure. A destination (a provider, or one host of Web Push) has
+lanes, bounds and a breaker of its own, so that a slow or broken one hurts nobody else."""
 
 from __future__ import annotations
 
@@ -34,6 +34,24 @@ FAIR_SIZE = 64
 "and at least so many places, however many other hosts there are."
 SLOW_ANSWER = 2.0
 "Seconds: hosts that took longer the last time, and new ones, share other places than those that were fast."
+FIRST_RETRY = 2.0
+"Seconds until the first retry; doubled with each further one."
+LONGEST_RETRY = 300.0
+RETRY_JITTER = 0.25
+"Up to this part of a delay is added at random."
+MAX_ATTEMPTS = 8
+"The first one included."
+FAILURES = 5
+"Failures of the whole destination in a row, without any answer between them, that open the breaker."
+FIRST_PAUSE = 1.0
+"Seconds until the first probe; doubled after each probe that fails."
+LONGEST_PAUSE = 60.0
+HOST_LONGEST_PAUSE = 900.0
+"Of a Web Push host: there may be thousands that will never answer again."
+LONGEST_WISH = 900.0
+"Seconds that a destination may ask us to stay away; a longer wish is cut to this."
+JITTER = 0.2
+"Up to this part of a pause is added at random."
 
 
 class Kind(IntEnum):
@@ -43,6 +61,9 @@ class Kind(IntEnum):
     STATEMENT = 3
 
 
+URGENT = (Kind.VERIFICATION, Kind.CHECK)
+
+
 class Job(NamedTuple):
     kind: Kind
     token_key: TokenKey
@@ -50,7 +71,7 @@ class Job(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        return self.kind in (Kind.VERIFICATION, Kind.CHECK)
+        return self.kind in URGENT
 
     @property
     def push_key(self) -> PushKey:
@@ -269,17 +290,6 @@ class Targets:
         return False
 
 
-# Pushes that failed
-
-FIRST_RETRY = 2.0
-"Seconds until the first retry; doubled with each further one."
-LONGEST_RETRY = 300.0
-RETRY_JITTER = 0.25
-"Up to this part of a delay is added at random."
-MAX_ATTEMPTS = 8
-"The first one included."
-
-
 @dataclass(frozen=True, slots=True)
 class Attempts:
     """What is remembered of a token between an attempt that failed and the next one."""
@@ -302,25 +312,13 @@ def failed_again(before: Attempts | None, push_id: str, *, counts: bool) -> Atte
 
 def retry_delay(level: int, after: float | None, random: Callable[[], float]) -> float:
     """Seconds until the next attempt of a token that failed `level` times in a row."""
-    delay = min(FIRST_RETRY * 2.0 ** min(level - 1, 32), LONGEST_RETRY)
-    if after is not None:
-        delay = max(delay, min(after, LONGEST_WISH))
-    return delay * (1 + RETRY_JITTER * random())
+    return _doubled(FIRST_RETRY, level - 1, LONGEST_RETRY, after) * (1 + RETRY_JITTER * random())
 
 
-# Destinations that failed
-
-FAILURES = 5
-"Failures of the whole destination in a row, without any answer between them, that open the breaker."
-FIRST_PAUSE = 1.0
-"Seconds until the first probe; doubled after each probe that fails."
-LONGEST_PAUSE = 60.0
-HOST_LONGEST_PAUSE = 900.0
-"Of a Web Push host: there may be thousands that will never answer again."
-LONGEST_WISH = 900.0
-"Seconds that a destination may ask us to stay away; a longer wish is cut to this."
-JITTER = 0.2
-"Up to this part of a pause is added at random."
+def _doubled(first: float, times: int, longest: float, after: float | None) -> float:
+    """A delay that grows with each failure, and is no shorter than the destination wishes."""
+    delay = min(first * 2.0 ** min(times, 32), longest)  # an outage may last for weeks
+    return delay if after is None else max(delay, min(after, LONGEST_WISH))
 
 
 class BreakerState(Enum):
@@ -333,7 +331,8 @@ class BreakerState(Enum):
 
 
 class CircuitBreaker:
-    """One destination's. Time is an argument; `random` gives numbers from 0 to 1."""
+    """When to stop pushing to a destination that is down or refuses us, and when to try again. Time is an
+    argument; `random` gives numbers from 0 to 1."""
 
     def __init__(self, random: Callable[[], float], *, longest_pause: float = LONGEST_PAUSE) -> None:
         self._random = random
@@ -376,10 +375,7 @@ class CircuitBreaker:
         self._open(now, after)
 
     def _open(self, now: float, after: float | None) -> None:
-        # The exponent is bounded: an outage may last for weeks.
-        pause = min(FIRST_PAUSE * 2.0 ** min(self._openings, 32), self._longest_pause)
-        if after is not None:
-            pause = max(pause, min(after, LONGEST_WISH))
+        pause = _doubled(FIRST_PAUSE, self._openings, self._longest_pause, after)
         self._openings += 1
         self.retry_at = now + pause * (1 + JITTER * self._random())
         self.state = BreakerState.OPEN
