@@ -62,7 +62,7 @@ STILL, LOOK = 5.0, 0.25
 async def burst(folder: Path, *, tokens: int = 4000) -> list[Row]:
     """As `load`, with fewer queues."""
     rows = await load.measure(folder, tokens=tokens, queues=2)
-    return [row for row in rows if row.aim is not None]
+    return [replace(row, name=f"NMSG to push, {row.name}") for row in rows if row.aim is not None]
 
 
 async def steady(folder: Path, *, tokens: int = 3000, routers: int = 20) -> list[Row]:

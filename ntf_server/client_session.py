@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from ntf_server.authentication import Request
 from ntf_server.clock import Clock
-from ntf_server.commands import Commands, same_run
+from ntf_server.commands import RUN_KINDS, Commands
 from ntf_server.config import LimitsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter
@@ -32,6 +33,8 @@ MAX_RUN = 128
 
 PART_SIZE = MAX_RUN * NTF_BLOCK_SIZE
 "What is read of one client before others get a turn."
+
+REGISTRATIONS = (Tnew, Trpl)
 
 NONSENSE = Rate(per_second=5, burst=500)
 "Transmissions that are no commands. A client of another version sends a few; two blocks of them are enough."
@@ -254,7 +257,7 @@ class ClientSession:
         if not self._addresses.allow_commands(self._source, now, amount):
             return "address"
         first = run[0]
-        if isinstance(first, Received) and isinstance(first.message, Tnew | Trpl):
+        if isinstance(first, Received) and isinstance(first.message, REGISTRATIONS):
             return self._over_registrations(first, now)
         return None
 
@@ -280,17 +283,11 @@ class ClientSession:
 
 def _runs(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Consecutive items that can be processed together, in order."""
-    run: list[Item] = []
-    for item in items:
-        if run and not (len(run) < MAX_RUN and _together(run[0], item)):
-            yield run
-            run = []
-        run.append(item)
-    if run:
-        yield run
+    for kind, group in groupby(items, _run_kind):
+        run, size = list(group), MAX_RUN if kind else 1
+        for start in range(0, len(run), size):
+            yield run[start : start + size]
 
 
-def _together(first: Item, other: Item) -> bool:
-    if isinstance(first, Received) and isinstance(other, Received):
-        return same_run(first, other)
-    return isinstance(first, Rejected) and isinstance(other, Rejected)
+def _run_kind(item: Item) -> object:
+    return RUN_KINDS.get(type(item.message)) if isinstance(item, Received) else Rejected

@@ -105,7 +105,7 @@ class Commands:
         self._authenticator = Authenticator(store)
 
     async def run(self, params: SessionParams, requests: Sequence[Request], source: str) -> list[NtfResponse]:
-        """Answers in the order of `requests`: of one connection, and fit to run together (`same_run`).
+        """Answers in the order of `requests`: of one connection, and fit to run together (`RUN_KINDS`).
 
         `source` is where they come from, as limits count it.
         """
@@ -327,13 +327,8 @@ READS: Mapping[type, Callable[[Any], NtfResponse]] = {
     Ping: lambda _: Pong(),
 }
 "Commands that are answered from what was read to authorise them."
-_ALONE = frozenset({Tnew, Tvfy, Trpl, Tdel, Tcrn})
-
-
-def same_run(first: Request, other: Request) -> bool:
-    """Whether two commands in a row may be authorised together: neither changes what the other would find."""
-    a, b = type(first.message), type(other.message)
-    return a not in _ALONE if a is b else a in READS and b in READS
+RUN_KINDS: Mapping[type, object] = {**dict.fromkeys(READS, READS), Snew: Snew, Sdel: Sdel}
+"Commands in a row of one kind are authorised together: none changes what another would find. Others: alone."
 
 
 def _read(request: Request, entity: Entity | Denied) -> NtfResponse:

@@ -149,16 +149,18 @@ VerifyKey = Ed25519PublicKey | Ed448PublicKey
 AuthPublicKey = Ed25519PublicKey | Ed448PublicKey | X25519PublicKey
 AuthPrivateKey = Ed25519PrivateKey | Ed448PrivateKey | X25519PrivateKey
 
-_PUBLIC_KINDS: tuple[tuple[bytes, int, type[AuthPublicKey]], ...] = (
-    (_ED25519_SPKI, 32, Ed25519PublicKey),
-    (_X25519_SPKI, 32, X25519PublicKey),
-    (_ED448_SPKI, 57, Ed448PublicKey),
-)
-_PRIVATE_KINDS: tuple[tuple[bytes, int, type[AuthPrivateKey]], ...] = (
-    (_ED25519_PKCS8, 32, Ed25519PrivateKey),
-    (_X25519_PKCS8, 32, X25519PrivateKey),
-    (_ED448_PKCS8, 57, Ed448PrivateKey),
-)
+_PUBLIC_KINDS: Mapping[tuple[bytes, int], type[AuthPublicKey]] = {
+    (_ED25519_SPKI, 32): Ed25519PublicKey,
+    (_X25519_SPKI, 32): X25519PublicKey,
+    (_ED448_SPKI, 57): Ed448PublicKey,
+}
+_PRIVATE_KINDS: Mapping[tuple[bytes, int], type[AuthPrivateKey]] = {
+    (_ED25519_PKCS8, 32): Ed25519PrivateKey,
+    (_X25519_PKCS8, 32): X25519PrivateKey,
+    (_ED448_PKCS8, 57): Ed448PrivateKey,
+}
+_SPKI_SIZE, _PKCS8_SIZE = len(_ED25519_SPKI), len(_ED25519_PKCS8)
+"What stands before a key, of all kinds."
 
 
 # Points of small order: signatures and secrets of such a key can be made up by anyone. These are their
@@ -186,17 +188,19 @@ def is_weak(key: AuthPublicKey) -> bool:
 
 
 def decode_public_key(der: bytes) -> AuthPublicKey:
-    for prefix, size, kind in _PUBLIC_KINDS:
-        if der.startswith(prefix) and len(der) == len(prefix) + size:
-            return kind(der[len(prefix) :])
-    raise DecodeError
+    prefix, raw = der[:_SPKI_SIZE], der[_SPKI_SIZE:]
+    kind = _PUBLIC_KINDS.get((prefix, len(raw)))
+    if kind is None:
+        raise DecodeError
+    return kind(raw)
 
 
 def decode_private_key(der: bytes) -> AuthPrivateKey:
-    for prefix, size, kind in _PRIVATE_KINDS:
-        if der.startswith(prefix) and len(der) == len(prefix) + size:
-            return kind(der[len(prefix) :])
-    raise DecodeError
+    prefix, raw = der[:_PKCS8_SIZE], der[_PKCS8_SIZE:]
+    kind = _PRIVATE_KINDS.get((prefix, len(raw)))
+    if kind is None:
+        raise DecodeError
+    return kind(raw)
 
 
 def decode_x25519_public(der: bytes) -> X25519PublicKey:

@@ -62,15 +62,13 @@ def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
         # Answers and events are not authorised: nobody needs their signed text.
         _, corr, entity, command = split_three_shorts(data)
         return new_tuple(RawTransmission, (b"", None, corr, entity, command, b"", None))
-    auth, rest = split_short(data)
+    auth, content = split_short(data)
     service_signature = None
     fault = None if len(auth) in AUTH_SIZES else BLOCK
     if auth and params.service_signatures:
-        service_signature, rest = _split_service_signature(rest)
-    if params.implied_session_id:
-        content = rest
-    else:
-        session, content = split_short(rest)
+        service_signature, content = _split_service_signature(content)
+    if not params.implied_session_id:
+        session, content = split_short(content)
         fault = fault if session == params.session_id else SESSION
     corr, entity, command = split_two_shorts(content)
     signed = short(params.session_id) + content

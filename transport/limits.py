@@ -12,7 +12,7 @@ IPV6_PREFIX = 64
 "What one subscriber of an IPv6 network gets: whoever has one address there has all of them."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """So many at once, and so many a second in the long run. 0 per second: no limit."""
 
