@@ -27,8 +27,6 @@ def update_rollups(
     if not found and not manifest.days:
         raise JournalNotFoundError(f"no closed journal segments in {journal.path}")
     manifest.keep_only(found)
-    if spark.is_wanted and manifest.changed(found):
-        spark.begin()
     while changed := manifest.changed(found):  # once more if segments are not of the days they seemed to be
         if days := len(changed.keys() - {UNKNOWN_DAY}):
             progress(f"rolling up {days} days")
