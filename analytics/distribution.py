@@ -5,7 +5,7 @@ is a free core, and the bytes of segments to it where only Hadoop can read them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,8 @@ from analytics.rollups import Made, roll_up
 from analytics.segments import Segment
 from analytics.spark import LazySpark
 
-
-@dataclass(frozen=True)
-class DayTask:
-    """A day to be made, and from which segments."""
-
-    day: str
-    names: tuple[str, ...]
+Days = Mapping[str, Sequence[str]]
+"Days to be made, and from which segments."
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class LocalContents:
     """Segments that can be opened where the task runs."""
 
     folder: str
-    names: tuple[str, ...]
+    names: Sequence[str]
 
     def __iter__(self) -> Iterator[tuple[str, bytes | None]]:
         for name in self.names:
@@ -41,51 +36,40 @@ class LocalContents:
                 yield name, None
 
 
-def make_days(spark: LazySpark, journal: Folder, tasks: Sequence[DayTask]) -> Iterable[Made]:
-    """Make all of these days."""
+def make_days(spark: LazySpark, journal: Folder, days: Days) -> Iterator[Made]:
+    """Make all of these days, on all cores of this machine or of a cluster."""
+    folder = journal.path
+
+    def make(task: tuple[str, Sequence[str]]) -> Made:
+        return roll_up(task[0], LocalContents(folder, task[1]))
+
     if not isinstance(journal, LocalFolder):
-        return by_hadoop(spark.session, journal.path, tasks)
-    make = from_local(journal.path)
-    if spark.is_wanted:
-        return by_executors(spark.context, make, tasks)
-    return by_threads(make, tasks)
+        yield from by_hadoop(spark.session, folder, days)
+    elif spark.is_wanted:
+        yield from spark.context.parallelize(list(days.items()), len(days)).map(make).collect()
+    else:  # what takes long is native code, which threads run at the same time
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            yield from threads.map(make, days.items())
 
 
-def from_local(folder: str) -> Callable[[DayTask], Made]:
-    """How to make a day of a journal that is in a folder."""
-    return lambda task: roll_up(task.day, LocalContents(folder, task.names))
-
-
-def by_threads(make: Callable[[DayTask], Made], tasks: Sequence[DayTask]) -> Iterator[Made]:
-    """On all cores of this machine; what takes long is native code, which threads run at the same time."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        yield from threads.map(make, tasks)
-
-
-def by_executors(context: Any, make: Callable[[DayTask], Made], tasks: Sequence[DayTask]) -> list[Made]:
-    """On all cores of a cluster, whose machines have the folder too."""
-    made: list[Made] = context.parallelize(tasks, len(tasks)).map(make).collect()
-    return made
-
-
-def by_hadoop(session: Any, folder: str, tasks: Sequence[DayTask]) -> Iterator[Made]:
+def by_hadoop(session: Any, folder: str, days: Days) -> Iterator[Made]:
     """The same, from a file system that only Hadoop knows: it reads each segment once for all its days."""
-    days: dict[str, list[str]] = {}
-    for task in tasks:
-        for name in task.names:
-            days.setdefault(name, []).append(task.day)
+    days_of: dict[str, list[str]] = {}
+    for day, names in days.items():
+        for name in names:
+            days_of.setdefault(name, []).append(day)
     root = urlparse(folder).path.rstrip("/") + "/"
 
     def by_day(row: Any) -> list[tuple[str, tuple[str, bytes]]]:
         name = unquote(urlparse(row.path).path).removeprefix(root)
-        return [(day, (name, bytes(row.content))) for day in days[name]]
+        return [(day, (name, bytes(row.content))) for day in days_of[name]]
 
-    files = session.read.format("binaryFile").load([f"{folder}/{name}" for name in days])
-    by_days = files.select("path", "content").rdd.flatMap(by_day).groupByKey(len(tasks))
+    files = session.read.format("binaryFile").load([f"{folder}/{name}" for name in days_of])
+    by_days = files.select("path", "content").rdd.flatMap(by_day).groupByKey(len(days))
     found = {made.day: made for made in by_days.map(lambda pair: roll_up(*pair)).collect()}
-    for task in tasks:
-        made = found.get(task.day, Made(task.day, [], {}))
+    for day, names in days.items():
+        made = found.get(day, Made(day, [], {}))
         # Spark passes over empty files without a word.
-        passed_over = set(task.names) - {segment.path for segment in made.segments}
+        passed_over = set(names) - {segment.path for segment in made.segments}
         made.segments.extend(Segment(name, error="the file is empty") for name in sorted(passed_over))
         yield made

@@ -94,7 +94,7 @@ class LocalFolder:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.draft")
         draft.touch(OWNER_ONLY)
-        draft.write_bytes(as_bytes(content))
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
         draft.rename(target)
 
     def remove(self, name: str) -> None:
@@ -160,7 +160,7 @@ class HadoopFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         with tempfile.NamedTemporaryFile(prefix="ntf-analytics-") as draft:
-            draft.write(as_bytes(content))
+            draft.write(content.encode() if isinstance(content, str) else content)
             draft.flush()
             local = self._jvm.org.apache.hadoop.fs.Path(f"file:{draft.name}")
             self._files.copyFromLocalFile(False, True, local, self._at(name))
@@ -178,11 +178,6 @@ class HadoopFolder:
             local = self._jvm.org.apache.hadoop.fs.Path(f"file:{target}")
             self._files.copyToLocalFile(False, self._at(""), local, True)
             yield target
-
-
-def as_bytes(content: str | bytes) -> bytes:
-    """What is written to a file."""
-    return content.encode() if isinstance(content, str) else content
 
 
 def is_hidden(parts: tuple[str, ...]) -> bool:

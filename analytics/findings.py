@@ -33,6 +33,13 @@ class Thresholds:
     "The health score of a router."
 
 
+PROVIDERS = {
+    "AP": "Apple",
+    "AD": "Apple's sandbox",
+    "AT": "Apple's stand-in",
+    "FC": "Google",
+    "WP": "Web Push",
+}
 LASTING = 1e15
 "The least weight of what is not over: more than any number of subscriptions waited any number of seconds."
 
@@ -122,13 +129,12 @@ def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         failed = row["failure_rate"] or 0
         if failed > limits.failure_rate:
             many = f"{number(row['failed'])} of {number(row['sent'] + row['failed'])}"
-            text = f"{row['provider']} did not take {many} pushes ({failed:.1%})."
+            text = f"{provider(row['provider'])} did not take {many} pushes ({failed:.1%})."
             yield Finding(row["failed"] * 60, text, "push")
         late = row["latency_ms_p95"] or 0
         if late > limits.latency_ms:
-            text = (
-                f"Pushes through {row['provider']} are late: 5 of 100 take longer than {span(late / 1000)}."
-            )
+            text = f"Pushes through {provider(row['provider'])} are late: 5 of 100 take longer than"
+            text += f" {span(late / 1000)}."
             yield Finding(0.05 * row["sent"] * late / 1000, text, "latency")
 
 
@@ -187,7 +193,7 @@ def provider_outages(rows: Rows | tuple[()]) -> Found:
     for row in rows:
         how = "refused us" if row["reason"] == "refused" else "was down"
         waited = "" if row["waited"] is None else f", {number(row['waited'])} pushes waited"
-        text = f"{row['provider']} {how} on {moment(row['start'])}{waited}, {healing(row)}."
+        text = f"{provider(row['provider'])} {how} on {moment(row['start'])}{waited}, {healing(row)}."
         yield Finding(weight(row["waited"] or 0, row), text, "provider")
 
 
@@ -203,7 +209,9 @@ def dead_tokens(rows: Rows | tuple[()]) -> Found:
     """Many devices at once that a provider calls invalid."""
     for row in rows:
         many = f"{number(row['tokens'])} of {number(row['of_tokens'])} tokens"
-        text = f"{row['provider']} called {many} invalid ({row['reason']}) on {moment(row['start'])}"
+        text = (
+            f"{provider(row['provider'])} called {many} invalid ({row['reason']}) on {moment(row['start'])}"
+        )
         held = f"they hold {number(row['subscriptions'])} subscriptions"
         yield Finding(weight(row["subscriptions"], row), f"{text}, {held}, {healing(row)}.", "tokens")
 
@@ -222,6 +230,11 @@ def missing(unreadable: Sequence[str]) -> Found:
         )
         whose = "its" if many == 1 else "their"
         yield Finding(LASTING, f"{what} could not be read: {whose} events may be missing here.", "journal")
+
+
+def provider(tag: str) -> str:
+    """A push provider for a sentence, with its tag in tables and settings."""
+    return f"{PROVIDERS[tag]} ({tag})" if tag in PROVIDERS else tag
 
 
 def number(value: float) -> str:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,11 +13,12 @@ from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, i
 from analytics.findings import Thresholds, find
 from analytics.inputs import Limits, Window
 from analytics.making import Progress, update_rollups
+from analytics.manifest import UNKNOWN_DAY, day_of_folder
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
 from analytics.segments import Checked, JournalNotFoundError, Segment
 from analytics.spark import LazySpark
-from analytics.tables import TIME_COLUMNS, iso_time, write_csv, write_parquet
+from analytics.tables import TIME_COLUMNS, as_csv, as_parquet, iso_time
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
 
 REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
@@ -34,7 +33,6 @@ COMPARED = ("health", "delivery")
 "Reports that figures are taken from."
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
-FOLDER_DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)/")
 FEWEST = 5
 ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
@@ -124,7 +122,7 @@ def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
     return [
         segment.path
         for segment in bad
-        if not (day := FOLDER_DAY.match(segment.path)) or days[0] <= day[1] <= days[1]
+        if (day := day_of_folder(segment.path)) == UNKNOWN_DAY or days[0] <= day <= days[1]
     ]
 
 
@@ -212,9 +210,6 @@ def is_small(value: Any) -> bool:
 
 def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:
     """Every table twice, for programs and for people."""
-    with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as drafts:
-        for name, rows in tables.items():
-            for suffix, write in (("parquet", write_parquet), ("csv", write_csv)):
-                draft = Path(drafts) / f"{name}.{suffix}"
-                write(rows, draft)
-                out.write(draft.name, draft.read_bytes())
+    for name, rows in tables.items():
+        out.write(f"{name}.parquet", as_parquet(rows))
+        out.write(f"{name}.csv", as_csv(rows))

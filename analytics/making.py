@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from analytics.distribution import DayTask, make_days
+from analytics.distribution import make_days
 from analytics.files import Folder
 from analytics.manifest import MANIFEST_NAME, UNKNOWN_DAY, FoundFile, Manifest
 from analytics.rollups import ROLLUPS, Made
@@ -27,8 +27,6 @@ def update_rollups(
     if not found and not manifest.days:
         raise JournalNotFoundError(f"no closed journal segments in {journal.path}")
     manifest.keep_only(found)
-    if spark.is_wanted and manifest.changed(found):
-        spark.begin()
     while changed := manifest.changed(found):  # once more if segments are not of the days they seemed to be
         if days := len(changed.keys() - {UNKNOWN_DAY}):
             progress(f"rolling up {days} days")
@@ -36,8 +34,8 @@ def update_rollups(
             for day in batch:
                 manifest.days.pop(day, None)
             rollups.write(MANIFEST_NAME, manifest.to_json())
-            tasks = [DayTask(day, tuple(file.path for file in files)) for day, files in batch.items()]
-            for made in make_days(spark, journal, tasks):
+            names = {day: [file.path for file in files] for day, files in batch.items()}
+            for made in make_days(spark, journal, names):
                 take(made, batch[made.day], manifest, rollups)
             rollups.write(MANIFEST_NAME, manifest.to_json())
     return checked(manifest)

@@ -43,7 +43,7 @@ class Manifest:
         """Days that must be made anew, and from what; new files are taken for their folders' days."""
         by_day: dict[str, list[FoundFile]] = {}
         for file in found:
-            for day in self.segments[file].days if file in self.segments else [day_of_folder(file)]:
+            for day in self.segments[file].days if file in self.segments else [day_of_folder(file.path)]:
                 by_day.setdefault(day, []).append(file)
         return {day: files for day, files in by_day.items() if self.days.get(day) != fingerprint(files)}
 
@@ -78,9 +78,9 @@ class Manifest:
             return cls()
 
 
-def day_of_folder(file: FoundFile) -> str:
-    """The day that a file should be of."""
-    name = file.path.partition("/")[0].removeprefix("date=")
+def day_of_folder(path: str) -> str:
+    """The day that a segment should be of."""
+    name = path.partition("/")[0].removeprefix("date=")
     try:
         return date.fromisoformat(name).isoformat()
     except ValueError:

@@ -140,5 +140,7 @@ class Roller:
         self._db.register(name, table)
         try:
             return self._db.sql(query, params=values or None).to_arrow_table()
+        except duckdb.DataError as error:  # of one segment, which is a bad one then
+            raise ValueError(str(error)) from error
         finally:
             self._db.unregister(name)

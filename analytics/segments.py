@@ -89,7 +89,7 @@ def check_segment(path: str, content: bytes, take: Take | None = None) -> Segmen
             if take is not None:
                 take(events)
         return with_range(path, pa.concat_tables(ids)) if ids else Segment(path)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
         return Segment(
             path, error=f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         )

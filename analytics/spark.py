@@ -5,8 +5,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -40,18 +40,11 @@ class LazySpark:
         self._more = more or {}
         self._quiet = quiet
         self._stack = ExitStack()
-        self._threads = ThreadPoolExecutor(1)
-        self._starting: Future[SparkContext] | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether the executors are on this machine, with what is installed here."""
         return self.master is not None and self.master.startswith("local")
-
-    @property
-    def context(self) -> "SparkContext":
-        """The one context."""
-        return self.begin().result()
 
     @property
     def session(self) -> "SparkSession":
@@ -60,13 +53,9 @@ class LazySpark:
 
         return SparkSession.builder.config(conf=self.context.getConf()).getOrCreate()
 
-    def begin(self) -> "Future[SparkContext]":
-        """Start the context, which takes seconds, beside other work."""
-        if self._starting is None:
-            self._starting = self._threads.submit(self._start)
-        return self._starting
-
-    def _start(self) -> "SparkContext":
+    @cached_property
+    def context(self) -> "SparkContext":
+        """The one context, started when first asked for."""
         find_java()
         from pyspark import SparkConf, SparkContext
 
@@ -94,23 +83,16 @@ class LazySpark:
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
-            "spark.sql.session.timeZone": "UTC",
             "spark.driver.memory": self._memory,
             "spark.driver.extraJavaOptions": QUICK_START,
+            "spark.executor.extraJavaOptions": QUICK_START,
             "spark.sql.files.ignoreMissingFiles": "true",  # retention may run at the same time
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
-        return settings | (self._local_settings() if self.is_local else self._cluster_settings())
-
-    def _local_settings(self) -> dict[str, str]:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        return {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-        }
-
-    def _cluster_settings(self) -> dict[str, str]:
-        return {"spark.executor.extraJavaOptions": QUICK_START}
+        if self.is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        return settings
 
     def __enter__(self) -> "LazySpark":
         return self
@@ -118,7 +100,6 @@ class LazySpark:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._threads.shutdown()
         self._stack.close()
 
 

@@ -1,8 +1,8 @@
 """A report's tables as files: one plain Parquet and one plain CSV file each, times with their zone."""
 
 import csv
+import io
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +18,12 @@ TIME_COLUMNS = frozenset(
 TIME = pa.timestamp("us", tz="UTC")
 
 
-def write_parquet(rows: Rows, path: Path) -> None:
+def as_parquet(rows: Rows) -> bytes:
     """All rows in one file."""
     arrays = [column(rows, name) for name in rows.columns]
-    pq.write_table(pa.table(arrays, names=rows.columns), path, compression="zstd")
+    file = io.BytesIO()
+    pq.write_table(pa.table(arrays, names=rows.columns), file, compression="zstd")
+    return file.getvalue()
 
 
 def column(rows: Rows, name: str) -> pa.Array:
@@ -30,13 +32,13 @@ def column(rows: Rows, name: str) -> pa.Array:
     return pa.array(values, pa.int64()).cast(TIME) if name in TIME_COLUMNS else pa.array(values)
 
 
-def write_csv(rows: Rows, path: Path) -> None:
+def as_csv(rows: Rows) -> str:
     """All rows in one file; times in ISO 8601."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(rows.columns)
-        for row in rows:
-            writer.writerow([plain(name, row[name]) for name in rows.columns])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(rows.columns)
+    writer.writerows([plain(name, row[name]) for name in rows.columns] for row in rows)
+    return file.getvalue()
 
 
 def plain(name: str, value: Any) -> Any:

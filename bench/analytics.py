@@ -31,6 +31,8 @@ NEW_DAY_WANTED = 20.0
 LEAST_OF_DUCKDB = 0.5
 "Twice the CPU at most; of small journals the start of Spark is nearly all."
 LARGE = 10_000_000
+GENERATED = 40_000_000
+"The most at once: a generator holds all of its events in memory."
 TIMES_FASTER = 1.6
 "With two workers instead of one."
 _DUCKDB = """
@@ -127,8 +129,10 @@ def report(folder: Path, *more: str) -> list[str]:
 
 
 def generate(events: int, folder: Path) -> None:
-    where = ["--out", str(folder / "journal"), "--events", str(events)]
-    run([sys.executable, "-m", "analytics", "generate", *where])
+    """A journal of so many events, by as many daemons as it takes."""
+    command = [sys.executable, "-m", "analytics", "generate", "--out", str(folder / "journal")]
+    for seed, before in enumerate(range(0, events, GENERATED), 1):
+        run([*command, "--events", str(min(GENERATED, events - before)), "--seed", str(seed)])
 
 
 def costs(folder: Path, *, new_day: bool) -> dict[str, Cost]:
@@ -239,7 +243,7 @@ ANALYTICS = Part(
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=80000000`"
+    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=120000000`"
     " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver shares"
     " the second one.",
     bound="Reading events that no rollup holds yet, and of Spark its start, which takes seconds, whatever"

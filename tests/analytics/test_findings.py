@@ -30,8 +30,8 @@ def test_a_provider_that_was_down_and_one_that_still_refuses_us(ask: Ask) -> Non
         provider(2 * HOUR, E.PROVIDER_DOWN, error="refused"),
     ]
     assert sentences(ask(rows)) == [
-        "AP refused us on 5 January 02:00, and has not healed.",
-        "AP was down on 5 January 01:00, 1,200 pushes waited, healed after 90 s.",
+        "Apple (AP) refused us on 5 January 02:00, and has not healed.",
+        "Apple (AP) was down on 5 January 01:00, 1,200 pushes waited, healed after 90 s.",
     ]
 
 
@@ -43,7 +43,7 @@ def test_a_provider_is_not_down_for_ever_because_its_daemon_died(ask: Ask) -> No
         event(120, E.SERVER_STARTED, daemon="d", uptime_us=0, count=0, writer=b"2"),
     ]
     down, died = sorted(sentences(ask(rows, days=0.02)))
-    assert down == "AP was down on 5 January 00:01, healed after 40 s."
+    assert down == "Apple (AP) was down on 5 January 00:01, healed after 40 s."
     assert died == "d died and was back on 5 January 00:02 after 20 s with 0 subscriptions."
 
 
@@ -99,7 +99,8 @@ def test_tokens_that_die_together(ask: Ask) -> None:
         rows.append(event(1, E.SUB_CREATED, **ids, status_to="ACTIVE"))
     dead = [event(HOUR, E.TOKEN_INVALID, token=t, provider="AP", error="UNREGISTERED") for t in names[:3]]
     assert sentences(ask([*rows, *dead[:2]])) == []  # single people leave every day
-    told = "AP called 3 of 10 tokens invalid (UNREGISTERED) on 5 January 01:00, they hold 3 subscriptions"
+    told = "Apple (AP) called 3 of 10 tokens invalid (UNREGISTERED) on 5 January 01:00"
+    told += ", they hold 3 subscriptions"
     assert sentences(ask([*rows, *dead])) == [f"{told}, and has not healed."]
     back = [event(HOUR + i, E.TOKEN_VERIFIED, token=t, provider="AP") for i, t in enumerate(names[:3])]
     assert sentences(ask([*rows, *dead, *back])) == [f"{told}, healed after 2 s."]

@@ -73,7 +73,12 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     before, after = seen["sorted"]["before"], seen["sorted"]["after"]
     assert before != after == sorted(before)
     for text in (seen["withoutScript"], seen["printed"]):
-        for words in ("What needs attention", "AP was down on", "subscriptions active", "broken.parquet"):
+        for words in (
+            "What needs attention",
+            "Apple (AP) was down on",
+            "subscriptions active",
+            "broken.parquet",
+        ):
             assert words in text
     assert "health outages" in seen["withoutScript"]
     assert "service_coverage" in seen["printed"]  # nothing is folded on paper

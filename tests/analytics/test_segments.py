@@ -14,6 +14,7 @@ from analytics.generator import Plan, write_journal
 from analytics.rollups import roll_up
 from analytics.segments import Segment, check_segment, split_overlapping
 from ntf_server.journal import Journal, WriterConfig
+from store.journal_files import SCHEMA, write_parquet
 from store.journal_schema import JournalEvent
 
 
@@ -83,6 +84,32 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
 )
 def test_bad_json_lines_are_refused(lines: bytes) -> None:
     assert check_segment("a.jsonl", lines).error is not None
+
+
+@pytest.mark.parametrize(
+    "absurd", [{"count": 2**63 - 1}, {"time": 2**63 - 1}, {"time": -(2**63)}, {"time": 2**60}]
+)
+def test_absurd_numbers_make_a_bad_segment_and_ruin_no_other(content: bytes, absurd: dict[str, int]) -> None:
+    row = {
+        "time": 1_767_614_400_000_000,
+        "event": "ntf_received",
+        "writer": b"w",
+        "epoch": 1,
+        "server": "s:1",
+    }
+    rows = [row | absurd | {"seq": seq} for seq in range(2)]
+    columns = {
+        c.name: pa.array([r.get(c.name) for r in rows], pa.int64() if c.name == "time" else c.type)
+        for c in SCHEMA
+    }
+    columns["time"] = columns["time"].cast(SCHEMA.field("time").type)
+    file = io.BytesIO()
+    write_parquet(pa.table(columns, schema=SCHEMA).to_batches(), file)
+    made = roll_up("2026-01-05", [("good.parquet", content), ("absurd.parquet", file.getvalue())])
+    good, bad = made.segments
+    assert good.error is None
+    assert made.rollups == roll_up("2026-01-05", [("good.parquet", content)]).rollups
+    assert bad.error is not None
 
 
 def segment(path: str, writer: bytes, first: int, last: int, *, repeats: bool = False) -> Segment:

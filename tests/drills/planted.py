@@ -40,6 +40,7 @@ ROUTERS, AGENTS = 3, 6
 HOST = "127.0.0.1"
 JOURNAL, GOOD_DAY = "d/journal", "good-day"
 DEAD_TOKENS = 3
+PROVIDER = re.escape("Apple's stand-in (AT)")
 DEADLINE = 120.0
 REPORT_DEADLINE = 400.0
 LOOK_AGAIN = 0.02
@@ -285,7 +286,8 @@ async def provider_is_down(drill: Drill) -> None:
     await asyncio.sleep(away)
     drill.push.clear_faults()
     await until(lambda: len(drill.accepted()) >= before + AGENTS)
-    told = Planted("AT was down on .*, {size} pushes waited", AGENTS, (0.9 * away, clock() - at + SLACK))
+    pattern = f"{PROVIDER} was down on .*, {{size}} pushes waited"
+    told = Planted(pattern, AGENTS, (0.9 * away, clock() - at + SLACK))
     drill.planted.append(told)
 
 
@@ -303,9 +305,8 @@ async def tokens_die(drill: Drill) -> None:
     drill.push.clear_faults()
     for person in people:
         await register(drill, person)
-    pattern = (
-        f"AT called {DEAD_TOKENS} of {AGENTS} tokens invalid \\(UNREGISTERED\\) on .*, they hold {{size}} "
-    )
+    pattern = f"{PROVIDER} called {DEAD_TOKENS} of {AGENTS} tokens invalid"
+    pattern += r" \(UNREGISTERED\) on .*, they hold {size} "
     held = DEAD_TOKENS * ROUTERS * drill.size.queues
     drill.planted.append(Planted(pattern, held, (0, clock() - at + SLACK)))
 
