@@ -16,6 +16,8 @@ from store.leases import RESUBSCRIBE, SOLE_OWNER, Notice, Ownership
 
 MAX_LINE = 4096
 IDLE_TIMEOUT = 600.0
+STRANGER_TIMEOUT = 10.0
+"For who has not logged in: silent talks must not keep the operator out for long."
 FAILED_LOGIN_PAUSE = 1.0
 "A guess a second, over all connections, is no way to find a password."
 MAX_TALKS = 16
@@ -94,7 +96,7 @@ class ControlPort:
         role = Role.NONE
         writer.write(b"ntf-server control port; 'help' for help\n")
         while True:
-            async with asyncio.timeout(IDLE_TIMEOUT):
+            async with asyncio.timeout(IDLE_TIMEOUT if role else STRANGER_TIMEOUT):
                 line = await reader.readline()
             command, _, argument = line.decode("utf-8", "replace").strip().partition(" ")
             if not line or command == "quit":
@@ -108,7 +110,8 @@ class ControlPort:
             else:
                 answer = await self._answer(role, command, argument.strip())
             writer.write(answer.encode() + b"\n")
-            await writer.drain()
+            async with asyncio.timeout(STRANGER_TIMEOUT):
+                await writer.drain()
 
     def _log_in(self, password: str) -> Role:
         for role in (Role.ADMIN, Role.USER):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 REQUEST_TIMEOUT = 5.0
 MAX_REQUEST = 8192
 MAX_REQUESTS = 32
-"Under way at once. Scrapers and health checks are few; others on this machine must not use up the files."
+"""Under way at once. Scrapers and health checks are few; others on this machine must not use up the files.
+The oldest makes room for the next: who asks at once is answered at once, and health is told in any case."""
 PLAIN = "text/plain; charset=utf-8"
 OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
 LOADS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
@@ -34,7 +35,7 @@ class HttpPages:
 
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
-        self._requests = 0
+        self._requests: dict[asyncio.Task[None], None] = {}
 
     def page(self, path: bytes) -> Page | None:
         """What is at a path, without its query."""
@@ -51,10 +52,12 @@ class HttpPages:
             await self._server.wait_closed()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._requests += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests[task] = None
+        if len(self._requests) > MAX_REQUESTS:
+            next(iter(self._requests)).cancel()
         try:
-            if self._requests > MAX_REQUESTS:
-                return
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._respond(head))
@@ -62,7 +65,7 @@ class HttpPages:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
-            self._requests -= 1
+            self._requests.pop(task, None)
             writer.close()
 
     def _respond(self, head: bytes) -> bytes:

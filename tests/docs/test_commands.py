@@ -81,6 +81,7 @@ RUN_BY = {
     },
     "docs/operations.md": {"": f"{HERE}::test_first_server"},
     "docs/push.md": {"": f"{HERE}::test_fake_push"},
+    "docs/reliability.md": {"": "tests/drills/test_compare.py::test_both_are_attacked"},
     "docs/router.md": {"": f"{HERE}::test_router"},
     "docs/scaling.md": {
         "ntf-server start --workers": (

@@ -15,6 +15,7 @@ import pytest
 
 from ntf_demo.fake_push.server import wall_clock
 from tests.drills.world import (
+    DEADLINE,
     NOTIFICATIONS_PER_SECOND,
     PROGRAM,
     PYTHON,
@@ -29,8 +30,9 @@ from tests.ntf_server.test_cli import ANY_PORT
 from tests.waiting import until
 
 SECONDS = 4.0
-PATIENCE = 15.0
-"Seconds for a command that should be refused, or a server that should end: then an operator ends it."
+PATIENCE = 20.0
+"Seconds for a server that should end: then an operator ends it."
+STARTED = b"Server address"
 IN_FLIGHT = 1.0
 "Seconds: what a router wrote shortly before its connection was cut may have been read by nobody."
 COMMANDS = {
@@ -45,7 +47,7 @@ REFUSED = 2
 
 class Tried(NamedTuple):
     code: int | None
-    "None: it had to be killed."
+    "None: it served, and had to be killed."
     said: str
 
 
@@ -56,27 +58,30 @@ async def tried(folder: Path, drill: World, *arguments: str) -> Tried:
         stderr=PIPE,
         env=os.environ | ANY_PORT | push_settings(drill.push),
     )
-    try:
-        async with asyncio.timeout(PATIENCE):
-            _, said = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.communicate()
-        return Tried(None, "")
-    return Tried(process.returncode, said.decode())
+    assert process.stdout is not None
+    async with asyncio.timeout(DEADLINE):
+        is_serving = STARTED in await process.stdout.readline()
+        if is_serving:
+            process.kill()
+        _, said = await process.communicate()
+    return Tried(None if is_serving else process.returncode, said.decode())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_the_data_of_a_running_server_is_its_own(tmp_path: Path, name: str) -> None:
-    async with world(tmp_path, seconds=SECONDS) as drill, asyncio.TaskGroup() as tasks:
-        misuse = tasks.create_task(tried(tmp_path, drill, *COMMANDS[name]))
-        service = await drill.measure(SECONDS)
+    async with world(tmp_path, seconds=2 * SECONDS) as drill:
+        async with asyncio.TaskGroup() as tasks:
+            misuse = tasks.create_task(tried(tmp_path, drill, *COMMANDS[name]))
+            service = await drill.measure(SECONDS)
+        outcome = misuse.result()
+        print(service.row(f"`{name}` beside a running server: exit {outcome.code}"))
+        later = await drill.measure(SECONDS / 2)
+        print(later.row("afterwards"))
         pid = drill.daemon.process.pid
-    print(service.row(f"`{name}` beside a running server"))
-    outcome = misuse.result()
     assert outcome.code == REFUSED
     assert f"is in use by process {pid}: stop it first" in outcome.said
     service.check()
+    later.check()
 
 
 def _remove(database: Path, kept: Path) -> None:

@@ -364,7 +364,11 @@ async def connected(address: NtfServer, source: str) -> socket.socket:
     sock = socket.socket()
     sock.bind((source, 0))
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, (address.hosts[0], address.port_number))
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, (address.hosts[0], address.port_number))
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 

@@ -21,6 +21,8 @@ from tests.drills.world import free_port
 from tests.ntf_server.conftest import make_app, make_config
 from tests.ntf_server.ntf_client import DEADLINE, NtfClient
 from tests.ntf_server.test_cli import init
+from tests.waiting import until
+from transport import plain_http
 
 
 async def test_metrics_file_in_a_missing_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,6 +124,43 @@ async def test_too_many_talks_are_ended(tmp_path: Path, unused_tcp_port: int) ->
         reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
         assert await reader.readline() == b""
         for _, each in (*talks, (reader, writer)):
+            each.close()
+
+
+async def test_silent_talks_make_room_for_the_operator(
+    tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in which nobody has logged in: one does not read what it asked for, the others say nothing."""
+    monkeypatch.setattr(control, "STRANGER_TIMEOUT", 0.2)
+    config = make_config(
+        tmp_path,
+        TRANSPORT={"control_port": unused_tcp_port},
+        AUTH={"control_port_admin_password": "right"},
+    )
+    async with running(make_app(tmp_path, config)):
+        held = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(control.MAX_TALKS)]
+        held[0][1].write(b"help\n" * 100_000)
+
+        async def operator() -> bool:
+            return await _guess(unused_tcp_port, "right") == b"role: admin\n"
+
+        await until(operator)
+        for _, each in held:
+            each.close()
+
+
+async def test_health_is_told_however_many_say_nothing(tmp_path: Path, unused_tcp_port: int) -> None:
+    """A supervisor that cannot ask ends the server."""
+    config = make_config(tmp_path, METRICS={"port": unused_tcp_port})
+    async with running(make_app(tmp_path, config)):
+        held = [
+            await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+            for _ in range(2 * plain_http.MAX_REQUESTS)
+        ]
+        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        writer.write(b"GET /health/live HTTP/1.1\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        for _, each in (*held, (reader, writer)):
             each.close()
 
 
