@@ -218,10 +218,10 @@ LOAD = Part(
     name="load",
     title="The whole daemon",
     measure=measure,
-    quick={"clients": 50, "routers": 5, "tokens": 400, "queues": 2, "bursts": 2},
+    quick={"clients": 50, "routers": 5, "tokens": 400, "queues": 2, "bursts": 1},
     repeats=1,
     seconds=21,
-    quick_seconds=6,
+    quick_seconds=5,
     why="Everything at once: what one daemon can carry, and what gives way first.",
     how="The daemon is a process of its own on a core of its own. The push service is another, and routers"
     " and clients share a third, on the other cores. Half of the tokens get a notification each at a steady"
