@@ -21,7 +21,7 @@ from protocol.statuses import TokenInput
 from smp_router.router import Router
 from store.records import NewSubscription, NewToken, TokenKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.test_cli import init
+from tests.ntf_server.test_cli import ANY_PORT, init
 
 KILLS = 50
 TOKENS, QUEUES_PER_TOKEN = 8, 4
@@ -97,9 +97,7 @@ class World:
         self._read = len(pushes)
 
     async def start(self) -> asyncio.subprocess.Process:
-        env = {
-            "NTF_TRANSPORT_LISTEN": "127.0.0.1",
-            "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
+        env = ANY_PORT | {
             "NTF_APNS_ALLOW_TEST_PROVIDER": "on",
             "NTF_APNS_TEST_PORT": str(self.push.port),
             "NTF_APNS_TEST_CA_FILE": str(self.push.ca_file),
