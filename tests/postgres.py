@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.ports import free_port
+
 SERVICE_USER = "postgres"
 SUPERUSER = "ntf"
 POOLER = "/usr/sbin/pgbouncer"
@@ -39,7 +41,7 @@ class PostgresCluster:
     def __init__(self, folder: Path, *, settings: Sequence[str] = _FAST) -> None:
         self.folder = folder
         self.data = folder / "data"
-        self.port = _free_port()
+        self.port = free_port()
         self._settings = settings
         self._names = itertools.count(1)
 
@@ -133,7 +135,7 @@ def running_pooler(cluster: PostgresCluster, pool_mode: str) -> Iterator[Callabl
     """PgBouncer before a cluster: yields what makes of an address the one that leads through it."""
     folder = Path(tempfile.mkdtemp(prefix="ntf-pooler-"))
     _give_away(folder)
-    port = _free_port()
+    port = free_port()
     settings = folder / "pgbouncer.ini"
     settings.write_text(
         f"[databases]\n* = host=127.0.0.1 port={cluster.port} user={SUPERUSER}\n"
@@ -173,10 +175,3 @@ def _give_away(path: Path) -> None:
     if os.getuid() == 0:
         user = pwd.getpwnam(SERVICE_USER)
         os.chown(path, user.pw_uid, user.pw_gid)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

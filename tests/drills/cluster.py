@@ -24,13 +24,13 @@ from tests.drills.world import (
     DEADLINE,
     Daemon,
     World,
-    free_port,
     provider,
     push_settings,
     repeated_pushes,
     running_daemon,
 )
 from tests.ntf_server.ntf_client import NtfClient
+from tests.ports import free_port
 
 LEASE = 4.0
 ROUTERS = 4

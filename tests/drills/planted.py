@@ -34,7 +34,8 @@ from protocol.encoding import EntityId
 from protocol.errors import SERVICE
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, config
-from tests.drills.world import Daemon, free_port, provider, push_settings, running_daemon
+from tests.drills.world import Daemon, provider, push_settings, running_daemon
+from tests.ports import free_port
 
 ROUTERS, AGENTS = 3, 6
 HOST = "127.0.0.1"

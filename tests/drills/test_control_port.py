@@ -6,7 +6,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from tests.drills.world import DEADLINE, free_port, world
+from tests.drills.world import DEADLINE, world
+from tests.ports import free_port
 
 SECONDS = 4.0
 GUESSERS = 100

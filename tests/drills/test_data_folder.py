@@ -21,12 +21,12 @@ from tests.drills.world import (
     PYTHON,
     Daemon,
     World,
-    free_port,
     push_settings,
     running_daemon,
     world,
 )
 from tests.ntf_server.test_cli import ANY_PORT
+from tests.ports import free_port
 from tests.waiting import until
 
 SECONDS = 4.0

@@ -17,7 +17,8 @@ from ntf_server.statements.openapi import SUBSCRIPTIONS
 from protocol.addresses import NtfServer
 from tests.drills.attacker import Attack
 from tests.drills.test_handshakes import FIRST_BYTE, OTHER_ADDRESS
-from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, free_port, world
+from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, world
+from tests.ports import free_port
 
 SECONDS = 5.0
 STORMING, STALLING = 300, 1000

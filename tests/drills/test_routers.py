@@ -20,8 +20,9 @@ from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
 from smp_router.router import Router
 from tests.drills import slow_names
-from tests.drills.world import IS_ANOTHER, World, free_port, world
+from tests.drills.world import IS_ANOTHER, World, world
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.ports import free_port
 from tests.postgres import PostgresCluster
 from tests.smp_client.peer import PeerSession, scripted_router
 from transport.certificates import KeyAlgorithm, load_server_files, make_ca, make_online, write_server_files

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import wall_clock
-from tests.drills.world import World, free_port, push_settings, running_daemon, world
+from tests.drills.world import World, push_settings, running_daemon, world
+from tests.ports import free_port
 from tests.waiting import until
 
 SECONDS = 3.0

@@ -23,12 +23,12 @@ from tests.drills.world import (
     Asked,
     Daemon,
     World,
-    free_port,
     provider,
     push_settings,
     running_daemon,
 )
 from tests.packaging.test_distribution import run
+from tests.ports import free_port
 
 DEVICES, QUEUES = 20, 2400
 NEW_DEVICES, NEW_QUEUES = 2, 40

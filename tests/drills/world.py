@@ -33,6 +33,7 @@ from smp_router.router import Router
 from tests.drills.attacker import Attack, attacking
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ntf_server.test_cli import ANY_PORT
+from tests.ports import free_port
 from transport.certificates import Credentials
 from transport.errors import TransportError
 
@@ -370,11 +371,6 @@ async def connected(address: NtfServer, source: str) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def command(

@@ -21,9 +21,9 @@ from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import CONFIG_FILE, load_config, render_config
 from store.migrate import STEPS
 from tests.agent.notifications.world import phone, verified, watched
-from tests.drills.world import free_port
 from tests.ntf_server.push.builders import pem
 from tests.ntf_server.test_cli import Finished, init, ntf_server, started
+from tests.ports import free_port
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from protocol.addresses import SmpQueueNtf
 from protocol.encoding import NO_ENTITY
 from protocol.ntf_commands import IdSub, Snew
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, World, free_port, world
+from tests.drills.world import DEADLINE, World, world
 from tests.http import get
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
+from tests.ports import free_port
 from tests.store.test_failures import largest_file
 
 READY, NOT_READY = "HTTP/1.1 200", "HTTP/1.1 503"

@@ -16,10 +16,10 @@ from ntf_server.app import running
 from ntf_server.metrics import LATENCY_BUCKETS, OLD_GAUGES, PREFIX, LightHistogram, histogram
 from tests.docs.pages import anchors, blocks
 from tests.docs.reference import families
-from tests.drills.world import free_port
 from tests.http import get
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
+from tests.ports import free_port
 from tests.test_architecture import ROOT
 
 RULES = ROOT / "contrib" / "prometheus" / "alerts.yml"

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ntf_demo.fake_push.faults import Fault
-from tests.drills.world import DEADLINE, free_port, world
+from tests.drills.world import DEADLINE, world
 from tests.ntf_server.test_metrics import DASHBOARD, RULES, alerts
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian: apt install prometheus")
 CONFIG = """

@@ -19,9 +19,9 @@ from ntf_server.ownership import CLOCK_AHEAD
 from protocol.addresses import SmpQueueNtf
 from smp_router.router import Router
 from store.leases import FREED, PUSH_PARTS, Notice, TimeTold
-from tests.drills.world import free_port
 from tests.ntf_server.conftest import active_device, changed, make_app, make_config
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.ports import free_port
 from tests.postgres import PostgresCluster
 from tests.waiting import DEADLINE, until
 

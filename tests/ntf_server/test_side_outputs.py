@@ -17,10 +17,10 @@ from ntf_server.app import running
 from ntf_server.secret_files import readable_by_others, secret_files
 from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
-from tests.drills.world import free_port
 from tests.ntf_server.conftest import make_app, make_config
 from tests.ntf_server.ntf_client import DEADLINE, NtfClient
 from tests.ntf_server.test_cli import init
+from tests.ports import free_port
 from tests.waiting import until
 from transport import plain_http
 

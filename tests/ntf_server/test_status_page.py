@@ -14,11 +14,12 @@ from ntf_server import own_routers, status_page, store_watch
 from ntf_server.app import running
 from ntf_server.status_page import MAX_INCIDENTS, SAMPLES, STEP, History
 from smp_router.router import Router
-from tests.drills.world import DEADLINE, free_port
+from tests.drills.world import DEADLINE
 from tests.http import get
 from tests.ntf_server.conftest import make_app, make_config
 from tests.ntf_server.dispatch.clock import SimulatedClock
 from tests.ntf_server.test_health import answers, figures, subscribe
+from tests.ports import free_port
 from tests.test_architecture import ROOT
 
 BROWSER = ROOT / "tests" / "browser"

@@ -19,10 +19,10 @@ from ntf_server import workers
 from ntf_server.config import Config
 from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
-from tests.drills.world import free_port
 from tests.ntf_server.conftest import make_config
 from tests.ntf_server.ntf_client import NtfClient
 from tests.ntf_server.test_cli import init, ntf_server
+from tests.ports import free_port
 from tests.postgres import PostgresCluster
 from tests.waiting import DEADLINE, until
 
