@@ -20,7 +20,7 @@ from store.records import (
     SubscriptionRecord,
 )
 from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, smp_server, subscription_or_none
-from store.sql_store import Database, Row, SqlStore, Transaction, for_each_id, shared, writing
+from store.sql_store import Database, Row, SqlStore, Statement, Transaction, for_each_id, shared, writing
 
 _BY_ID = for_each_id(
     SUBSCRIPTION_COLUMNS,
@@ -30,15 +30,28 @@ LEFT JOIN smp_servers v ON v.server_key = s.server_key
 LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
 """,
 )
-# A row for each queue whose router is known, with what is there of the queue.
-_FOUND = shared(f"""
+
+
+def _found(queue: str) -> Statement:
+    """A row for each queue whose router is known, with what is there of the queue."""
+    return shared(f"""
 SELECT v.hosts, v.port, v.key_hash, v.server_key, s.notifier_id, s.sub_key, s.subscription_id, s.token_key,
     s.notifier_key, s.state, s.associated, t.status = '{DELETED}'
 FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[]) i(hosts, port, key_hash, notifier_id)
 JOIN smp_servers v USING (hosts, port, key_hash)
-LEFT JOIN subscriptions s ON s.server_key = v.server_key AND s.notifier_id = i.notifier_id
+LEFT JOIN {queue}
 LEFT JOIN tokens t ON t.token_key = s.token_key
 """)
+
+
+_NAMED = "server_key = v.server_key AND {0}.notifier_id = i.notifier_id"
+# With an empty table, PostgreSQL would plan to read all queues of a router, and keep to it: hence the lookup.
+_FOUND = Statement(
+    _found(f"subscriptions s ON s.{_NAMED.format('s')}").sqlite,
+    _found(
+        f"LATERAL (SELECT * FROM subscriptions q WHERE q.{_NAMED.format('q')} OFFSET 0) s ON true"
+    ).postgres,
+)
 _REVIVE = shared("""
 UPDATE subscriptions SET state = $1, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($2::bigint[])

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 import store
-from store import postgres_leases
+from store import postgres_leases, subscriptions
 from store.postgres import PostgresStore
 from store.postgres_migrate import SCHEMA
 from store.sql_store import Statement
@@ -239,3 +239,17 @@ def whole(node: dict[str, Any], partial: set[str], limited: bool = False) -> Ite
             yield f"{relation} by {index}"
     for child in node.get("Plans", ()):
         yield from whole(child, partial, limited)
+
+
+async def test_a_plan_made_before_there_are_rows_is_good_for_later(postgres: PostgresCluster) -> None:
+    """A prepared statement keeps its plan: SNEW must not read all queues of a router to find one."""
+    url = postgres.new_database()
+    empty = PostgresStore(url)
+    await empty.open()
+    await empty.close()
+    db = await asyncpg.connect(url)
+    await db.execute(f"PREPARE found(text[], text[], bytea[], bytea[]) AS {subscriptions._FOUND.postgres}")
+    plan = [row[0] for row in await db.fetch("EXPLAIN EXECUTE found('{a}', '{1}', '{a}', '{a}')")]
+    await db.close()
+    assert any("subscriptions_server_key_notifier_id_key" in step for step in plan)
+    assert not any("subscriptions_of_server" in step for step in plan)
