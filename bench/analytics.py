@@ -19,7 +19,7 @@ from analytics.files import ROLLUPS_FOLDER
 from analytics.manifest import MANIFEST_NAME, Manifest
 from bench.measure import Row, beside, figure
 from bench.part import Part
-from tests.analytics.standalone import on_core, standalone
+from tests.analytics.standalone import standalone
 
 POLL_SECONDS = 0.2
 DUCKDB = "DuckDB"
@@ -161,7 +161,7 @@ def on_cluster(workers: int, folder: Path) -> tuple[Cost, float]:
     place = folder / f"cluster-{workers}"
     place.mkdir()
     cores = sorted(os.sched_getaffinity(0))[:2]
-    with standalone(place, workers=workers, memory="2g", cores=cores) as cluster, on_core(cores[-1]):
+    with standalone(place, workers=workers, memory="2g", cores=cores) as cluster:
         options = ["--master", cluster.url, "--rollups", str(place / "rollups")]
         options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"]
         log = with_event_log(place / "events")
@@ -244,8 +244,8 @@ ANALYTICS = Part(
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
     " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=120000000`"
-    " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver shares"
-    " the second one.",
+    " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver uses"
+    " what they leave.",
     bound="Reading events that no rollup holds yet, and of Spark its start, which takes seconds, whatever"
     " there is to do. At one and ten million events, before and after:"
     " [history](performance-history.md#analytics).",
