@@ -243,7 +243,7 @@ ANALYTICS = Part(
     why="Reports run beside a daemon, on the same machine.",
     how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
     " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=120000000`"
+    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=160000000`"
     " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver uses"
     " what they leave.",
     bound="Reading events that no rollup holds yet, and of Spark its start, which takes seconds, whatever"
