@@ -247,16 +247,15 @@ class PushScheduler:
 
     def _admit(self, destination: Destination, job: Job, since: float | None) -> Added:
         target = self._targets.get_or_make(destination)
-        if target is not None and not target.breaker.is_closed:
-            return self._park(target, job, since)
-        if target is not None and target.has_room(job, sweeping=since is None):
-            self._create(job, target.lane(job), since)
-            return Added.QUEUED
-        if job.urgent:
-            return Added.DROPPED
         if target is not None:
-            target.backlog = True
-        return Added.LEFT
+            if not target.breaker.is_closed:
+                return self._park(target, job, since)
+            lane = target.lane(job)
+            if lane.has_room(sweeping=since is None):
+                self._create(job, lane, since)
+                return Added.QUEUED
+            target.backlog |= not job.urgent
+        return Added.DROPPED if job.urgent else Added.LEFT
 
     def _create(self, job: Job, lane: Lane, since: float | None) -> None:
         entry = self._entries[job] = Entry(job, lane, arrivals=since is not None, since=since)
@@ -288,10 +287,10 @@ class PushScheduler:
         target = self._targets.get(destination)
         if target is None or not target.breaker.is_closed:
             return False
-        if not target.has_room(entry.job, sweeping=not taken.arrived):
-            return False
         lane = target.lane(entry.job)
-        if lane.queue or lane.paused or lane.taken >= lane.limit or not self._has_place(lane, now):
+        if not lane.has_room(sweeping=not taken.arrived) or lane.queue or lane.paused:
+            return False
+        if lane.taken >= lane.limit or not self._has_place(lane, now):
             return False
         self._release(entry)
         entry.lane.count(-1)
