@@ -177,16 +177,16 @@ class CurlHttp2:
     ) -> Response:
         """Answer of the peer, whatever its status; NoAnswer if there is none within `timeout`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
         if not self._limits.take(origin):
+            deadline = loop.time() + timeout
             await self._limits.wait(origin, deadline)
+            timeout = max(deadline - loop.time(), 0.001)
         try:
             if self._closed:
                 raise closed_error()
             if self._thread is None or self._thread.ended:
                 self._thread = _CurlThread(loop, self._max_origins)
-            left = max(deadline - loop.time(), 0.001)
-            job = _Job(origin, path, headers, body, left, loop.create_future())
+            job = _Job(origin, path, headers, body, timeout, loop.create_future())
             self._thread.submit(job)
             try:
                 return await job.done

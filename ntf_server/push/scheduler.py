@@ -219,8 +219,6 @@ class PushScheduler:
             return None
         if taken.job.kind is not Kind.STATEMENT:  # comes once
             self._know(taken.job.token_key, destination)
-        if target is None and self._passes(entry, taken, destination, now):
-            return None
         return self._move(entry, taken, destination, now)
 
     def ended(self, job: Job, end: Ended, now: float) -> bool:
@@ -282,23 +280,6 @@ class PushScheduler:
         entry.since = None
         return taken
 
-    def _passes(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> bool:
-        """The usual case: where the job belongs nobody waits, and it starts at once."""
-        target = self._targets.get(destination)
-        if target is None or not target.breaker.is_closed:
-            return False
-        lane = target.lane(entry.job)
-        if not lane.has_room(sweeping=not taken.arrived) or lane.queue or lane.paused:
-            return False
-        if lane.taken >= lane.limit or not self._has_place(lane, now):
-            return False
-        self._release(entry)
-        entry.lane.count(-1)
-        lane.count(1)
-        entry.lane = lane
-        lane.hold(entry)
-        return True
-
     def _move(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> Added | None:
         """To the lane where it belongs: it starts if it is the first there."""
         was_probe = entry.lane.target is not None and entry.lane.target.probe == entry.job
@@ -321,7 +302,8 @@ class PushScheduler:
         if not self._has_place(lane, now):
             return Added.QUEUED
         self._take(lane)
-        moved.arrivals, moved.since, moved.started = entry.arrivals, entry.since, now
+        moved.arrivals, moved.joined, moved.since = entry.arrivals, entry.joined, entry.since
+        moved.started = now
         return None
 
     def _idle(self, entry: Entry, now: float) -> None:
