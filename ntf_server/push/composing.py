@@ -14,10 +14,12 @@ from ntf_server.metrics import counter
 from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.provider import (
     CheckMessages,
+    Destination,
     MessageList,
     PushNotification,
     StatementNotice,
     Verification,
+    destination_of,
     padded_size,
 )
 from ntf_server.push.scheduler import Taken
@@ -272,7 +274,12 @@ class Composer:
         self._nonces: list[bytes] = []
         self._paddings = {provider: padded_size(provider, config.padding) for provider in Provider}
 
-    def has_content(self, taken: Taken, content: Content) -> bool:
+    def destination(self, taken: Taken, content: Content) -> Destination | None:
+        """Where a push goes; None: there is nothing to push."""
+        token = content.token if isinstance(content, TokenPush) else content
+        return destination_of(token.device_token) if self._has_content(taken, content) else None
+
+    def _has_content(self, taken: Taken, content: Content) -> bool:
         if isinstance(content, TokenPush):
             return False in [entry.sent for entry in content.entries] or self._repeats(taken)
         if isinstance(content, StatementPush):
