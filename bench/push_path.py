@@ -237,7 +237,8 @@ PUSH_PATH = Part(
     how="Store, dispatcher and APNs client in one process on one core, the fake push service in another on"
     " the others. Burst: 100 devices with 10 queues each get 5 rounds of NMSGs at once; until every queue's"
     " newest is pushed. Pushes: one for each of many devices, all of them stored already. NMSG to request:"
-    " single notifications, each when it is due, whatever became of those before it; from then on.",
+    " single notifications, each when it is due, whatever became of those before it; from then on, without"
+    " the millisecond by which the system's timers may be late.",
     bound="the interpreter: half of a push's CPU is the event loop, a third libcurl's thread, the rest the"
     " store's. Single notifications pay for waking three threads each, some five times what one of a burst"
     " costs, and at 1,000/s so fill most of a core. [Load](load.md) has the profile.",
