@@ -95,8 +95,14 @@ def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     return 1 if any(part.error for part in found.parts) else 0
 
 
-def main() -> int:
-    args = parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return obey(parser().parse_args(arguments))
+    except (NoHistory, results.UnreadableResults) as error:
+        sys.exit(str(error))
+
+
+def obey(args: argparse.Namespace) -> int:
     if args.command == "compare":
         same = print_comparison(results.read(args.old), results.read(args.new), everything=args.all)
         return 0 if same else 1
@@ -106,10 +112,7 @@ def main() -> int:
     if args.list:
         print_list()
         return 0
-    try:
-        return run([part for part in PARTS if not args.only or part.name in args.only], args)
-    except NoHistory as error:
-        sys.exit(str(error))
+    return run([part for part in PARTS if not args.only or part.name in args.only], args)
 
 
 if __name__ == "__main__":
