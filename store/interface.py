@@ -82,6 +82,10 @@ class StoreVanished(StoreUnavailable):
     """The database is missing or empty although there was one, or was taken away while in use."""
 
 
+class RouterGone(StoreError):
+    """Nobody has a subscription there any more, so its row is gone."""
+
+
 class LeaseLost(StoreError):
     """Another daemon owns it by now: nothing was written, and whoever acted as owner stops."""
 
@@ -143,7 +147,7 @@ class SubscriberStore(Protocol):
         """Routers that have subscribable or slowly retried rows, those that were there before first."""
 
     async def server(self, key: ServerKey) -> ServerRecord:
-        """StoreError if there is no such router."""
+        """RouterGone if there is no such router."""
 
     async def subscription_count(self, key: ServerKey) -> int:
         """Subscriptions of a router, whatever their status."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBABLE, SubState
-from store.interface import StoreError
+from store.interface import RouterGone
 from store.leases import CHORES, of_router
 from store.policy import CLEAR, MOVED_COLUMNS, RETRY, SOK, SUBSCRIBED_COLUMNS, plan_moves, plan_subscribed
 from store.records import (
@@ -180,7 +180,7 @@ class Routers(SqlStore):
     async def server(self, db: Database, key: ServerKey) -> ServerRecord:
         row = await db.fetchrow(_SERVER, key)
         if row is None:
-            raise StoreError("no such router in the store")
+            raise RouterGone("no such router in the store")
         return server_record(row)
 
     @reading

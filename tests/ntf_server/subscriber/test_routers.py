@@ -566,3 +566,19 @@ async def test_ids_of_any_size_are_the_queues_own_problem(
         await until(lambda: daemon.count(SubState.AUTH) + daemon.count(SubState.ERR) == 1)
         assert "Traceback" not in caplog.text
         assert "failed with" not in caplog.text
+
+
+async def test_a_router_whose_row_is_gone_is_left_alone(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Housekeeping may remove it before the session has noticed that nothing is left."""
+    async with Router.start() as smp, daemon.running():
+        await daemon.add(smp.address, smp.load.create_queues(2))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        assert daemon.token_key is not None
+        deletion = await daemon.store.delete_token(daemon.token_key)
+        assert deletion is not None
+        assert await daemon.store.delete_unused_servers() == 1
+        daemon.subscriber.forget(deletion.subscriptions)
+        await until(lambda: not daemon.subscriber.status())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
