@@ -25,14 +25,13 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, periodic, router
 from ntf_server.app import running
-from ntf_server.commands import MIN_CRON_MINUTES
 from ntf_server.push import lanes
 from ntf_server.push.composing import MAX_ENTRIES
 from ntf_server.router_session import HEALED
 from ntf_server.setup import DATABASE, JOURNAL_FOLDER
 from protocol.device_token import ApnsToken, Provider
 from protocol.errors import INTERNAL, SERVICE
-from protocol.ntf_commands import Ok, Sdel, Tcrn, Tdel, Trpl
+from protocol.ntf_commands import MIN_CRON_MINUTES, Ok, Sdel, Tcrn, Tdel, Trpl
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
