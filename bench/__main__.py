@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import before, page, results
+from bench import before, page, results, since
 from bench.compare import print_comparison
 from bench.earlier import NoHistory
 from bench.part import Part
@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
         type=setting,
         metavar="PART.OPTION=VALUE",
         help="another size; values of a list are separated by commas",
+    )
+    made.add_argument(
+        "--since", metavar="COMMIT", help="what got slower since then: both versions in turn, part by part"
+    )
+    made.add_argument(
+        "--rounds", type=int, default=2, metavar="N", help="of each part with --since (default: %(default)s)"
     )
     commands = made.add_subparsers(dest="command")
     compare = commands.add_parser("compare", help="what got slower beyond the spread; fails if anything did")
@@ -112,7 +118,10 @@ def obey(args: argparse.Namespace) -> int:
     if args.list:
         print_list()
         return 0
-    return run([part for part in PARTS if not args.only or part.name in args.only], args)
+    parts = [part for part in PARTS if not args.only or part.name in args.only]
+    if args.since:
+        return 0 if since.compare(args.since, parts, rounds=args.rounds, quick=args.quick) else 1
+    return run(parts, args)
 
 
 if __name__ == "__main__":

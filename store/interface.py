@@ -157,8 +157,6 @@ class SubscriberStore(Protocol):
     ) -> list[QueueRow]:
         """Next page of the subscribable queues of a router (NEW, PENDING, ACTIVE, INACTIVE), by key."""
 
-    async def queues_by_id(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]: ...
-
     async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
         """Queues in END, SERVICE or ERR whose slow back-off has elapsed; they become PENDING."""
 

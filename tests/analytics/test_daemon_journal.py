@@ -24,7 +24,8 @@ from analytics.warehouse import Rows, open_warehouse
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, periodic, router
-from ntf_server.app import running
+from ntf_server.app import App, running
+from ntf_server.journal import Journal
 from ntf_server.push import lanes
 from ntf_server.push.composing import MAX_ENTRIES
 from ntf_server.router_session import HEALED
@@ -178,8 +179,7 @@ async def written(tmp_path: Path, quick: None) -> Path:
             await live_routers(life, queues)
             lose_an_event(life)
             await live_pushes(life, device, queues)
-            recorded = app._journal.recorded
-            await until(lambda: app._journal.recorded > recorded + 2 * BEAT)  # how it is in the end is told
+            await two_beats(app)
             client.close()
         async with running(make_app(tmp_path, config)) as again:
             wanted = {queue.notifier_id for queue in queues}
@@ -187,6 +187,14 @@ async def written(tmp_path: Path, quick: None) -> Path:
             await until(lambda: life.count("ACTIVE") == QUEUES)
             await until(lambda: [status.subscribed for status in again.subscriber.status()] == [True])
     return tmp_path / "data" / JOURNAL_FOLDER
+
+
+async def two_beats(app: App) -> None:
+    """How it is in the end is told."""
+    journal = app._journal
+    assert isinstance(journal, Journal)
+    recorded = journal.recorded
+    await until(lambda: journal.recorded > recorded + 2 * BEAT)
 
 
 def rows_of(journal: Path) -> list[dict[str, Any]]:
