@@ -101,8 +101,14 @@ def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     return 1 if any(part.error for part in found.parts) else 0
 
 
-def main() -> int:
-    args = parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return obey(parser().parse_args(arguments))
+    except (NoHistory, results.UnreadableResults) as error:
+        sys.exit(str(error))
+
+
+def obey(args: argparse.Namespace) -> int:
     if args.command == "compare":
         same = print_comparison(results.read(args.old), results.read(args.new), everything=args.all)
         return 0 if same else 1
@@ -113,12 +119,9 @@ def main() -> int:
         print_list()
         return 0
     parts = [part for part in PARTS if not args.only or part.name in args.only]
-    try:
-        if args.since:
-            return 0 if since.compare(args.since, parts, rounds=args.rounds, quick=args.quick) else 1
-        return run(parts, args)
-    except NoHistory as error:
-        sys.exit(str(error))
+    if args.since:
+        return 0 if since.compare(args.since, parts, rounds=args.rounds, quick=args.quick) else 1
+    return run(parts, args)
 
 
 if __name__ == "__main__":

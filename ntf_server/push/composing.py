@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ntf_server.config import PushConfig
 from ntf_server.metrics import counter
+from ntf_server.outage import STORE_PAUSE
 from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.provider import (
     CheckMessages,
@@ -36,8 +37,6 @@ from store.statement_records import Channel, PushKey, StatementPush
 
 log = logging.getLogger(__name__)
 
-STORE_PAUSE = 1.0
-"Seconds until a store that is unavailable is asked again."
 SWEEP_PAGE = 256
 "Unsent tokens read from the store at once."
 MAX_ENTRIES = 6

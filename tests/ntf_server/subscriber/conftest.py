@@ -30,7 +30,7 @@ from smp_client.dialer import Dialer
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from store.records import NewSubscription, NewToken, QueueRow, ServerKey, Stored, TokenKey
+from store.records import NewSubscription, NewToken, ServerKey, Stored, SubKey, TokenKey
 from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one, queue_states
@@ -180,10 +180,14 @@ class Daemon:
                 self.subscriber.subscribe(key, server, row.queue)
         return key
 
-    async def delete(self, row: QueueRow) -> None:
+    async def delete(self, queue: LoadQueue) -> None:
         """As SDEL does it."""
-        deleted = await self.store.delete_subscription(row.key)
-        self.subscriber.forget([deleted] if deleted else [])
+        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+            query = "SELECT sub_key FROM subscriptions WHERE notifier_id = ?"
+            keys = [SubKey(key) for (key,) in db.execute(query, (queue.notifier_id,))]
+        for key in keys:
+            deleted = await self.store.delete_subscription(key)
+            self.subscriber.forget([deleted] if deleted else [])
 
     async def see_drop(self, router: Router) -> None:
         """Have the router drop its connections, and the daemon notice it."""
