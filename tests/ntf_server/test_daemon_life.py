@@ -60,7 +60,7 @@ async def test_the_journal_tells_what_it_lost_and_what_routers_have(tmp_path: Pa
 
     journal = Journal(
         WriterConfig(folder=tmp_path / "journal", key=bytes(32), flush_seconds=0.01, buffered_events=5),
-        lambda: 1_767_614_400_000_000,
+        lambda: 1_767_614_400.0,
     )
     store = SqliteStore(tmp_path / "ntf.db")
     await store.open()

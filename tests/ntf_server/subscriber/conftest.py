@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,6 @@ from ntf_server import router, router_session, subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.config import SubscriberConfig
 from ntf_server.journal import EventSink
-from ntf_server.journal_items import Columns
 from ntf_server.router import RouterStatus
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
@@ -88,7 +87,7 @@ class ListJournal(EventSink):
     def __init__(self) -> None:
         self.events: list[tuple[JournalEvent, object, object]] = []
 
-    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
+    def record(self, event: JournalEvent, **columns: Any) -> None:
         super().record(event, **columns)
         other = columns.get("total", columns.get("expected", columns.get("changed")))
         self.events.append((event, columns.get("count"), other))
