@@ -92,7 +92,7 @@ async def test_what_a_full_disk_cost_is_told_when_there_is_room_again(tmp_path: 
     folder.write_text("a file where the folder should be")
     journal = Journal(
         WriterConfig(folder=folder, key=bytes(32), flush_seconds=0.001, buffered_events=5),
-        lambda: 1_767_614_400_000_000,
+        lambda: 1_767_614_400.0,
     )
 
     async def sleep(seconds: float) -> None:
