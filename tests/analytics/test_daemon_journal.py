@@ -298,6 +298,9 @@ def check_long_after(tables: dict[str, Rows]) -> None:
 async def test_every_report_over_the_whole_life_of_tokens_and_subscriptions(
     written: Path, tmp_path: Path
 ) -> None:
+    rows = rows_of(written)
+    gone = {(row["error"], row["count"]) for row in rows if row["event"] == E.TOKEN_DELETED}
+    assert gone == {("superseded", 1), ("requested", 1), ("purged", 0)}  # with so many subscriptions
     check_long_after(report_on(written, tmp_path / "later", days_later=60))
     tables = report_on(written, tmp_path / "rollups")
     check_tokens(tables)
