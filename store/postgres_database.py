@@ -29,13 +29,20 @@ from store.records import (
 from store.rows import (
     DELETED,
     TOKEN_COLUMNS,
-    address_columns,
     last_notification,
     newest_entries,
-    smp_server,
     token_record,
 )
-from store.sql_store import Arrived, Database, Failed, Row, Statement, Transaction
+from store.sql_store import (
+    Arrived,
+    Database,
+    Failed,
+    Row,
+    Statement,
+    Transaction,
+    address_columns,
+    smp_server,
+)
 
 CHANNEL = "ntf"
 "On which daemons talk."

@@ -18,7 +18,8 @@ SubKey = NewType("SubKey", int)
 ServerKey = NewType("ServerKey", int)
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made per push, and freezing doubles its cost
+# Not frozen, like others that are made for each command or push: it would double their cost.
+@dataclass(slots=True, kw_only=True)
 class NewToken:
     token_id: EntityId = field(repr=False)
     device_token: DeviceToken = field(repr=False)
@@ -47,7 +48,7 @@ class TokenRecord(NewToken):
         return self.verified and self.status.allows_subscriptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewSubscription:
     subscription_id: EntityId = field(repr=False)
     token_key: TokenKey

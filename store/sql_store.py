@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import groupby, islice
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -80,6 +80,16 @@ SELECT {columns} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place) {join
 ORDER BY place
 """,
     )
+
+
+@lru_cache(maxsize=4096)
+def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
+    """A router's address from its columns; many rows name few routers."""
+    return SmpServer(tuple(hosts.split(",")), port, key_hash)
+
+
+def address_columns(server: SmpServer) -> tuple[str, str, bytes]:
+    return ",".join(server.hosts), server.port, server.key_hash
 
 
 class Database(ABC):

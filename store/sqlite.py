@@ -34,7 +34,6 @@ from store.routers import Routers
 from store.rows import (
     DELETED,
     TOKEN_COLUMNS,
-    address_columns,
     newest_entries,
     spelled_server,
     token_record,
@@ -49,6 +48,7 @@ from store.sql_store import (
     Statement,
     Transaction,
     WorkQueue,
+    address_columns,
     regrouped,
     shared,
 )

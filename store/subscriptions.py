@@ -22,8 +22,19 @@ from store.records import (
     SubscriptionRecord,
     TokenKey,
 )
-from store.rows import DELETED, SUBSCRIPTION_COLUMNS, address_columns, smp_server, subscription_or_none
-from store.sql_store import Database, Row, SqlStore, Statement, Transaction, for_each_id, shared, writing
+from store.rows import DELETED, SUBSCRIPTION_COLUMNS, subscription_or_none
+from store.sql_store import (
+    Database,
+    Row,
+    SqlStore,
+    Statement,
+    Transaction,
+    address_columns,
+    for_each_id,
+    shared,
+    smp_server,
+    writing,
+)
 
 _BY_ID = for_each_id(
     SUBSCRIPTION_COLUMNS,
@@ -68,9 +79,9 @@ WHERE sub_key = ANY($2::bigint[])
 
 Created = CreatedSubscription | SnewRefusal
 
-BORN = move_sub(SubState.NEW, SubInput.HANDED_OVER)
+_BORN = move_sub(SubState.NEW, SubInput.HANDED_OVER)
 "Whoever creates a row hands it over to its router's subscriber at once."
-_BORN = BORN.value
+_BORN_TEXT = _BORN.value
 
 
 class Subscriptions(SqlStore):
@@ -108,7 +119,6 @@ class _Router:
 class _Existing:
     """A row of a queue, of the database or of an earlier SNEW. Do not print."""
 
-    router: _Router
     subscription_id: EntityId
     token_key: TokenKey
     queue: QueueRow
@@ -120,6 +130,7 @@ class _Existing:
 class _Answer(NamedTuple):
     """Do not print."""
 
+    router: _Router
     row: _Existing
     created: bool
     handed_over: bool
@@ -128,16 +139,11 @@ class _Answer(NamedTuple):
 class SnewPlan:
     """What becomes of a group of SNEWs, decided without a database."""
 
-    def __init__(
-        self,
-        owners: Mapping[TokenKey, Owner],
-        new_keys: Iterator[SubKey],
-        caps: RowCaps,
-    ) -> None:
+    def __init__(self, owners: Mapping[TokenKey, Owner], new_keys: Iterator[SubKey], caps: RowCaps) -> None:
         self._owners = owners
         self._new_keys = new_keys
         self._caps = caps
-        self.inserts: list[tuple[NewSubscription, _Existing]] = []
+        self.inserts: list[tuple[SubKey, NewSubscription, _Router]] = []
         self.replaced: list[SubKey] = []
         "Rows that were abandoned, in whose place there are new ones."
         self.revived: list[SubKey] = []
@@ -150,16 +156,17 @@ class SnewPlan:
             return SnewRefusal.AUTH
         row = router.queues.get(new.notifier_id)
         if row is not None and not row.abandoned:
-            return self._repeat(row, new)
+            return self._repeat(router, row, new)
         if not self._take_place(owner, router.key or new.server):
             return SnewRefusal.QUOTA
         if row is not None:
             self.replaced.append(row.queue.key)
-        queue = new_tuple(QueueRow, (next(self._new_keys), new.notifier_id, new.notifier_key, False))
-        made = _Existing(router, new.subscription_id, new.token_key, queue, BORN)
+        key = next(self._new_keys)
+        queue = new_tuple(QueueRow, (key, new.notifier_id, new.notifier_key, False))
+        made = _Existing(new.subscription_id, new.token_key, queue, _BORN)
         router.queues[new.notifier_id] = made
-        self.inserts.append((new, made))
-        return new_tuple(_Answer, (made, True, True))
+        self.inserts.append((key, new, router))
+        return new_tuple(_Answer, (router, made, True, True))
 
     def _take_place(self, owner: Owner, router: ServerKey | SmpServer) -> bool:
         """False: the token has all the subscriptions, or uses all the routers, that it may."""
@@ -172,14 +179,14 @@ class SnewPlan:
         owner.subscriptions += 1
         return True
 
-    def _repeat(self, row: _Existing, new: NewSubscription) -> _Answer | SnewRefusal:
+    def _repeat(self, router: _Router, row: _Existing, new: NewSubscription) -> _Answer | SnewRefusal:
         if row.token_key != new.token_key or row.queue.notifier_key != new.notifier_key:
             return SnewRefusal.AUTH
         handed_over = move_sub(row.state, SubInput.CREATED_AGAIN) is SubState.NEW
         if handed_over:
-            row.state = BORN
+            row.state = _BORN
             self.revived.append(row.queue.key)
-        return _Answer(row, False, handed_over)
+        return _Answer(router, row, False, handed_over)
 
 
 async def _create(tx: Transaction, news: Sequence[NewSubscription]) -> list[Created]:
@@ -193,19 +200,20 @@ async def _create(tx: Transaction, news: Sequence[NewSubscription]) -> list[Crea
     if plan.inserts:
         await _insert(tx, plan.inserts)
     if plan.revived:
-        await tx.execute(_REVIVE, _BORN, plan.revived)
+        await tx.execute(_REVIVE, _BORN_TEXT, plan.revived)
     created = [_created(answer) for answer in answers]
     await tx.hand_over(created)
     return created
 
 
 async def _find(tx: Transaction, news: Sequence[NewSubscription]) -> list[_Router]:
-    """That of each of them, with what there is of the queues."""
+    """The router of each of them, with the rows that there are of queues."""
     known: dict[SmpServer, _Router] = {}
     routers, asked = [], []
     for new in news:
         router = known.get(new.server)
-        if is_first := router is None:
+        is_first = router is None
+        if router is None:
             router = known[new.server] = _Router(address_columns(new.server))
         routers.append(router)
         asked.append((*router.address, new.notifier_id, is_first))
@@ -213,35 +221,33 @@ async def _find(tx: Transaction, news: Sequence[NewSubscription]) -> list[_Route
         router = known[smp_server(*row[:3])]
         router.key = row[3]
         if row[5] is not None:
-            router.queues[row[4]] = _existing(router, row[4:])
+            router.queues[row[4]] = _existing(row[4:])
     return routers
 
 
-def _existing(router: _Router, row: Row) -> _Existing:
+def _existing(row: Row) -> _Existing:
     notifier_id, sub_key, subscription_id, token_key, notifier_key, state, associated, is_abandoned = row
     queue = QueueRow(sub_key, notifier_id, notifier_key, bool(associated))
-    return _Existing(router, subscription_id, token_key, queue, SubState(state), bool(is_abandoned))
+    return _Existing(subscription_id, token_key, queue, SubState(state), bool(is_abandoned))
 
 
-async def _insert(tx: Transaction, inserts: Sequence[tuple[NewSubscription, _Existing]]) -> None:
+async def _insert(tx: Transaction, inserts: Sequence[tuple[SubKey, NewSubscription, _Router]]) -> None:
     """A new router only with a subscription: one that is refused leaves nothing behind."""
-    if missing := {new.server: row.router for new, row in inserts if row.router.key is None}:
+    if missing := {new.server: router for _, new, router in inserts if router.key is None}:
         for server, key in (await tx.new_servers(missing)).items():
             missing[server].key = key
-    await tx.insert([_columns(new, row) for new, row in inserts])
+    await tx.insert([_columns(*insert) for insert in inserts])
     tx.subscriptions += len(inserts)
 
 
-def _columns(new: NewSubscription, row: _Existing) -> Row:
-    ids = row.queue.key, new.subscription_id, new.token_key, new.notifier_id
-    return *ids, new.notifier_key, new.spelling, row.router.key, _BORN
+def _columns(key: SubKey, new: NewSubscription, router: _Router) -> Row:
+    ids = key, new.subscription_id, new.token_key, new.notifier_id
+    return *ids, new.notifier_key, new.spelling, router.key, _BORN_TEXT
 
 
 def _created(answer: _Answer | SnewRefusal) -> Created:
     if isinstance(answer, SnewRefusal):
         return answer
-    row, created, handed_over = answer
-    assert row.router.key is not None, "a queue has a row, so its router has one"
-    return new_tuple(
-        CreatedSubscription, (row.subscription_id, row.router.key, row.queue, created, handed_over)
-    )
+    router, row, created, handed_over = answer
+    assert router.key is not None, "a queue has a row, so its router has one"
+    return new_tuple(CreatedSubscription, (row.subscription_id, router.key, row.queue, created, handed_over))
