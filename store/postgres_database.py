@@ -26,13 +26,7 @@ from store.records import (
     TokenKey,
     TokenPush,
 )
-from store.rows import (
-    DELETED,
-    TOKEN_COLUMNS,
-    last_notification,
-    newest_entries,
-    token_record,
-)
+from store.rows import DELETED, TOKEN_COLUMNS, last_notification, newest_entries, token_record
 from store.sql_store import (
     Arrived,
     Database,
@@ -133,7 +127,6 @@ class Fences(Protocol):
 
 class PostgresDatabase(Database):
     def __init__(self, db: asyncpg.Connection) -> None:
-        super().__init__()
         self.db = db
 
     async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:

@@ -18,8 +18,7 @@ SubKey = NewType("SubKey", int)
 ServerKey = NewType("ServerKey", int)
 
 
-# Not frozen, like others that are made for each command or push: it would double their cost.
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per push, and freezing doubles its cost
 class NewToken:
     token_id: EntityId = field(repr=False)
     device_token: DeviceToken = field(repr=False)
@@ -48,7 +47,7 @@ class TokenRecord(NewToken):
         return self.verified and self.status.allows_subscriptions
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: likewise, per SNEW
 class NewSubscription:
     subscription_id: EntityId = field(repr=False)
     token_key: TokenKey

@@ -146,7 +146,6 @@ class Transaction(Database):
     once for each group of operations."""
 
     def __init__(self, caps: RowCaps) -> None:
-        super().__init__()
         self.caps = caps
         self.tokens = 0
         self.active_tokens = 0

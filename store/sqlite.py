@@ -4,10 +4,10 @@ the log."""
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,13 +31,7 @@ from store.records import (
     TokenPush,
 )
 from store.routers import Routers
-from store.rows import (
-    DELETED,
-    TOKEN_COLUMNS,
-    newest_entries,
-    spelled_server,
-    token_record,
-)
+from store.rows import DELETED, TOKEN_COLUMNS, newest_entries, spelled_server, token_record
 from store.rule_filter import RuleFilter, SenderTopic
 from store.sql_store import (
     Arrived,
@@ -100,7 +94,6 @@ INSERT INTO subscriptions
     (sub_key, subscription_id, token_key, notifier_id, notifier_key, spelling, server_key, state)
 VALUES {}
 """
-_TOKEN_AND_SERVER = itemgetter(2, 6)
 _USE = """
 INSERT INTO token_routers (token_key, server_key, subscriptions) VALUES {}
 ON CONFLICT DO UPDATE SET subscriptions = subscriptions + excluded.subscriptions
@@ -138,7 +131,6 @@ def _flattened(batch: Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]) -> C
 
 class SqliteDatabase(Database):
     def __init__(self, db: sqlite3.Connection) -> None:
-        super().__init__()
         self.db = db
 
     async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
@@ -152,7 +144,7 @@ class SqliteDatabase(Database):
         return [rows[one][1:] for one in ids]
 
     async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
-        return list(select_rows(self.db, statement.sqlite, rows))
+        return select_rows(self.db, statement.sqlite, rows)
 
     async def execute(self, statement: Statement, *parameters: Any) -> int:
         if not statement.has_list:
@@ -223,9 +215,7 @@ class SqliteTransaction(SqliteDatabase, Transaction):
 
     async def insert(self, rows: Sequence[Row]) -> None:
         insert_rows(self.db, _INSERT, rows)
-        used: dict[Any, int] = {}
-        for pair in map(_TOKEN_AND_SERVER, rows):
-            used[pair] = used.get(pair, 0) + 1
+        used = Counter((row[2], row[6]) for row in rows)
         insert_rows(self.db, _USE, [(*pair, number) for pair, number in used.items()])
 
 

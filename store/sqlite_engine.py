@@ -290,10 +290,9 @@ def select_each(db: sqlite3.Connection, sql: str, ids: Sequence[bytes]) -> dict[
     return found
 
 
-def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """What is returned by a statement that has `{}` where its VALUES go."""
-    for statement, values in _with_values(sql, rows):
-        yield from db.execute(statement, values)
+    return [row for statement, values in _with_values(sql, rows) for row in db.execute(statement, values)]
 
 
 def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
@@ -316,7 +315,7 @@ def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str,
     """A statement for each piece, and what is in it: no row may be there twice."""
     start = 0
     while left := len(rows) - start:
-        size = min(LONGEST_LIST, 1 << left.bit_length() - 1)
+        size = min(LONGEST_LIST, 1 << (left.bit_length() - 1))
         piece = rows[start : start + size]
         yield _with_rows(sql, size, len(piece[0])), list(chain.from_iterable(piece))
         start += size
