@@ -251,7 +251,7 @@ class RouterSession:
 
     def _check_owner(self) -> None:
         """Before the router is asked for anything: it would take it from the daemon that has it."""
-        if not self._parts.ownership.owns(of_router(self._router.key)):
+        if self._parts.ownership.is_shared and not self._parts.ownership.owns(of_router(self._router.key)):
             raise LeaseLost("another daemon may own it by now")
 
     def _check_open(self) -> None:

@@ -312,7 +312,7 @@ class RouterSubscriber:
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """Hand a stored queue to its router's task; before `run` it is found in the store. That of another
         daemon gets it by way of the store."""
-        if not self._ownership.owns(of_router(server_key)):
+        if self._ownership.is_shared and not self._ownership.owns(of_router(server_key)):
             return
         if (router := self.watch(StoredRouter(server_key, server, was_there=False))) is not None:
             router.subscribe(queue)

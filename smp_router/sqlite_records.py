@@ -31,6 +31,7 @@ from smp_router.state import RecordKind, Records, RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
+from store.sql_store import WorkQueue
 from store.sqlite_engine import (
     DatabaseFile,
     GroupWriter,
@@ -41,7 +42,6 @@ from store.sqlite_engine import (
     thread_queue,
 )
 from store.sqlite_errors import store_errors
-from store.work_queue import WorkQueue
 from transport.cancellation import raise_if_cancelled
 from transport.certificates import Credentials
 

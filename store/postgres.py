@@ -19,11 +19,10 @@ from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.records import Notification, SentEntry, ServerKey, Stored, TokenKey, TokenPush
 from store.routers import Routers
-from store.sql_store import Arrived, Database, Statement, Transaction
+from store.sql_store import Arrived, CommitObserver, Database, Statement, Transaction, WorkQueue
 from store.statements import Statements
 from store.subscriptions import Subscriptions
 from store.tokens import Tokens
-from store.work_queue import CommitObserver, WorkQueue
 
 T = TypeVar("T")
 R = TypeVar("R")

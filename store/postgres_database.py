@@ -14,7 +14,7 @@ from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, LeaseLost
 from store.leases import FORGET, HANDED_OVER, Duty, Lease, of_router
-from store.policy import Insert, Owner, RowCaps
+from store.policy import Owner, RowCaps
 from store.records import (
     CreatedSubscription,
     LastNotification,
@@ -26,17 +26,17 @@ from store.records import (
     TokenKey,
     TokenPush,
 )
-from store.rows import (
-    DELETED,
-    TOKEN_COLUMNS,
+from store.rows import DELETED, TOKEN_COLUMNS, last_notification, newest_entries, token_record
+from store.sql_store import (
+    Arrived,
+    Database,
+    Failed,
+    Row,
+    Statement,
+    Transaction,
     address_columns,
-    last_notification,
-    newest_entries,
     smp_server,
-    token_record,
 )
-from store.sql_store import Arrived, Database, Row, Statement, Transaction
-from store.work_queue import Failed
 
 CHANNEL = "ntf"
 "On which daemons talk."
@@ -82,8 +82,9 @@ WITH inserted AS (
     INSERT INTO subscriptions
         (sub_key, subscription_id, token_key, notifier_id, notifier_key, spelling, server_key, state)
     OVERRIDING SYSTEM VALUE
-    SELECT *, $8 FROM unnest(
-        $1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[], $7::bigint[]
+    SELECT * FROM unnest(
+        $1::bigint[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[], $7::bigint[],
+        $8::text[]
     )
     RETURNING token_key, server_key
 )
@@ -126,7 +127,6 @@ class Fences(Protocol):
 
 class PostgresDatabase(Database):
     def __init__(self, db: asyncpg.Connection) -> None:
-        super().__init__()
         self.db = db
 
     async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
@@ -231,8 +231,8 @@ class PostgresTransaction(PostgresDatabase, Transaction):
         rows = await self.db.fetch(_SERVERS, *addresses)
         return {smp_server(*row[:3]): ServerKey(row[3]) for row in rows}
 
-    async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
-        await self.db.execute(_INSERT, *_columns(step.columns for step in inserts), keys, state)
+    async def insert(self, rows: Sequence[Row]) -> None:
+        await self.db.execute(_INSERT, *_columns(rows))
 
     async def hand_over(self, created: Sequence[CreatedSubscription | SnewRefusal]) -> None:
         new = [one for one in created if isinstance(one, CreatedSubscription) and one.handed_over]

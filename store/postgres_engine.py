@@ -19,7 +19,7 @@ from store.interface import StoreError, StoreUnavailable
 from store.postgres_database import PostgresDatabase, PostgresTransaction
 from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error, store_errors
 from store.postgres_migrate import SCHEMA
-from store.work_queue import CommitObserver, Failed, Operation, regrouped, runs
+from store.sql_store import CommitObserver, Failed, Operation, regrouped, runs
 
 T = TypeVar("T")
 Context = TypeVar("Context")

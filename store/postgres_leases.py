@@ -38,7 +38,8 @@ from store.postgres_engine import Pools
 from store.postgres_errors import CAUGHT, store_errors
 from store.records import ServerKey, StoredRouter, TokenKey
 from store.routers import SERVERS_AMONG
-from store.rows import QUEUE_COLUMNS, queue_row, smp_server, stored_router
+from store.rows import QUEUE_COLUMNS, queue_row, stored_router
+from store.sql_store import smp_server
 
 T = TypeVar("T")
 

@@ -47,7 +47,7 @@ class TokenRecord(NewToken):
         return self.verified and self.status.allows_subscriptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: likewise, per SNEW
 class NewSubscription:
     subscription_id: EntityId = field(repr=False)
     token_key: TokenKey

@@ -22,7 +22,7 @@ from protocol.errors import DecodeError
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.statuses import MAX_ERROR_DETAIL, RETRIED_SLOWLY, SUBSCRIBABLE, SubState, SubStatus, TokenStatus
 from store.policy import retry_delay
-from store.rows import address_columns
+from store.sql_store import address_columns
 from store.tables import Row
 
 Source = Mapping[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +24,7 @@ from store.records import (
     TokenKey,
     TokenRecord,
 )
+from store.sql_store import smp_server
 from store.statement_records import Channel, GatewayKey, GatewaySubscription, PushKey, Rule, StatementPush
 from store.sums import STATE_COLUMNS, STATES, state_now
 
@@ -146,9 +146,7 @@ def queue_row(row: Sequence[Any]) -> QueueRow:
 def last_notification(row: Sequence[Any], *, sent: bool) -> LastNotification:
     """From sub key, seq, hosts, port, key hash, notifier id, received at, nonce, meta, spelling."""
     sub_key, seq, hosts, port, key_hash, notifier_id, received_at, nonce, meta, spelling = row
-    if spelling:
-        hosts, _, port = spelling.rpartition(":")
-    server = smp_server(hosts, port, key_hash)
+    server = spelled_server(hosts, port, key_hash, spelling)
     return new_tuple(LastNotification, (sub_key, seq, server, notifier_id, received_at, nonce, meta, sent))
 
 
@@ -170,14 +168,11 @@ def newest_entries(
     return tuple(unsent)
 
 
-@lru_cache(maxsize=4096)
-def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
-    """An address from its columns; many rows name few routers."""
-    return SmpServer(tuple(hosts.split(",")), port, key_hash)
-
-
-def address_columns(server: SmpServer) -> tuple[str, str, bytes]:
-    return ",".join(server.hosts), server.port, server.key_hash
+def spelled_server(hosts: str, port: str, key_hash: bytes, spelling: str) -> SmpServer:
+    """As the client wrote it, whatever it is known by."""
+    if spelling:
+        hosts, _, port = spelling.rpartition(":")
+    return smp_server(hosts, port, key_hash)
 
 
 # The statement gateway

@@ -1,5 +1,5 @@
 """What the stores in SQL share: statements as each database spells them, transactions, and how an operation
-reaches one.
+reaches one, together with all that wait.
 
 An operation is written once, as a coroutine. On PostgreSQL it waits for the network. On SQLite it runs on the
 thread of its connection from the first line to the last, and never waits.
@@ -7,19 +7,23 @@ thread of its connection from the first line to the last, and never waits.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from functools import lru_cache, wraps
+from itertools import groupby, islice
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from protocol.addresses import SmpServer
-from protocol.encoding import EntityId
+from protocol.encoding import EntityId, new_tuple
 from protocol.ids_hash import ids_hash, xor
 from protocol.statuses import SubState, TokenStatus
+from store.interface import StoreUnavailable
 from store.leases import SOLE_OWNER, Lease, Leases, Ownership
-from store.policy import Insert, Owner, RowCaps
+from store.policy import Owner, RowCaps
 from store.records import CreatedSubscription, Notification, ServerKey, SnewRefusal, SubKey, TokenKey
 from store.rule_filter import SenderTopic
 from store.sums import SUM_COLUMNS, QueueChange, RouterChanges, RouterSums, StoredState
@@ -78,6 +82,16 @@ ORDER BY place
     )
 
 
+@lru_cache(maxsize=4096)
+def smp_server(hosts: str, port: str, key_hash: bytes) -> SmpServer:
+    """A router's address from its columns; many rows name few routers."""
+    return SmpServer(tuple(hosts.split(",")), port, key_hash)
+
+
+def address_columns(server: SmpServer) -> tuple[str, str, bytes]:
+    return ",".join(server.hosts), server.port, server.key_hash
+
+
 class Database(ABC):
     """A connection."""
 
@@ -132,7 +146,6 @@ class Transaction(Database):
     once for each group of operations."""
 
     def __init__(self, caps: RowCaps) -> None:
-        super().__init__()
         self.caps = caps
         self.tokens = 0
         self.active_tokens = 0
@@ -240,8 +253,8 @@ class Transaction(Database):
         """The keys of routers that had none."""
 
     @abstractmethod
-    async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
-        """New rows, each of the router with its key."""
+    async def insert(self, rows: Sequence[Row]) -> None:
+        """Of sub key, subscription id, token key, notifier id and key, spelling, server key, state."""
 
 
 class Arrived(NamedTuple):
@@ -254,6 +267,116 @@ class Arrived(NamedTuple):
 
 class Collision(Exception):
     """Another daemon was faster: the same call finds what it left and decides anew."""
+
+
+# Many callers, few groups: operations queue up while a group runs, then all that wait run as the next group.
+# A trip to the database costs more than most statements, and a commit that waits for the disk more than both.
+
+QUEUED_OPERATIONS = 8192
+"Per queue; callers wait when so many are in it."
+
+GROUP_SIZE = 2048
+"Operations in one group: bounds how long the first of them waits for the last."
+
+Batch = Callable[[Context, Sequence[T]], Sequence[R] | Awaitable[Sequence[R]]]
+"Runs one kind of operation for several callers; one result for each, in order."
+
+
+class Operation(NamedTuple):
+    batch: Batch[Any, Any, Any]
+    argument: Any
+    durable: bool
+    future: asyncio.Future[Any]
+
+
+class Failed(NamedTuple):
+    """In the place of a result."""
+
+    error: Exception
+
+
+CommitObserver = Callable[[float, int], None]
+"Told the seconds and the number of operations of each committed group, perhaps on another thread."
+
+GroupRunner = Callable[[Sequence[Operation]], Awaitable[list[Any]]]
+"Results of the operations, in order; a `Failed` for one that failed."
+
+
+class WorkQueue(Generic[Context]):
+    """Operations that run one group after the other. `start` and `stop` own the task that runs them."""
+
+    def __init__(self, name: str, run_group: GroupRunner) -> None:
+        self._name = name
+        self._run_group = run_group
+        self._waiting: deque[Operation] = deque()
+        self._work = asyncio.Event()
+        "Something waits, or it is time to end."
+        self._taken = asyncio.Event()
+        "Shortly, when a group has left room for others."
+        self._door = asyncio.Lock()
+        "Those who find no room come in one after the other."
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name=self._name)
+
+    async def stop(self) -> None:
+        """Finish what is queued, then end."""
+        self._closing = True
+        self._work.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def run(self, batch: Batch[Context, T, R], argument: T, *, durable: bool = False) -> R:
+        """The operation is carried out even if the caller is cancelled while it waits for the result."""
+        if len(self._waiting) >= QUEUED_OPERATIONS:
+            async with self._door:
+                while len(self._waiting) >= QUEUED_OPERATIONS and not self._closing:
+                    await self._taken.wait()
+        if self._closing:
+            raise StoreUnavailable("the store is closed")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(new_tuple(Operation, (batch, argument, durable, future)))
+        self._work.set()
+        return await future
+
+    async def _serve(self) -> None:
+        while self._waiting or not self._closing:
+            await self._work.wait()
+            self._work.clear()
+            while self._waiting:
+                size = min(len(self._waiting), GROUP_SIZE)
+                group = [self._waiting.popleft() for _ in range(size)]
+                self._taken.set()
+                self._taken.clear()
+                await self._run(group)
+
+    async def _run(self, group: list[Operation]) -> None:
+        try:
+            results = await self._run_group(group)
+        except Exception as error:
+            results = [Failed(error)] * len(group)
+        for operation, result in zip(group, results, strict=True):
+            if operation.future.done():
+                continue
+            if isinstance(result, Failed):
+                operation.future.set_exception(result.error)
+            else:
+                operation.future.set_result(result)
+
+
+def runs(group: Sequence[Operation]) -> Iterator[tuple[Any, list[Any]]]:
+    """Neighbours of one kind together: operations take effect in the order they were queued."""
+    for batch, run in groupby(group, key=lambda operation: operation.batch):
+        yield batch, [operation.argument for operation in run]
+
+
+def regrouped(results: Sequence[R], lists: Sequence[Sequence[Any]]) -> list[list[R]]:
+    """The results of all lists run as one, for the callers who brought one list each."""
+    left = iter(results)
+    return [list(islice(left, len(items))) for items in lists]
 
 
 class SqlStore(ABC):

@@ -4,8 +4,9 @@ the log."""
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from protocol.encoding import EntityId, new_tuple
 from protocol.statuses import TokenStatus
 from store import migrate
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, SchemaOld, StoreUnavailable
-from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, Insert, Owner, RowCaps
+from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, Owner, RowCaps
 from store.records import (
     LastNotification,
     Notification,
@@ -30,16 +31,21 @@ from store.records import (
     TokenPush,
 )
 from store.routers import Routers
-from store.rows import (
-    DELETED,
-    TOKEN_COLUMNS,
-    address_columns,
-    last_notification,
-    newest_entries,
-    token_record,
-)
+from store.rows import DELETED, TOKEN_COLUMNS, newest_entries, spelled_server, token_record
 from store.rule_filter import RuleFilter, SenderTopic
-from store.sql_store import Arrived, Database, Row, Statement, Transaction, shared
+from store.sql_store import (
+    Arrived,
+    CommitObserver,
+    Database,
+    Operation,
+    Row,
+    Statement,
+    Transaction,
+    WorkQueue,
+    address_columns,
+    regrouped,
+    shared,
+)
 from store.sqlite_engine import (
     LONGEST_LIST,
     Checkpoints,
@@ -60,7 +66,6 @@ from store.sqlite_errors import store_errors
 from store.statements import Statements
 from store.subscriptions import Subscriptions
 from store.tokens import Tokens
-from store.work_queue import CommitObserver, Operation, WorkQueue, regrouped
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -126,7 +131,6 @@ def _flattened(batch: Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]) -> C
 
 class SqliteDatabase(Database):
     def __init__(self, db: sqlite3.Connection) -> None:
-        super().__init__()
         self.db = db
 
     async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
@@ -140,7 +144,7 @@ class SqliteDatabase(Database):
         return [rows[one][1:] for one in ids]
 
     async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
-        return list(select_rows(self.db, statement.sqlite, rows))
+        return select_rows(self.db, statement.sqlite, rows)
 
     async def execute(self, statement: Statement, *parameters: Any) -> int:
         if not statement.has_list:
@@ -209,14 +213,9 @@ class SqliteTransaction(SqliteDatabase, Transaction):
         self.db.executemany(_NEW_SERVER, [(key, *address_columns(server)) for server, key in keys.items()])
         return keys
 
-    async def insert(self, inserts: Sequence[Insert], keys: Sequence[ServerKey], state: str) -> None:
-        used: dict[tuple[TokenKey, ServerKey], int] = {}
-        rows = []
-        for step, key in zip(inserts, keys, strict=True):
-            rows.append((*step.columns, key, state))
-            pair = step.new.token_key, key
-            used[pair] = used.get(pair, 0) + 1
+    async def insert(self, rows: Sequence[Row]) -> None:
         insert_rows(self.db, _INSERT, rows)
+        used = Counter((row[2], row[6]) for row in rows)
         insert_rows(self.db, _USE, [(*pair, number) for pair, number in used.items()])
 
 
@@ -225,10 +224,10 @@ class SqliteTransaction(SqliteDatabase, Transaction):
 # One row with all answers: each row that SQLite hands over gives up the interpreter lock, and gets it back
 # only when the event loop pauses.
 _TARGETS = f"""
-SELECT group_concat(
-    hex(s.notifier_id) || ' ' || s.token_key || ' ' || s.sub_key || ' ' || hex(t.token_id)
-    || ' ' || hex(s.subscription_id) || ' ' || substr(t.device_token, 1, 2)
-)
+SELECT group_concat(printf(
+    '%s %d %d %s %s %s', hex(s.notifier_id), s.token_key, s.sub_key, hex(t.token_id), hex(s.subscription_id),
+    substr(t.device_token, 1, 2)
+))
 FROM subscriptions s CROSS JOIN tokens t USING (token_key)
 WHERE s.server_key = ? AND s.notifier_id IN ({{}}) AND t.status = '{TokenStatus.ACTIVE}'
 """
@@ -236,9 +235,10 @@ _PROVIDERS = {provider.tag: provider for provider in Provider}
 _ADD = "REPLACE INTO unsent_notifications (token_key, sub_key, seq, received_at, nonce, meta) VALUES {}"
 _ENTRIES = """
 SELECT group_concat(entry, ';') FROM (
-    SELECT n.sub_key || ' ' || n.seq || ' ' || v.hosts || ' ' || v.port || ' ' || hex(v.key_hash) || ' '
-        || hex(s.notifier_id) || ' ' || n.received_at || ' ' || hex(n.nonce) || ' ' || hex(n.meta) || ' '
-        || s.spelling AS entry
+    SELECT printf(
+        '%d %d %s %d %s %s %s %s %s %s', n.sub_key, n.seq, hex(s.notifier_id), n.received_at, hex(n.nonce),
+        hex(n.meta), v.hosts, v.port, hex(v.key_hash), s.spelling
+    ) AS entry
     FROM {} n CROSS JOIN subscriptions s USING (sub_key) CROSS JOIN smp_servers v USING (server_key)
     WHERE n.token_key = t.token_key{}
 )
@@ -308,14 +308,18 @@ def _pushed(db: SqliteDatabase, keys: Sequence[TokenKey]) -> list[TokenPush]:
 
 
 def _parsed(entries: str | None, *, sent: bool) -> Iterator[LastNotification]:
-    return (_entry(entry.split(" "), sent) for entry in entries.split(";")) if entries else iter(())
-
-
-def _entry(columns: Sequence[str], sent: bool) -> LastNotification:
-    sub_key, seq, hosts, port, key_hash, notifier_id, received_at, nonce, meta, spelling = columns
     unhex = bytes.fromhex
-    ids = int(sub_key), int(seq), hosts, port, unhex(key_hash), unhex(notifier_id)
-    return last_notification((*ids, int(received_at), unhex(nonce), unhex(meta), spelling), sent=sent)
+    for entry in entries.split(";") if entries else ():
+        sub_key, seq, notifier_id, received_at, nonce, meta, router = entry.split(" ", 6)
+        ids = int(sub_key), int(seq), _router(router), unhex(notifier_id)
+        yield new_tuple(LastNotification, (*ids, int(received_at), unhex(nonce), unhex(meta), sent))
+
+
+@lru_cache(maxsize=4096)
+def _router(columns: str) -> SmpServer:
+    """Many entries name few routers."""
+    hosts, port, key_hash, spelling = columns.split(" ")
+    return spelled_server(hosts, port, bytes.fromhex(key_hash), spelling)
 
 
 def _set_sent(tx: SqliteTransaction, calls: Sequence[Sequence[SentEntry]]) -> list[None]:

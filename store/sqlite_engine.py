@@ -1,7 +1,7 @@
 """How operations reach SQLite: many callers, one hop to the connection's thread, one transaction.
 
 A hop between the event loop and the thread costs more than most statements, and a commit that waits for the
-disk costs more than both: see `store.work_queue`.
+disk costs more than both: see `store.sql_store`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import aiosqlite
 
 from store.interface import StoreDamaged, StoreError, StoreVanished
+from store.sql_store import CommitObserver, Failed, Operation, WorkQueue, runs
 from store.sqlite_errors import store_error
-from store.work_queue import CommitObserver, Failed, Operation, WorkQueue, runs
 
 Context = TypeVar("Context")
 Result = TypeVar("Result")
 T = TypeVar("T")
 
-STATEMENT_CACHE = 256
+STATEMENT_CACHE = 512
 "All our statements, in all their sizes, stay prepared."
 FOLDED_PAGES = 3_000
 "About so many pages are in the log when it is folded."
@@ -256,26 +257,15 @@ def _fold(db: sqlite3.Connection) -> None:
 
 # Lists in statements
 
-_SIZES = (256, 64, 16, 4, 1)
-"A list in a statement has one of these lengths, so that few different statements stay prepared."
-LONGEST_LIST = _SIZES[0]
-
-
-def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Cut a list into pieces of the sizes that statements exist for."""
-    start, left = 0, len(values)
-    for size in _SIZES:
-        while left >= size:
-            yield values[start : start + size]
-            start += size
-            left -= size
+LONGEST_LIST = 256
+"A list in a statement has this length or a smaller power of two: few different statements stay prepared."
 
 
 def padded(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Like `chunks`, in fewer pieces: short ones are filled up by repeating a value. For IN lists."""
+    """Pieces of an IN list: short ones are filled up by repeating a value."""
     for start in range(0, len(values), LONGEST_LIST):
         piece = list(values[start : start + LONGEST_LIST])
-        size = next(size for size in reversed(_SIZES) if size >= len(piece))
+        size = 1 << (len(piece) - 1).bit_length()
         yield piece + piece[-1:] * (size - len(piece))
 
 
@@ -300,10 +290,9 @@ def select_each(db: sqlite3.Connection, sql: str, ids: Sequence[bytes]) -> dict[
     return found
 
 
-def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+def select_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """What is returned by a statement that has `{}` where its VALUES go."""
-    for piece in chunks(rows):
-        yield from db.execute(*_with_values(sql, piece))
+    return [row for statement, values in _with_values(sql, rows) for row in db.execute(statement, values)]
 
 
 def update_in(db: sqlite3.Connection, sql: str, values: Sequence[Any], *before: Any) -> int:
@@ -319,14 +308,17 @@ def insert_rows(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]])
 
     Several rows in one step: each step gives up the interpreter lock and has to get it back.
     """
-    changed = 0
-    for piece in chunks(rows):
-        changed += db.execute(*_with_values(sql, piece)).rowcount
-    return changed
+    return sum(db.execute(statement, values).rowcount for statement, values in _with_values(sql, rows))
 
 
-def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
-    return _with_rows(sql, len(rows), len(rows[0])), [value for row in rows for value in row]
+def _with_values(sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """A statement for each piece, and what is in it: no row may be there twice."""
+    start = 0
+    while left := len(rows) - start:
+        size = min(LONGEST_LIST, 1 << (left.bit_length() - 1))
+        piece = rows[start : start + size]
+        yield _with_rows(sql, size, len(piece[0])), list(chain.from_iterable(piece))
+        start += size
 
 
 @cache

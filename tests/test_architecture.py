@@ -111,7 +111,7 @@ def test_all_packages_are_looked_at() -> None:
 
 
 WIDE = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup", "CancelledError"}
-NO_TASK_GROUPS = {"store/work_queue.py", "store/sqlite_engine.py", "store/postgres_engine.py"}
+NO_TASK_GROUPS = {"store/sql_store.py", "store/sqlite_engine.py", "store/postgres_engine.py"}
 "May not import the helper, has nothing that raises groups, and its tasks end by a message."
 
 

@@ -20,6 +20,7 @@ from agent.duplex.schema import is_current, prepare
 from agent.duplex.secrets import Secrets
 from store.migrate import protect
 from store.policy import BUSY_TIMEOUT
+from store.sql_store import WorkQueue
 from store.sqlite_engine import (
     DatabaseFile,
     GroupWriter,
@@ -31,7 +32,6 @@ from store.sqlite_engine import (
     thread_queue,
 )
 from store.sqlite_errors import store_errors
-from store.work_queue import WorkQueue
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ import pytest
 from protocol.encoding import EntityId
 from store import migrate
 from store.interface import SchemaError, StoreDamaged, StoreError, StoreUnavailable
+from store.sql_store import QUEUED_OPERATIONS
 from store.sqlite import SqliteStore
 from store.sqlite_errors import store_errors
-from store.work_queue import QUEUED_OPERATIONS
 from tests.store.builders import active_token, entity, find_token, new_subscription, new_token, subscribe
 
 NOBODY = 65534
@@ -287,3 +287,17 @@ async def test_closing_with_a_full_queue_leaves_nobody_waiting(tmp_path: Path) -
     refused = [result for result in results if result is not None]
     assert results[0] is None
     assert all(isinstance(result, StoreUnavailable) for result in refused)
+
+
+async def test_callers_who_find_the_queue_full_wait_for_their_turn(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ntf.db")
+    await store.open()
+    async with asyncio.timeout(60):
+        calls = [
+            asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)
+        ]
+        await asyncio.sleep(0)
+        calls[QUEUED_OPERATIONS].cancel()  # the first of those who wait outside
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [place for place, result in enumerate(results) if result is not None] == [QUEUED_OPERATIONS]
+    await store.close()

@@ -248,8 +248,9 @@ async def test_a_plan_made_before_there_are_rows_is_good_for_later(postgres: Pos
     await empty.open()
     await empty.close()
     db = await asyncpg.connect(url)
-    await db.execute(f"PREPARE found(text[], text[], bytea[], bytea[]) AS {subscriptions._FOUND.postgres}")
-    plan = [row[0] for row in await db.fetch("EXPLAIN EXECUTE found('{a}', '{1}', '{a}', '{a}')")]
+    parameters = "text[], text[], bytea[], bytea[], bool[]"
+    await db.execute(f"PREPARE found({parameters}) AS {subscriptions._FOUND.postgres}")
+    plan = [row[0] for row in await db.fetch("EXPLAIN EXECUTE found('{a}', '{1}', '{a}', '{a}', '{t}')")]
     await db.close()
     assert any("subscriptions_server_key_notifier_id_key" in step for step in plan)
     assert not any("subscriptions_of_server" in step for step in plan)
