@@ -75,9 +75,7 @@ class App:
         self.descriptors = _descriptors(config)
         self._addresses = AddressLimits(config.LIMITS)
         self._data_dir = data_dir = setup.data_folder(config)
-        self.store = make_store(
-            config_dir, config, on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds)
-        )
+        self.store = make_store(config_dir, config, on_commit=COMMIT_SECONDS.observe)
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._credentials = load_server_files(config_dir)
         self._journal = self._make_journal()

@@ -8,6 +8,7 @@ import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 from ntf_server.clock import SECONDS_PER_DAY, Clock, as_datetime
 from ntf_server.config import SubscriberConfig
@@ -164,6 +165,8 @@ class RouterSubscriber:
             standing: Dialing(dialer or make_dialer(config, clock), DialSlots(total, each))
             for standing, (total, each) in DIALS.items()
         }
+        # Thousands of queues name the same few routers: each is looked at once.
+        self._permits = lru_cache(4096)(self._dialing[Standing.NEW].dialer.permits)
         self._places = RouterPlaces(max_routers, config.routers_per_address)
         self._named = NamedRouters(config.routers_per_address)
         self._room = WaitingRoom(WAITING_IN_ALL, WAITING_SHARE)
@@ -287,7 +290,7 @@ class RouterSubscriber:
         taken: list[SmpServer] = []
         for server in servers:
             place = server.canonical
-            if not self._dialing[Standing.NEW].dialer.permits(place):
+            if not self._permits(place):
                 refused[server] = CMD_PROHIBITED
             elif not (self._places.has_room(place, client) and self._may_name(place, client)):
                 refused[server] = QUOTA

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.authorization import verify
 from protocol.blocks import session_chains, split_batch
 from protocol.errors import DecodeError
 from protocol.session_params import ntf_params, smp_params
 from protocol.signed_key import open_signed_key, sign_key
-from protocol.transmission import parse_transmission
+from protocol.transmission import parse_transmission, verify
 from protocol.versions import SMP_BLOCK_SIZE
 from tests.builders import ed448, ed25519, fixed, server_chain, vectors, x25519
 from tests.protocol.parsers import PARSERS, TYPED, understood

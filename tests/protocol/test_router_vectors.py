@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from protocol.authorization import authorize, verify
 from protocol.blocks import pack_batches, split_batch
 from protocol.commands import check_credentials
 from protocol.encoding import CorrId, EntityId, Reader, short
@@ -37,7 +36,14 @@ from protocol.proxy import (
 from protocol.session_params import SessionParams, smp_params
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres
-from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
+from protocol.transmission import (
+    RawTransmission,
+    authorize,
+    body,
+    encode_transmission,
+    parse_transmission,
+    verify,
+)
 from protocol.versions import SMP_BLOCK_SIZE
 from tests.protocol import router_vectors as captured
 from tests.protocol.router_vectors import dh, dh_private, inputs, label, private, public, vectors
