@@ -12,15 +12,12 @@ from typing import NamedTuple
 from protocol.blocks import pad, unpad
 from protocol.crypto import (
     KEY_SIZE,
-    BoxError,
     Ed25519PrivateKey,
-    Ed25519PublicKey,
     box,
     hkdf_sha512,
     open_box,
 )
 from protocol.encoding import NONCE_SIZE, CorrId, EntityId, Reader, nonce, short
-from protocol.errors import DecodeError
 
 LINK_ID_SIZE = 24
 LINK_KEY_SIZE = 32
@@ -67,14 +64,6 @@ def split_signed(signed: bytes) -> tuple[bytes, bytes]:
     return r.pull_short(), r.pull_tail()
 
 
-def verified_piece(key: Ed25519PublicKey, signed: bytes) -> bytes:
-    """The piece, if `key` signed it; DecodeError otherwise."""
-    signature, piece = split_signed(signed)
-    if not key.verify(signature, piece):
-        raise DecodeError
-    return piece
-
-
 def seal_fixed_data(data_key: bytes, number: bytes, signed: bytes) -> bytes:
     """`number` is the nonce: 24 random bytes."""
     return number + box(data_key, number, pad(signed, FIXED_DATA_PADDED))
@@ -86,7 +75,4 @@ def seal_user_data(data_key: bytes, number: bytes, signed: bytes) -> bytes:
 
 def open_link_data(data_key: bytes, sealed: bytes) -> bytes:
     """The signed piece inside; any padded size is taken. DecodeError for what does not open."""
-    try:
-        return unpad(open_box(data_key, nonce(sealed[:NONCE_SIZE]), sealed[NONCE_SIZE:]))
-    except BoxError:
-        raise DecodeError from None
+    return unpad(open_box(data_key, nonce(sealed[:NONCE_SIZE]), sealed[NONCE_SIZE:]))

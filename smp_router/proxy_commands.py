@@ -7,7 +7,6 @@ from typing import Any
 
 from protocol.blocks import pack_batches, split_batch
 from protocol.connection import Outgoing, Received, Rejected, read_item, write_item
-from protocol.crypto import BoxError
 from protocol.encoding import CorrId
 from protocol.errors import (
     BLOCK,
@@ -81,7 +80,7 @@ def relay_forward(broker: Broker, client: Client, request: Received[Rfwd], respo
         forwarded = open_forwarded(params.shared_secret, request.corr_id, request.message.body)
         layer = ClientLayer.agree(params.own_session_key, forwarded.key, forwarded.corr_id)
         content = layer.open_command(forwarded.body)
-    except (BoxError, DecodeError):
+    except DecodeError:
         raise ProtocolError(CRYPTO) from None
     broker.counts["commands_relayed"] += 1
     sealed = layer.seal_answer(_answer(broker, _inner_params(params, forwarded), _only(content), respond))
