@@ -211,17 +211,18 @@ class RouterSubscriber:
         key, server, was_there = stored
         if key in self._routers:
             return self._routers[key]
-        if not self._places.has_room(server.canonical, None):
+        place = server.canonical
+        if not self._places.has_room(place, None):
             self._parked.setdefault(key, stored)
             return None
-        self._places.take(server.canonical, None)
+        self._places.take(place, None)
         self._parked.pop(key, None)
         router = self._routers[key] = Router(
             KnownRouter(key, server, self._room, own=canonical_host(server.hosts[0]) in self._own_hosts),
             self._parts,
             self._config,
             self._dialing.__getitem__,
-            brought_by=self._brought_by(server.canonical) or key,
+            brought_by=self._brought_by(place) or key,
             was_there=was_there,
             is_crowded=lambda: bool(self._parked),
         )
@@ -287,21 +288,19 @@ class RouterSubscriber:
         The others have a place at least until the end of the block, in which they are stored and handed over.
         """
         refused: dict[SmpServer, ErrorType] = {}
-        taken: list[SmpServer] = []
         for server in servers:
-            place = server.canonical
-            if not self._permits(place):
+            if not self._permits(server):
                 refused[server] = CMD_PROHIBITED
-            elif not (self._places.has_room(place, client) and self._may_name(place, client)):
+            elif not (self._places.has_room(server, client) and self._may_name(server, client)):
                 refused[server] = QUOTA
             else:
-                self._places.take(place, client)
-                taken.append(place)
+                self._places.take(server, client)
         try:
             yield refused
         finally:
-            for place in taken:
-                self._places.leave(place)
+            for server in servers:
+                if server not in refused:
+                    self._places.leave(server)
 
     def _may_name(self, place: SmpServer, client: str) -> bool:
         """Of routers that others may watch; those that are watched here have a place, and count by that."""

@@ -8,7 +8,6 @@ same way, with the bytes of the nonces in reverse order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.blocks import pad, unpad
@@ -21,19 +20,9 @@ from protocol.crypto import (
     push_key,
 )
 from protocol.encoding import CorrId, Reader, Writer, nonce
-from protocol.errors import DecodeError
-from protocol.signed_key import open_signed_key
 
 PROXIED_PADDED = 16226
 "Of transmissions and answers between client and destination."
-
-
-def relay_session_key(chain: Sequence[bytes], signed_key: bytes) -> X25519PublicKey:
-    """The destination's key that a PKEY proves. The chain must be checked against the identity before."""
-    key = open_signed_key(chain[0], signed_key)
-    if not isinstance(key, X25519PublicKey):
-        raise DecodeError
-    return key
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from protocol.connection import Outgoing, Rejected, read_item, write_item
 from protocol.crypto import KEY_SIZE, AuthPrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
 from protocol.errors import PROXY_NO_SESSION, DecodeError, HandshakeError, TooLarge, proxy_broker_error
-from protocol.proxy import ClientLayer, relay_session_key
+from protocol.proxy import ClientLayer
 from protocol.session_params import smp_params
+from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_messages import Err, Lget, Lkey, Pfwd, Pkey, Pres, Prxy, Send, Skey, SmpCommand, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRange
@@ -127,7 +128,7 @@ async def open_route(
         return Err(UNREACHABLE[1])
     try:
         check_chain(answer.chain, server.key_hash, now())
-        key = relay_session_key(answer.chain, answer.signed_key)
+        key = open_signed_key(answer.chain[0], answer.signed_key, X25519PublicKey)
     except (TransportError, DecodeError):
         raise WrongIdentity("the proxy is not connected to the router that was asked for") from None
     return Route(proxy, answer, key, version)

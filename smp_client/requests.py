@@ -32,7 +32,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import AuthPrivateKey
-from protocol.encoding import NO_ENTITY, NONCE_SIZE, CorrId, EntityId
+from protocol.encoding import NO_ENTITY, NONCE_SIZE, CorrId, EntityId, new_tuple
 from protocol.errors import DecodeError, HandshakeError, TooLarge
 from protocol.session_params import SessionParams
 from smp_client.errors import (
@@ -282,7 +282,7 @@ class RequestSession(Generic[In, Out]):
         try:
             # Encoding and writing without a pause between: the blocks' keys depend on their order.
             blocks = self._connection.send(
-                Outgoing(corr_id, *request, isinstance(request.message, associating))
+                new_tuple(Outgoing, (corr_id, *request, isinstance(request.message, associating)))
                 for _, corr_id, request in part
             )
         except (HandshakeError, TooLarge, DecodeError) as error:
