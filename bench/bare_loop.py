@@ -21,12 +21,11 @@ from typing import NamedTuple
 from OpenSSL import SSL
 
 from bench.tls import socket_pair
-from protocol.authorization import authorize
 from protocol.blocks import pack_batches, pad
 from protocol.crypto import AuthPrivateKey, decode_public_key
 from protocol.encoding import NO_CORR, CorrId, EntityId, short
 from protocol.session_params import ntf_params
-from protocol.transmission import body, encode_transmission
+from protocol.transmission import authorize, body, encode_transmission
 from protocol.versions import NTF_BLOCK_SIZE, NTF_VERSIONS
 from store.sqlite_engine import select_in
 from tests.ntf_server.ntf_client import Device

@@ -14,7 +14,6 @@ from nacl.signing import SigningKey as NaclSigningKey
 
 from bench.measure import Row, beside, best_of, figure
 from bench.part import Part
-from protocol.authorization import verify
 from protocol.blocks import BlockChain, pad
 from protocol.connection import Block, Connection, Outgoing
 from protocol.crypto import (
@@ -33,7 +32,7 @@ from protocol.session_params import SessionParams
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import SmpClientHandshake, SmpServerHandshake
 from protocol.smp_messages import Nmsg, Nsub
-from protocol.transmission import RawTransmission
+from protocol.transmission import RawTransmission, verify
 from protocol.versions import SMP_BLOCK_SIZE
 from transport.certificates import KeyAlgorithm, make_ca, make_online
 

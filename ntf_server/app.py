@@ -67,7 +67,6 @@ class App:
     ) -> None:
         self._config_dir = config_dir
         self._config = config
-        self._clock = SharedClock(clock or SystemClock())
         self._random = random
         self._vanished: StoreVanished | None = None
         self.metrics_port = 0
@@ -75,9 +74,9 @@ class App:
         self.descriptors = _descriptors(config)
         self._addresses = AddressLimits(config.LIMITS)
         self._data_dir = data_dir = setup.data_folder(config)
-        self.store = make_store(
-            config_dir, config, on_commit=lambda seconds, _: COMMIT_SECONDS.observe(seconds)
-        )
+        self.store = make_store(config_dir, config, on_commit=COMMIT_SECONDS.observe)
+        own = clock or SystemClock()
+        self._clock = own if self.store.leases is None else SharedClock(own)
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._credentials = load_server_files(config_dir)
         self._journal = self._make_journal()
@@ -275,6 +274,7 @@ class App:
         """None: this daemon shares its store with nobody."""
         if self.store.leases is None:
             return None
+        assert isinstance(self._clock, SharedClock)
         return OwnershipLoop(
             self.store.leases,
             self.subscriber,

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from protocol.authorization import verify
 from protocol.connection import Received
 from protocol.crypto import AuthPublicKey, Ed25519PublicKey, decode_public_key
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import NtfCommand, Ping, Schk, Sdel, Snew, Tnew
 from protocol.session_params import SessionParams
+from protocol.transmission import verify
 from store.interface import CommandStore
 from store.records import SubscriptionRecord, TokenRecord
 

@@ -20,11 +20,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def now(self) -> float:
-        return time.time()  # noqa: TID251
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.time)  # noqa: TID251
+    monotonic = staticmethod(time.monotonic)
 
 
 class SharedClock:
@@ -33,14 +30,12 @@ class SharedClock:
 
     def __init__(self, own: Clock) -> None:
         self._own = own
+        self.monotonic = own.monotonic
         self.ahead = 0.0
         "Seconds by which this machine's clock is before the database's."
 
     def now(self) -> float:
         return self._own.now() - self.ahead
-
-    def monotonic(self) -> float:
-        return self._own.monotonic()
 
     def told(self, now: float, took: float) -> None:
         """The database's clock showed this just now, or up to `took` seconds ago. What is known already

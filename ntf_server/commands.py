@@ -132,9 +132,9 @@ class Commands:
             return Err(AUTH)
         try:
             return await HANDLERS[type(request.message)](self, entity, request.message)
-        except (StoreError, ProtocolError) as error:
-            if isinstance(error, ProtocolError):
-                return Err(error.error)
+        except ProtocolError as error:
+            return Err(error.error)
+        except StoreError:
             raise
         except Exception as error:
             raise_if_cancelled()
@@ -232,29 +232,35 @@ class Commands:
     ) -> list[NtfResponse]:
         """A burst of SNEW is one write."""
         responses: list[NtfResponse] = [Err(AUTH)] * len(requests)
-        allowed: dict[int, NewSubscription] = {}
+        allowed: dict[int, tuple[TokenRecord, NewSubscription]] = {}
         for index, (request, token) in enumerate(zip(requests, entities, strict=True)):
             command = request.message
             if isinstance(token, TokenRecord) and isinstance(command, Snew) and token.may_subscribe:
-                allowed[index] = self._new_subscription(token, command)
-        with self._subscriber.admission({new.server for new in allowed.values()}, source) as refused:
-            for index, new in list(allowed.items()):
+                allowed[index] = token, self._new_subscription(token, command)
+        with self._subscriber.admission({new.server for _, new in allowed.values()}, source) as refused:
+            for index, (_, new) in list(allowed.items()):
                 if (error := refused.get(new.server)) is not None:
                     responses[index] = Err(error)
                     del allowed[index]
-            created = await self._store.create_subscriptions(list(allowed.values())) if allowed else []
-            for (index, new), result in zip(allowed.items(), created, strict=True):
-                responses[index] = self._created(entities[index], new, result)
+            rows = [new for _, new in allowed.values()]
+            created = await self._store.create_subscriptions(rows) if rows else []
+            for (index, (token, new)), result in zip(allowed.items(), created, strict=True):
+                responses[index] = self._created(token, new, result)
         return responses
 
     def _created(
-        self, token: Entity | Denied, new: NewSubscription, result: CreatedSubscription | SnewRefusal
+        self, token: TokenRecord, new: NewSubscription, result: CreatedSubscription | SnewRefusal
     ) -> NtfResponse:
         if isinstance(result, SnewRefusal):
             return Err(QUOTA if result is SnewRefusal.QUOTA else AUTH)
         if result.created:
             SUBSCRIPTIONS_CREATED.inc()
-            self._record_sub(JournalEvent.SUB_CREATED, result.subscription_id, token, new)
+            self._journal.record(
+                JournalEvent.SUB_CREATED,
+                subscription=result.subscription_id,
+                token=token.token_id,
+                server=new.server.host_port,
+            )
         if result.handed_over:
             self._subscriber.subscribe(result.server_key, new.server, result.queue)
         return IdSub(result.subscription_id)
@@ -291,14 +297,6 @@ class Commands:
 
     def _record(self, event: JournalEvent, token: TokenRecord) -> None:
         self._journal.record(event, token=token.token_id, provider=token.device_token.provider.tag)
-
-    def _record_sub(
-        self, event: JournalEvent, subscription_id: EntityId, token: Entity | Denied, new: NewSubscription
-    ) -> None:
-        assert isinstance(token, TokenRecord)
-        self._journal.record(
-            event, subscription=subscription_id, token=token.token_id, server=new.server.host_port
-        )
 
 
 def _same_secret(record: TokenRecord, command: Tnew) -> bool:

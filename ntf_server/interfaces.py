@@ -17,8 +17,8 @@ class Subscriber(Protocol):
     def admission(
         self, servers: Collection[SmpServer], client: str
     ) -> AbstractContextManager[Mapping[SmpServer, ErrorType]]:
-        """Before anything is stored: which routers must not be watched, and what to answer. The others have
-        a place until the end of the block at least."""
+        """Before anything is stored: which routers, by their canonical addresses, must not be watched, and
+        what to answer. The others have a place until the end of the block at least."""
 
     def subscribe(self, server_key: ServerKey, server: SmpServer, queue: QueueRow) -> None:
         """The queue was stored (or revived) as PENDING: it goes to its router's task, which needs no more

@@ -31,6 +31,7 @@ from smp_client.errors import RequestTimeout
 from smp_client.requests import Nonsense, Request
 from smp_client.session import FormerSession, SmpSession
 from smp_client.subscriptions import (
+    QUEUE_EVENTS,
     SERVICE_REFUSED,
     Balance,
     Flight,
@@ -38,7 +39,6 @@ from smp_client.subscriptions import (
     SubscribeOutcomes,
     WaitingQueues,
     WaitingRoom,
-    queue_event,
     sort_outcomes,
 )
 from store.interface import LeaseLost, RouterGone, StoreError, StoreVanished, SubscriberStore
@@ -480,37 +480,38 @@ class RouterSession:
     # What the router tells, in the task that reads; nothing more is read until it is stored
 
     async def receive(self, events: list[Received[SmpMessage]]) -> None:
-        await self._store_notifications(events)
-        if self._is_retired:
-            return
-        ended: list[QueueEvent] = []
-        for received in events:
-            event = queue_event(received.message)
-            if event is not None:
-                if self._flight is None or not self._flight.absorbs(received.entity_id, event):
-                    ended.append(QueueEvent(received.entity_id, event))
-            elif isinstance(received.message, Ends):
-                self.end(TakenOver("another instance took over"))
-            elif type(received.message) is not Nmsg:
-                self.session.blame(Nonsense.UNASKED, 1)
-        if ended:
-            try:
-                moves = await self._parts.patiently(lambda: self._move(ended), self._router.name)
-            except LeaseLost:
-                return  # their new owner knows; notifications of other queues may still be on their way
-            self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
-            self.individual_queues = max(0, self.individual_queues - len(moves))
-            self._wake.set()
-
-    async def _store_notifications(self, events: Sequence[Received[SmpMessage]]) -> None:
-        """One transaction for those of a block; then the push side, which may take its time."""
         block = [
             Notification(event.entity_id, *event.message)
             for event in events
             if type(event.message) is Nmsg  # a tuple, and this loop is hot
         ]
-        if not block:
+        if block:
+            await self._store_notifications(block)
+        if len(block) < len(events) and not self._is_retired:
+            await self._store_ends(events)
+
+    async def _store_ends(self, events: Sequence[Received[SmpMessage]]) -> None:
+        ended: list[QueueEvent] = []
+        for _, notifier_id, message, _ in events:
+            if (event := QUEUE_EVENTS.get(type(message))) is not None:
+                if self._flight is None or not self._flight.absorbs(notifier_id, event):
+                    ended.append(QueueEvent(notifier_id, event))
+            elif isinstance(message, Ends):
+                self.end(TakenOver("another instance took over"))
+            elif not isinstance(message, Nmsg):
+                self.session.blame(Nonsense.UNASKED, 1)
+        if not ended:
             return
+        try:
+            moves = await self._parts.patiently(lambda: self._move(ended), self._router.name)
+        except LeaseLost:
+            return  # their new owner knows; notifications of other queues may still be on their way
+        self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
+        self.individual_queues = max(0, self.individual_queues - len(moves))
+        self._wake.set()
+
+    async def _store_notifications(self, block: Sequence[Notification]) -> None:
+        """One transaction for those of a block; then the push side, which may take its time."""
         received_at = self._clock.monotonic()
         timestamp = int(self._clock.now())
         key = self._router.key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from ntf_server.data_folder import begin_anew, expect_database, has_database, he
 from store.interface import NtfStore
 from store.leases import Duty
 from store.policy import Durability, RowCaps
+from store.sql_store import CommitObserver
 from store.sqlite import SqliteStore
-
-OnCommit = Callable[[float, int], None]
 
 _VANISHED = (
     "the PostgreSQL database is empty, but this server had one: check [STORE] url, move it (ntf-server"
@@ -25,7 +24,7 @@ _VANISHED = (
 
 
 def make_store(
-    config_dir: Path, config: Config, *, auto_migrate: bool = True, on_commit: OnCommit | None = None
+    config_dir: Path, config: Config, *, auto_migrate: bool = True, on_commit: CommitObserver | None = None
 ) -> NtfStore:
     """Not yet open. StoreVanished if there was a database and now there is none; with PostgreSQL when it is
     opened."""
@@ -55,7 +54,7 @@ def _postgres(
     caps: RowCaps,
     duties: Collection[Duty],
     auto_migrate: bool,
-    on_commit: OnCommit | None,
+    on_commit: CommitObserver | None,
     vanished: str | None,
 ) -> NtfStore:
     need_driver()

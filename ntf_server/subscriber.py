@@ -8,6 +8,7 @@ import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 from ntf_server.clock import SECONDS_PER_DAY, Clock, as_datetime
 from ntf_server.config import SubscriberConfig
@@ -164,6 +165,8 @@ class RouterSubscriber:
             standing: Dialing(dialer or make_dialer(config, clock), DialSlots(total, each))
             for standing, (total, each) in DIALS.items()
         }
+        # Thousands of queues name the same few routers: each is looked at once.
+        self._permits = lru_cache(4096)(self._dialing[Standing.NEW].dialer.permits)
         self._places = RouterPlaces(max_routers, config.routers_per_address)
         self._named = NamedRouters(config.routers_per_address)
         self._room = WaitingRoom(WAITING_IN_ALL, WAITING_SHARE)
@@ -208,17 +211,18 @@ class RouterSubscriber:
         key, server, was_there = stored
         if key in self._routers:
             return self._routers[key]
-        if not self._places.has_room(server.canonical, None):
+        place = server.canonical
+        if not self._places.has_room(place, None):
             self._parked.setdefault(key, stored)
             return None
-        self._places.take(server.canonical, None)
+        self._places.take(place, None)
         self._parked.pop(key, None)
         router = self._routers[key] = Router(
             KnownRouter(key, server, self._room, own=canonical_host(server.hosts[0]) in self._own_hosts),
             self._parts,
             self._config,
             self._dialing.__getitem__,
-            brought_by=self._brought_by(server.canonical) or key,
+            brought_by=self._brought_by(place) or key,
             was_there=was_there,
             is_crowded=lambda: bool(self._parked),
         )
@@ -284,21 +288,19 @@ class RouterSubscriber:
         The others have a place at least until the end of the block, in which they are stored and handed over.
         """
         refused: dict[SmpServer, ErrorType] = {}
-        taken: list[SmpServer] = []
         for server in servers:
-            place = server.canonical
-            if not self._dialing[Standing.NEW].dialer.permits(place):
+            if not self._permits(server):
                 refused[server] = CMD_PROHIBITED
-            elif not (self._places.has_room(place, client) and self._may_name(place, client)):
+            elif not (self._places.has_room(server, client) and self._may_name(server, client)):
                 refused[server] = QUOTA
             else:
-                self._places.take(place, client)
-                taken.append(place)
+                self._places.take(server, client)
         try:
             yield refused
         finally:
-            for place in taken:
-                self._places.leave(place)
+            for server in servers:
+                if server not in refused:
+                    self._places.leave(server)
 
     def _may_name(self, place: SmpServer, client: str) -> bool:
         """Of routers that others may watch; those that are watched here have a place, and count by that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from protocol.crypto import KEY_SIZE, TAG_SIZE, BoxError, box, hkdf_sha512, hkdf_sha512_pair, open_box
+from protocol.crypto import KEY_SIZE, TAG_SIZE, box, hkdf_sha512, hkdf_sha512_pair, open_box
 from protocol.encoding import NONCE_SIZE, large
 from protocol.errors import DecodeError, TooLarge
 
@@ -92,10 +92,7 @@ class BlockChain:
 
     def decrypt(self, block: bytes) -> bytes:
         key, nonce = self._next()
-        try:
-            return unpad(open_box(key, nonce, block))
-        except BoxError:
-            raise DecodeError from None
+        return unpad(open_box(key, nonce, block))
 
 
 def session_chains(session_id: bytes, shared: bytes) -> tuple[BlockChain, BlockChain]:

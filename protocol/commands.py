@@ -55,6 +55,9 @@ class Spec(Generic[M]):
     credentials: CredentialRule = CredentialRule.ENTITY
     text: Callable[[M, int], bytes] | None = None
     "Instead of `push`, where the parameters are one text: half the cost of a Writer."
+    since: int = 0
+    older: bytes = b""
+    "What peers of versions before `since` are sent instead; if it is the tag alone, they send that too."
 
 
 class Codec(Generic[M]):
@@ -77,6 +80,8 @@ class Codec(Generic[M]):
         if spec is None:
             raise DecodeError(CMD_UNKNOWN)
         if spec.pull is None or not space:
+            if version < spec.since and data == spec.older:
+                return spec.kind()  # type: ignore[no-any-return]
             raise DecodeError(CMD_SYNTAX)
         r = Reader(parameters)
         try:
@@ -88,6 +93,8 @@ class Codec(Generic[M]):
 
     def encode(self, message: M, version: int) -> bytes:
         tag, spec = self._by_kind[type(message)]
+        if version < spec.since:
+            return spec.older
         if spec.text is not None:
             return tag + b" " + spec.text(message, version)
         if spec.push is None:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from protocol.authorization import authorize
 from protocol.blocks import PAD_LENGTH_SIZE, BlockChain, pack_batches, pad, split_batch, unpad
 from protocol.commands import Codec, check_credentials
 from protocol.crypto import TAG_SIZE, AuthPrivateKey
-from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, new_tuple
+from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, new_tuple, short
 from protocol.errors import (
     BLOCK,
     TE_BLOCK,
@@ -22,7 +21,7 @@ from protocol.errors import (
 )
 from protocol.handshake import Handshake, HandshakeRefused
 from protocol.session_params import SessionParams
-from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
+from protocol.transmission import RawTransmission, authorize, body, encode_transmission, parse_transmission
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -103,6 +102,20 @@ def read_item(
         if error is None:
             return new_tuple(Received, (corr_id, entity_id, message, raw))
     return Rejected(corr_id, entity_id, error)
+
+
+def write_item(params: SessionParams, outgoing: Outgoing[Out], codec: Codec[Out]) -> bytes:
+    """The twin of `read_item`."""
+    corr_id, entity_id, message, key, with_service = outgoing
+    content = body(corr_id, entity_id, codec.encode(message, params.version))
+    if key is None:
+        return encode_transmission(params, b"", None, content)
+    text = short(params.session_id) + content
+    service = params.service if with_service else None
+    if service is None or service.private_key is None:
+        return encode_transmission(params, authorize(params, key, corr_id, text), None, content)
+    auth = authorize(params, key, corr_id, service.fingerprint + text)
+    return encode_transmission(params, auth, service.private_key.sign(text), content)
 
 
 class Connection(Generic[In, Out]):
@@ -213,7 +226,8 @@ class Connection(Generic[In, Out]):
         """Whole padded blocks, ready for the stream. A server's answers and a client's commands alike."""
         assert self.params is not None
         params = self.params
-        transmissions = [self._encode(params, outgoing) for outgoing in batch]
+        codec = self._codec_out
+        transmissions = [write_item(params, outgoing, codec) for outgoing in batch]
         contents = pack_batches(transmissions, params.block_size) if params.batch else transmissions
         return b"".join(self._seal(contents))
 
@@ -225,20 +239,3 @@ class Connection(Generic[In, Out]):
         if any(len(content) > size - PAD_LENGTH_SIZE - TAG_SIZE for content in contents):
             raise TooLarge
         return [self._sending.encrypt(content, size) for content in contents]
-
-    def _encode(self, params: SessionParams, outgoing: Outgoing[Out]) -> bytes:
-        corr_id, entity_id, message, key, with_service = outgoing
-        content = body(corr_id, entity_id, self._codec_out.encode(message, params.version))
-        if key is None:
-            return (
-                b"\0" + content
-                if params.implied_session_id
-                else encode_transmission(params, b"", None, content)
-            )
-        session = params.session_id
-        text = bytes((len(session),)) + session + content
-        service = params.service if with_service else None
-        if service is None or service.private_key is None:
-            return encode_transmission(params, authorize(params, key, corr_id, text), None, content)
-        auth = authorize(params, key, corr_id, service.fingerprint + text)
-        return encode_transmission(params, auth, service.private_key.sign(text), content)

@@ -36,7 +36,7 @@ _ED448_PKCS8 = bytes.fromhex("3047020100300506032b6571043b0439")
 _X25519_PKCS8 = bytes.fromhex("302e020100300506032b656e04220420")
 
 
-class BoxError(Exception):
+class BoxError(DecodeError):
     """A box does not open: wrong key, wrong nonce or changed bytes."""
 
 

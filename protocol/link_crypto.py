@@ -12,14 +12,12 @@ from typing import NamedTuple
 from protocol.blocks import pad, unpad
 from protocol.crypto import (
     KEY_SIZE,
-    BoxError,
     Ed25519PrivateKey,
     box,
     hkdf_sha512,
     open_box,
 )
 from protocol.encoding import NONCE_SIZE, CorrId, EntityId, Reader, nonce, short
-from protocol.errors import DecodeError
 
 LINK_ID_SIZE = 24
 LINK_KEY_SIZE = 32
@@ -77,7 +75,4 @@ def seal_user_data(data_key: bytes, number: bytes, signed: bytes) -> bytes:
 
 def open_link_data(data_key: bytes, sealed: bytes) -> bytes:
     """The signed piece inside; any padded size is taken. DecodeError for what does not open."""
-    try:
-        return unpad(open_box(data_key, nonce(sealed[:NONCE_SIZE]), sealed[NONCE_SIZE:]))
-    except BoxError:
-        raise DecodeError from None
+    return unpad(open_box(data_key, nonce(sealed[:NONCE_SIZE]), sealed[NONCE_SIZE:]))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.blocks import pad, unpad
-from protocol.crypto import BoxError, box, open_box
+from protocol.crypto import box, open_box
 from protocol.encoding import Reader, Writer, nonce
-from protocol.errors import DecodeError
 from protocol.versions import SMP_BLOCK_ENCRYPTION, SMP_PROXY
 
 MAX_MESSAGE_ENCRYPTED_BLOCKS = 16048
@@ -75,7 +74,4 @@ def seal_message(secret: bytes, message_id: bytes, message: RcvMessage | QuotaEx
 
 def open_message(secret: bytes, message_id: bytes, boxed: bytes) -> RcvMessage | QuotaExceeded:
     """Its twin for recipients. Any padded size is accepted; DecodeError for what does not open or parse."""
-    try:
-        return decode_message(unpad(open_box(secret, nonce(message_id), boxed)))
-    except BoxError:
-        raise DecodeError from None
+    return decode_message(unpad(open_box(secret, nonce(message_id), boxed)))

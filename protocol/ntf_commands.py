@@ -16,7 +16,7 @@ from protocol.crypto import (
     push_key,
 )
 from protocol.device_token import DeviceToken, pull_device_token, push_device_token
-from protocol.encoding import EntityId, Reader, Writer
+from protocol.encoding import EntityId, Reader, Writer, short
 from protocol.error_codec import decode_error
 from protocol.errors import DecodeError, ErrorType
 from protocol.statuses import (
@@ -193,7 +193,7 @@ NTF_RESPONSES: Codec[NtfResponse] = Codec(
         b"IDSUB": Spec(
             IdSub,
             lambda r, v: IdSub(EntityId(r.pull_short())),
-            lambda w, m, v: w.push_short(m.subscription_id),
+            text=lambda m, v: short(m.subscription_id),
         ),
         b"OK": Spec(Ok),
         b"ERR": Spec(Err, lambda r, v: Err(decode_error(r.pull_tail())), text=lambda m, v: m.error.text),

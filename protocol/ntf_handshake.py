@@ -91,9 +91,6 @@ class NtfClientHandshake:
 
     def _open(self, signed_key: bytes) -> X25519PublicKey:
         try:
-            key = open_signed_key(self._leaf, signed_key)
+            return open_signed_key(self._leaf, signed_key, X25519PublicKey)
         except DecodeError:
             raise HandshakeError(TE_BAD_AUTH) from None
-        if not isinstance(key, X25519PublicKey):
-            raise HandshakeError(TE_BAD_AUTH)
-        return key

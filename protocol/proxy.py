@@ -8,12 +8,10 @@ same way, with the bytes of the nonces in reverse order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.blocks import pad, unpad
 from protocol.crypto import (
-    BoxError,
     X25519PrivateKey,
     X25519PublicKey,
     box,
@@ -22,19 +20,9 @@ from protocol.crypto import (
     push_key,
 )
 from protocol.encoding import CorrId, Reader, Writer, nonce
-from protocol.errors import DecodeError
-from protocol.signed_key import open_signed_key
 
 PROXIED_PADDED = 16226
 "Of transmissions and answers between client and destination."
-
-
-def relay_session_key(chain: Sequence[bytes], signed_key: bytes) -> X25519PublicKey:
-    """The destination's key that a PKEY proves. The chain must be checked against the identity before."""
-    key = open_signed_key(chain[0], signed_key)
-    if not isinstance(key, X25519PublicKey):
-        raise DecodeError
-    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +42,14 @@ class ClientLayer:
         return box(self.secret, nonce(self.corr_id), pad(transmission, PROXIED_PADDED))
 
     def open_command(self, boxed: bytes) -> bytes:
-        """Any padded size is taken. BoxError if it does not open, DecodeError if it has no padding."""
+        """Any padded size is taken."""
         return unpad(open_box(self.secret, nonce(self.corr_id), boxed))
 
     def seal_answer(self, transmission: bytes) -> bytes:
         return box(self.secret, _reverse(self.corr_id), pad(transmission, PROXIED_PADDED))
 
     def open_answer(self, boxed: bytes) -> bytes:
-        return unpad(_opened(self.secret, _reverse(self.corr_id), boxed))
+        return unpad(open_box(self.secret, _reverse(self.corr_id), boxed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ def seal_forwarded(secret: bytes, corr_id: CorrId, forwarded: Forwarded) -> byte
 
 
 def open_forwarded(secret: bytes, corr_id: CorrId, boxed: bytes) -> Forwarded:
-    r = Reader(_opened(secret, nonce(corr_id), boxed))
+    r = Reader(open_box(secret, nonce(corr_id), boxed))
     return Forwarded(CorrId(r.pull_short()), r.pull_word16(), pull_x25519_public(r), r.pull_tail())
 
 
@@ -104,16 +92,9 @@ def seal_forwarded_answer(secret: bytes, corr_id: CorrId, answer: ForwardedAnswe
 
 
 def open_forwarded_answer(secret: bytes, corr_id: CorrId, boxed: bytes) -> ForwardedAnswer:
-    r = Reader(_opened(secret, _reverse(corr_id), boxed))
+    r = Reader(open_box(secret, _reverse(corr_id), boxed))
     return ForwardedAnswer(CorrId(r.pull_short()), r.pull_tail())
 
 
 def _reverse(corr_id: CorrId) -> bytes:
     return nonce(corr_id)[::-1]
-
-
-def _opened(secret: bytes, number: bytes, boxed: bytes) -> bytes:
-    try:
-        return open_box(secret, number, boxed)
-    except BoxError:
-        raise DecodeError from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protocol.addresses import SmpQueueNtf, SmpServer, parse_smp_queue_ntf, queue_text
 from protocol.blocks import pad, unpad
-from protocol.crypto import BoxError, box, open_box
+from protocol.crypto import box, open_box
 from protocol.encoding import Reader, Writer, b64, nonce, unb64
 from protocol.errors import DecodeError
 
@@ -62,10 +62,7 @@ def seal_push(secret: bytes, random_nonce: bytes, data: bytes, padding: int = PU
 
 
 def open_push(secret: bytes, push_nonce: bytes, boxed: bytes) -> bytes:
-    try:
-        return unpad(open_box(secret, nonce(push_nonce), boxed))
-    except BoxError:
-        raise DecodeError from None
+    return unpad(open_box(secret, nonce(push_nonce), boxed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,4 @@ def seal_nmsg_meta(secret: bytes, random_nonce: bytes, meta: NmsgMeta) -> bytes:
 
 
 def open_nmsg_meta(secret: bytes, nmsg_nonce: bytes, boxed: bytes) -> NmsgMeta:
-    try:
-        return decode_nmsg_meta(unpad(open_box(secret, nmsg_nonce, boxed)))
-    except BoxError:
-        raise DecodeError from None
+    return decode_nmsg_meta(unpad(open_box(secret, nmsg_nonce, boxed)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from construct import (
     Const,
@@ -30,10 +30,13 @@ from protocol.crypto import (
     Ed25519PublicKey,
     SigningKey,
     VerifyKey,
+    X25519PublicKey,
     decode_public_key,
     sha256,
 )
 from protocol.errors import DecodeError
+
+Key = TypeVar("Key", Ed25519PublicKey, X25519PublicKey, Ed448PublicKey)
 
 MAX_CHAIN = 4
 _SEQUENCE = b"\x30"
@@ -95,8 +98,8 @@ def sign_key(signer: SigningKey, key: AuthPublicKey) -> bytes:
     return bytes(_Outer.build(body))
 
 
-def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
-    """The key, if it was signed by the certificate's key; DecodeError for anything else."""
+def open_signed_key(certificate: bytes, signed_key: bytes, kind: type[Key]) -> Key:
+    """The key, if it is of this kind and was signed by the certificate's; DecodeError for anything else."""
     try:
         body = _SignedBody.parse(_Outer.parse(signed_key))
     except ConstructError:
@@ -109,7 +112,10 @@ def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
     verify_key = certificate_key(certificate)
     if not verify_key.verify(signature, _tlv(_SEQUENCE).build(body.object)):
         raise DecodeError
-    return decode_public_key(bytes(body.object))
+    key = decode_public_key(bytes(body.object))
+    if not isinstance(key, kind):
+        raise DecodeError
+    return key
 
 
 def certificate_key(certificate: bytes) -> VerifyKey:

@@ -266,27 +266,6 @@ def push_nmsg(w: Writer, message: Nmsg, version: int) -> None:
     w.push_short(message.meta)
 
 
-class SmpCommands(Codec[SmpCommand]):
-    """SUBS and NSUBS say how many queues they expect only from v19 on."""
-
-    def encode(self, message: SmpCommand, version: int) -> bytes:
-        if version < SMP_RCV_SERVICE and isinstance(message, Subs | Nsubs):
-            return b"SUBS" if isinstance(message, Subs) else b"NSUBS"
-        return super().encode(message, version)
-
-    def decode(self, data: bytes, version: int) -> SmpCommand:
-        if version < SMP_RCV_SERVICE and data in (b"SUBS", b"NSUBS"):
-            return Subs() if data == b"SUBS" else Nsubs()
-        return super().decode(data, version)
-
-
-_UNKNOWN_QUEUES = QueueSet(-1)
-
-
-def _push_expected(w: Writer, command: Subs | Nsubs, version: int) -> None:
-    push_queue_set(w, command.queues or _UNKNOWN_QUEUES, version)
-
-
 def _pull_lset(r: Reader, version: int) -> Lset:
     return Lset(_pull_entity(r), _pull_link_data(r))
 
@@ -344,19 +323,24 @@ def _body_spec(kind: type[Any], credentials: CredentialRule = CredentialRule.ENT
     return Spec(kind, lambda r, v: kind(r.pull_tail()), lambda w, m, v: w.push_bytes(m.body), credentials)
 
 
-def _queues_spec(kind: type[Any]) -> Spec[Any]:
-    return Spec(kind, lambda r, v: kind(pull_queue_set(r, v)), lambda w, m, v: push_queue_set(w, m.queues, v))
+_UNKNOWN_QUEUES = QueueSet(-1)
 
 
-def _expected_spec(kind: type[Any]) -> Spec[Any]:
-    return Spec(kind, lambda r, v: kind(pull_queue_set(r, v)), _push_expected)
+def _queues_spec(kind: type[Any], since: int = 0, older: bytes = b"") -> Spec[Any]:
+    return Spec(
+        kind,
+        lambda r, v: kind(pull_queue_set(r, v)),
+        lambda w, m, v: push_queue_set(w, m.queues or _UNKNOWN_QUEUES, v),
+        since=since,
+        older=older,
+    )
 
 
-SMP_COMMANDS = SmpCommands(
+SMP_COMMANDS: Codec[SmpCommand] = Codec(
     {
         b"NEW": Spec(New, pull_new, push_new, CredentialRule.KEY),
         b"SUB": Spec(Sub),
-        b"SUBS": _expected_spec(Subs),
+        b"SUBS": _queues_spec(Subs, SMP_RCV_SERVICE, b"SUBS"),
         b"KEY": _key_spec(Key),
         b"RKEY": Spec(
             Rkey,
@@ -382,24 +366,13 @@ SMP_COMMANDS = SmpCommands(
         b"PFWD": Spec(Pfwd, _pull_pfwd, _push_pfwd, CredentialRule.ENTITY_BARE),
         b"RFWD": _body_spec(Rfwd, CredentialRule.NOTHING),
         b"NSUB": Spec(Nsub),
-        b"NSUBS": _expected_spec(Nsubs),
+        b"NSUBS": _queues_spec(Nsubs, SMP_RCV_SERVICE, b"NSUBS"),
         b"PING": Spec(Ping, credentials=CredentialRule.NOTHING),
     }
 )
 
 
-class SmpMessages(Codec[SmpMessage]):
-    """Words that older peers do not know are sent as the ones they do."""
-
-    def encode(self, message: SmpMessage, version: int) -> bytes:
-        if version < SMP_SERVICE_CERTS and isinstance(message, Sok):
-            return b"OK"
-        if version < SMP_DELD and isinstance(message, Deld):
-            return b"END"
-        return super().encode(message, version)
-
-
-SMP_MESSAGES = SmpMessages(
+SMP_MESSAGES: Codec[SmpMessage] = Codec(
     {
         b"IDS": Spec(Ids, pull_ids, push_ids),
         b"LNK": Spec(Lnk, _pull_lnk, _push_lnk),
@@ -410,6 +383,8 @@ SMP_MESSAGES = SmpMessages(
             Sok,
             lambda r, v: Sok(r.pull_optional(_pull_entity)),
             lambda w, m, v: w.push_optional(m.service_id, Writer.push_short),
+            since=SMP_SERVICE_CERTS,
+            older=b"OK",
         ),
         b"SOKS": _queues_spec(Soks),
         b"MSG": Spec(
@@ -420,7 +395,7 @@ SMP_MESSAGES = SmpMessages(
         b"NMSG": Spec(Nmsg, pull_nmsg, push_nmsg),
         b"END": Spec(End),
         b"ENDS": _queues_spec(Ends),
-        b"DELD": Spec(Deld),
+        b"DELD": Spec(Deld, since=SMP_DELD, older=b"END"),
         b"ALLS": Spec(Alls),
         b"PKEY": Spec(Pkey, _pull_pkey, _push_pkey),
         b"PRES": _body_spec(Pres),

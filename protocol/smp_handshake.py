@@ -190,11 +190,9 @@ class SmpServerHandshake:
         if version < role.since or not chain or chain != self._client_chain:
             raise HandshakeError(TE_BAD_SERVICE)
         try:
-            key = open_signed_key(chain[0], hello.signed_key)
+            key = open_signed_key(chain[0], hello.signed_key, Ed25519PublicKey)
         except DecodeError:
             raise HandshakeError(TE_BAD_SERVICE) from None
-        if not isinstance(key, Ed25519PublicKey):
-            raise HandshakeError(TE_BAD_SERVICE)
         fingerprint = service_fingerprint(chain)
         return ServiceSession(self._service_id(fingerprint, role), fingerprint, key)
 
@@ -255,12 +253,9 @@ class SmpClientHandshake:
         if not self._router_chain or [bytes(c) for c in auth.chain] != self._router_chain:
             raise HandshakeError(TE_BAD_AUTH)
         try:
-            key = open_signed_key(self._router_chain[0], auth.signed_key)
+            return open_signed_key(self._router_chain[0], auth.signed_key, X25519PublicKey)
         except DecodeError:
             raise HandshakeError(TE_BAD_AUTH) from None
-        if not isinstance(key, X25519PublicKey):
-            raise HandshakeError(TE_BAD_AUTH)
-        return key
 
     def _agreed(self, version: int, router_key: X25519PublicKey | None, proof: RouterProof | None) -> Agreed:
         shared = None

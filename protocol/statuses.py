@@ -38,17 +38,13 @@ class TokenStatus(StrEnum):
     def is_invalid(self) -> bool:
         return self.value.startswith("INVALID")
 
-    @property
-    def allows_verification(self) -> bool:
-        return self in _VERIFIABLE
 
-    @property
-    def allows_subscriptions(self) -> bool:
-        """ACTIVE, and dead ones, if they were verified once: their client may be about to repair them."""
-        return self is TokenStatus.ACTIVE or self is TokenStatus.EXPIRED or self.is_invalid
+VERIFIABLE = frozenset({TokenStatus.REGISTERED, TokenStatus.CONFIRMED, TokenStatus.ACTIVE})
 
-
-_VERIFIABLE = frozenset({TokenStatus.REGISTERED, TokenStatus.CONFIRMED, TokenStatus.ACTIVE})
+SUBSCRIBING = frozenset(
+    {TokenStatus.ACTIVE, TokenStatus.EXPIRED, *(status for status in TokenStatus if status.is_invalid)}
+)
+"Dead ones too, if they were verified once: their client may be about to repair them."
 
 
 class TokenInput(Enum):
@@ -78,7 +74,7 @@ def _token_moves() -> dict[tuple[TokenStatus, TokenInput], TokenStatus]:
         (TokenStatus.ACTIVE, TokenInput.VERIFICATION_ACCEPTED): TokenStatus.ACTIVE,
     }
     for status in TokenStatus:
-        if status.allows_verification:
+        if status in VERIFIABLE:
             moves[status, TokenInput.CODE_MATCHED] = TokenStatus.ACTIVE
         dead = status.is_invalid or status in (TokenStatus.EXPIRED, TokenStatus.NEW)
         moves[status, TokenInput.REGISTERED] = TokenStatus.REGISTERED if dead else status

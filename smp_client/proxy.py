@@ -14,20 +14,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import NamedTuple
 
 from protocol.addresses import SmpServer
-from protocol.authorization import authorize
 from protocol.blocks import pack_batches, split_batch
-from protocol.connection import Rejected, read_item
+from protocol.connection import Outgoing, Rejected, read_item, write_item
 from protocol.crypto import KEY_SIZE, AuthPrivateKey, X25519PrivateKey, X25519PublicKey
-from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, short
+from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
 from protocol.errors import PROXY_NO_SESSION, DecodeError, HandshakeError, TooLarge, proxy_broker_error
-from protocol.proxy import ClientLayer, relay_session_key
-from protocol.session_params import SessionParams, smp_params
+from protocol.proxy import ClientLayer
+from protocol.session_params import smp_params
+from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
-from protocol.smp_messages import Err, Lget, Lkey, Pfwd, Pkey, Pres, Prxy, Send, Skey, SmpMessage
-from protocol.transmission import body, encode_transmission
+from protocol.smp_messages import Err, Lget, Lkey, Pfwd, Pkey, Pres, Prxy, Send, Skey, SmpCommand, SmpMessage
 from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRange
 from smp_client.errors import BadAnswer, CannotSend, WrongIdentity
 from smp_client.requests import CORR_ID_SIZE
@@ -37,6 +35,8 @@ from transport.identity import check_chain
 from transport.shared_attempts import SharedAttempts
 
 SenderCommand = Send | Skey | Lkey | Lget
+Command = Outgoing[SmpCommand]
+"Of a sender, about a queue or a link; its correlation id is also the nonce of its encryption."
 "What a proxy forwards."
 Sessions = Callable[[SmpServer], Awaitable[SmpSession]]
 
@@ -73,19 +73,6 @@ class ProxyConfig:
         return next(iter(others or self.proxies), None)
 
 
-class Command(NamedTuple):
-    """A command of a sender, about a queue or a link."""
-
-    entity_id: EntityId
-    message: SenderCommand
-    key: AuthPrivateKey | None
-    corr_id: CorrId
-    "Also the nonce of its encryption."
-
-    def __repr__(self) -> str:
-        return f"Command({self.message!r})"
-
-
 class Route:
     """A way to one router through one proxy, open until either session ends."""
 
@@ -104,7 +91,8 @@ class Route:
         own = X25519PrivateKey(os.urandom(KEY_SIZE))
         try:
             layer = ClientLayer.agree(own, self._relay_key, command.corr_id)
-            sealed = layer.seal_command(_transmission(self._params, command))
+            (packed,) = pack_batches([write_item(self._params, command, SMP_COMMANDS)], SMP_BLOCK_SIZE)
+            sealed = layer.seal_command(packed)
         except (TooLarge, HandshakeError, DecodeError) as error:
             raise CannotSend(str(error)) from None
         forward = Pfwd(self._params.version, own.public, sealed)
@@ -126,14 +114,6 @@ class Route:
         return item.message
 
 
-def _transmission(params: SessionParams, command: Command) -> bytes:
-    entity_id, message, key, corr_id = command
-    content = body(corr_id, entity_id, SMP_COMMANDS.encode(message, params.version))
-    auth = b"" if key is None else authorize(params, key, corr_id, short(params.session_id) + content)
-    (packed,) = pack_batches([encode_transmission(params, auth, None, content)], SMP_BLOCK_SIZE)
-    return packed
-
-
 async def open_route(
     proxy: SmpSession, server: SmpServer, password: bytes | None, now: Callable[[], datetime]
 ) -> Route | Err:
@@ -148,7 +128,7 @@ async def open_route(
         return Err(UNREACHABLE[1])
     try:
         check_chain(answer.chain, server.key_hash, now())
-        key = relay_session_key(answer.chain, answer.signed_key)
+        key = open_signed_key(answer.chain[0], answer.signed_key, X25519PublicKey)
     except (TransportError, DecodeError):
         raise WrongIdentity("the proxy is not connected to the router that was asked for") from None
     return Route(proxy, answer, key, version)
@@ -183,7 +163,7 @@ class Sender:
         Whoever got none may ask again with the same `corr_id` (24 random bytes): a message that had arrived
         is not delivered twice.
         """
-        sent = Command(entity_id, command, key, corr_id or CorrId(os.urandom(CORR_ID_SIZE)))
+        sent = Command(corr_id or CorrId(os.urandom(CORR_ID_SIZE)), entity_id, command, key)
         if not self._config.wants_proxy(server):
             return await self._directly(server, sent)
         proxy = self._config.proxy_for(server)
@@ -196,8 +176,7 @@ class Sender:
 
     async def _directly(self, server: SmpServer, command: Command) -> SmpMessage:
         session = await self._sessions(server)
-        entity_id, message, key, corr_id = command
-        return await session.request(entity_id, message, key, corr_id=corr_id)
+        return await session.request(command.entity_id, command.message, command.key, corr_id=command.corr_id)
 
     async def _through(self, proxy: SmpServer, server: SmpServer, command: Command) -> SmpMessage:
         """A proxy that lost its session before the command left is asked for another one, once."""

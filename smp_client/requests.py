@@ -32,7 +32,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import AuthPrivateKey
-from protocol.encoding import NO_ENTITY, NONCE_SIZE, CorrId, EntityId
+from protocol.encoding import NO_ENTITY, NONCE_SIZE, CorrId, EntityId, new_tuple
 from protocol.errors import DecodeError, HandshakeError, TooLarge
 from protocol.session_params import SessionParams
 from smp_client.errors import (
@@ -135,6 +135,9 @@ class NonsenseBudget:
 
 class RequestSession(Generic[In, Out]):
     """One connection to a server. It owns the task that reads; `close` ends both."""
+
+    associating: tuple[type, ...] = ()
+    "Commands that in a service session bind their queue to the service, with a second signature."
 
     def __init__(
         self,
@@ -275,9 +278,13 @@ class RequestSession(Generic[In, Out]):
         return [CorrId(data[i : i + CORR_ID_SIZE]) for i in range(0, len(data), CORR_ID_SIZE)]
 
     def _write(self, batch: Batch[In], part: list[tuple[int, CorrId, Request[Out]]]) -> None:
+        associating = self.associating if self.params.service is not None else ()
         try:
             # Encoding and writing without a pause between: the blocks' keys depend on their order.
-            blocks = self._connection.send([self.outgoing(corr_id, request) for _, corr_id, request in part])
+            blocks = self._connection.send(
+                new_tuple(Outgoing, (corr_id, *request, isinstance(request.message, associating)))
+                for _, corr_id, request in part
+            )
         except (HandshakeError, TooLarge, DecodeError) as error:
             if len(part) == 1:
                 batch.settle(part[0][0], CannotSend(str(error)))
@@ -290,10 +297,6 @@ class RequestSession(Generic[In, Out]):
         for index, corr_id, _ in part:
             self._pending[corr_id] = (batch, index)
         self._stream.write(blocks)
-
-    def outgoing(self, corr_id: CorrId, request: Request[Out]) -> Outgoing[Out]:
-        """How a request goes out; protocols with more than one kind of authorisation say so here."""
-        return Outgoing(corr_id, *request)
 
     async def _answered(self, batch: Batch[In]) -> None:
         """Wait for the answers as long as the peer has time for them."""

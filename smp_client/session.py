@@ -20,9 +20,8 @@ from OpenSSL import SSL
 
 from protocol import ntf_commands, smp_messages
 from protocol.addresses import NtfServer, ServerAddress, SmpServer
-from protocol.connection import Connection, Outgoing, Received
+from protocol.connection import Connection, Received
 from protocol.crypto import KEY_SIZE, Ed25519PrivateKey, X25519PrivateKey
-from protocol.encoding import CorrId
 from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, NtfCommand, NtfResponse
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
@@ -31,7 +30,7 @@ from protocol.smp_messages import New, Nsub, Nsubs, SmpCommand, SmpMessage, Sub,
 from protocol.versions import NTF_ALPN, NTF_VERSIONS, SMP_ALPN, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
 from smp_client.errors import ConnectFailed
-from smp_client.requests import SESSION_DEFAULTS, Nonsense, Request, RequestSession, SessionConfig
+from smp_client.requests import SESSION_DEFAULTS, Nonsense, RequestSession, SessionConfig
 from transport.certificates import Credentials
 from transport.streams import TlsStream
 from transport.tls import client_context
@@ -41,8 +40,6 @@ SmpEvents = Callable[[list[Received[SmpMessage]]], Awaitable[None]]
 
 OVERLAP = 20.0
 "Seconds for a router to send the last of what it has for a session that lost its queues; END takes up to 15."
-_ASSOCIATES_QUEUE = (Nsub, Sub, New)
-"Commands that in a service session bind the queue to the service, with a second signature."
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +53,7 @@ class Service:
 class SmpSession(RequestSession[SmpMessage, SmpCommand]):
     """Requests and events of one connection to a router."""
 
-    def outgoing(self, corr_id: CorrId, request: Request[SmpCommand]) -> Outgoing[SmpCommand]:
-        with_service = self.params.service is not None and isinstance(request.message, _ASSOCIATES_QUEUE)
-        return Outgoing(corr_id, *request, with_service)
+    associating = (Nsub, Sub, New)
 
     async def subscribe_service(self, command: Subs | Nsubs) -> SmpMessage:
         """All queues associated with the session's service at once; raises `ClientError`."""

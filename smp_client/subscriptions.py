@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -20,6 +20,9 @@ ENDED = SubEvent(SubInput.ENDED)
 DELETED = SubEvent(SubInput.QUEUE_DELETED)
 REFUSED = SubEvent(SubInput.REFUSED)
 SERVICE_REFUSED = SubEvent(SubInput.SERVICE_REFUSED)
+
+QUEUE_EVENTS: Mapping[type[SmpMessage], SubEvent] = {End: ENDED, Deld: DELETED}
+"What messages of a router mean for the state of their queue."
 
 
 class Queue(Protocol):
@@ -134,13 +137,6 @@ class Flight:
         if self._batch.answers[index] is not None:
             self.overtaken.append((notifier_id, event))
         return True
-
-
-def queue_event(message: SmpMessage) -> SubEvent | None:
-    """What a message of the router means for the state of its queue, if anything."""
-    if isinstance(message, End):
-        return ENDED
-    return DELETED if isinstance(message, Deld) else None
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.authorization import verify
 from protocol.connection import Received
 from protocol.crypto import AuthPublicKey
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, SERVICE, ProtocolError
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import Lget, Lkey, Send, Skey
+from protocol.transmission import verify
 from smp_router.broker import Broker
 from smp_router.client import Client
 from smp_router.queues import Notifier, Queue

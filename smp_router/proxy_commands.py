@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.blocks import pack_batches, split_batch
-from protocol.connection import Received, Rejected, read_item
-from protocol.crypto import BoxError
+from protocol.connection import Outgoing, Received, Rejected, read_item, write_item
 from protocol.encoding import CorrId
 from protocol.errors import (
     BLOCK,
@@ -22,7 +21,6 @@ from protocol.proxy import ClientLayer, Forwarded, ForwardedAnswer, open_forward
 from protocol.session_params import SessionParams, smp_params
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_messages import Err, Pfwd, Prxy, Rfwd, Rres, SmpCommand, SmpMessage
-from protocol.transmission import body, encode_transmission
 from protocol.versions import SMP_BLOCK_SIZE, SMP_VERSIONS
 from smp_router.broker import Broker
 from smp_router.client import ROUTER_MESSAGES, Client
@@ -82,7 +80,7 @@ def relay_forward(broker: Broker, client: Client, request: Received[Rfwd], respo
         forwarded = open_forwarded(params.shared_secret, request.corr_id, request.message.body)
         layer = ClientLayer.agree(params.own_session_key, forwarded.key, forwarded.corr_id)
         content = layer.open_command(forwarded.body)
-    except (BoxError, DecodeError):
+    except DecodeError:
         raise ProtocolError(CRYPTO) from None
     broker.counts["commands_relayed"] += 1
     sealed = layer.seal_answer(_answer(broker, _inner_params(params, forwarded), _only(content), respond))
@@ -121,6 +119,6 @@ def _answer(broker: Broker, params: SessionParams, transmission: bytes, respond:
 
 
 def _encoded(params: SessionParams, corr_id: CorrId, entity_id: Any, answer: SmpMessage) -> bytes:
-    content = body(corr_id, entity_id, ROUTER_MESSAGES.encode(answer, params.version))
-    (packed,) = pack_batches([encode_transmission(params, b"", None, content)], SMP_BLOCK_SIZE)
+    item = write_item(params, Outgoing(corr_id, entity_id, answer), ROUTER_MESSAGES)
+    (packed,) = pack_batches([item], SMP_BLOCK_SIZE)
     return packed

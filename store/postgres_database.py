@@ -11,7 +11,7 @@ import asyncpg
 from protocol.addresses import SmpServer
 from protocol.device_token import Provider
 from protocol.encoding import EntityId
-from protocol.statuses import TokenStatus
+from protocol.statuses import SUBSCRIBING, TokenStatus
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, LeaseLost
 from store.leases import FORGET, HANDED_OVER, Duty, Lease, of_router
 from store.policy import Owner, RowCaps
@@ -213,7 +213,7 @@ class PostgresTransaction(PostgresDatabase, Transaction):
 
     async def owners(self, keys: Sequence[TokenKey]) -> dict[TokenKey, Owner]:
         owners = {
-            TokenKey(key): Owner(verified and TokenStatus(status).allows_subscriptions, set(), 0)
+            TokenKey(key): Owner(verified and status in SUBSCRIBING, set(), 0)
             for key, status, verified in await self.db.fetch(_LOCK_OWNERS, keys)
         }
         for key, server_key, count in await self.db.fetch(_USED, list(owners)):

@@ -156,7 +156,7 @@ class GroupRunner:
                 return [Failed(error)]
             return [(await self([operation]))[0] for operation in group]
         if self._on_commit is not None:
-            self._on_commit(time.perf_counter() - started, len(group))
+            self._on_commit(time.perf_counter() - started)
         return results
 
     async def _run(self, group: Sequence[Operation]) -> list[Any]:

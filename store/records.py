@@ -10,7 +10,7 @@ from typing import NamedTuple, NewType
 from protocol.addresses import SmpServer
 from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
-from protocol.statuses import SubEvent, SubState, SubStatus, TokenStatus
+from protocol.statuses import SUBSCRIBING, SubEvent, SubState, SubStatus, TokenStatus
 
 TokenKey = NewType("TokenKey", int)
 "The store's own short name of a token; never leaves the server."
@@ -44,7 +44,7 @@ class TokenRecord(NewToken):
 
     @property
     def may_subscribe(self) -> bool:
-        return self.verified and self.status.allows_subscriptions
+        return self.verified and self.status in SUBSCRIBING
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: likewise, per SNEW

@@ -295,8 +295,8 @@ class Failed(NamedTuple):
     error: Exception
 
 
-CommitObserver = Callable[[float, int], None]
-"Told the seconds and the number of operations of each committed group, perhaps on another thread."
+CommitObserver = Callable[[float], None]
+"Told the seconds that each committed group took, perhaps on another thread."
 
 GroupRunner = Callable[[Sequence[Operation]], Awaitable[list[Any]]]
 "Results of the operations, in order; a `Failed` for one that failed."

@@ -16,7 +16,7 @@ import aiosqlite
 from protocol.addresses import SmpServer
 from protocol.device_token import Provider
 from protocol.encoding import EntityId, new_tuple
-from protocol.statuses import TokenStatus
+from protocol.statuses import SUBSCRIBING, TokenStatus
 from store import migrate
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, SchemaOld, StoreUnavailable
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, Owner, RowCaps
@@ -197,7 +197,7 @@ class SqliteTransaction(SqliteDatabase, Transaction):
         owners = {}
         for key, status, verified, routers, subscriptions, last in select_in(self.db, _OWNERS, keys):
             owners[TokenKey(key)] = Owner(
-                bool(verified) and TokenStatus(status).allows_subscriptions,
+                bool(verified) and status in SUBSCRIBING,
                 {ServerKey(int(router)) for router in routers.split(",")} if routers else set(),
                 subscriptions,
             )

@@ -145,7 +145,7 @@ class GroupWriter:
                 return [self(db, [operation])[0] for operation in group]
             return [Failed(self._file.for_caller(error))]
         if self._on_commit is not None:
-            self._on_commit(time.perf_counter() - started, len(group))
+            self._on_commit(time.perf_counter() - started)
         return results
 
     def _begin(self, db: sqlite3.Connection, *, durable: bool) -> None:

@@ -29,7 +29,7 @@ from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.device_token import Provider
 from protocol.encoding import NONCE_SIZE
 from protocol.push_messages import encode_pn_message, seal_push
-from protocol.statuses import TokenStatus
+from protocol.statuses import VERIFIABLE, TokenStatus
 from store.interface import DeliveryStore, LeaseLost, StoreError
 from store.leases import STATEMENTS, Ownership, of_pushes
 from store.records import LastNotification, SubKey, TokenKey, TokenPush, TokenRecord
@@ -284,7 +284,7 @@ class Composer:
         if isinstance(content, StatementPush):
             return True
         if taken.job.kind is Kind.VERIFICATION:
-            return content.status.allows_verification
+            return content.status in VERIFIABLE
         return content.status is TokenStatus.ACTIVE
 
     def compose(self, taken: Taken, content: Content, now: float) -> Push:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer
-from protocol.authorization import authorize
 from protocol.blocks import pack_batches
 from protocol.crypto import Ed25519PrivateKey
 from protocol.device_token import ApnsToken, Provider
@@ -30,7 +29,7 @@ from protocol.ntf_commands import (
     Trpl,
     Tvfy,
 )
-from protocol.transmission import body, encode_transmission
+from protocol.transmission import authorize, body, encode_transmission
 from protocol.versions import NTF_BLOCK_SIZE, NTF_VERSIONS, VersionRange
 from tests.drills.world import Daemon, running_daemon
 from tests.fuzz.mutation import Mutator

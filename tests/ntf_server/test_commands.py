@@ -9,7 +9,6 @@ import pytest
 
 from ntf_server.app import App
 from ntf_server.config import LimitsConfig
-from protocol.authorization import authorize
 from protocol.blocks import pack_batches
 from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, Ed25519PrivateKey, X25519PrivateKey
 from protocol.device_token import ApnsToken, Provider
@@ -47,7 +46,7 @@ from protocol.ntf_commands import (
     Tvfy,
 )
 from protocol.statuses import SubState, TokenStatus
-from protocol.transmission import body, encode_transmission
+from protocol.transmission import authorize, body, encode_transmission
 from protocol.versions import VersionRange
 from tests import builders
 from tests.ntf_server.conftest import active_device, code_of, null_token

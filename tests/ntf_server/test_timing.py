@@ -10,13 +10,12 @@ from pathlib import Path
 from statistics import NormalDist, median
 
 from ntf_server.app import running
-from protocol.authorization import verify
 from protocol.connection import Outgoing
 from protocol.crypto import AuthPrivateKey, Ed448PrivateKey, Ed448PublicKey, Ed25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import NtfCommand, Ping, Schk, Tchk
 from protocol.session_params import ntf_params
-from protocol.transmission import RawTransmission
+from protocol.transmission import RawTransmission, verify
 from tests import builders
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient

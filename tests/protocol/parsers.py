@@ -15,7 +15,7 @@ from protocol.addresses import (
 from protocol.blocks import pack_batches, pad, split_batch, unpad
 from protocol.commands import Codec
 from protocol.connection import Block, Failed, HandshakeDone, Received
-from protocol.crypto import decode_private_key, decode_public_key
+from protocol.crypto import X25519PublicKey, decode_private_key, decode_public_key
 from protocol.device_token import decode_device_token, encode_device_token
 from protocol.encoding import Reader, Writer, b64, split_three_shorts, unb64
 from protocol.error_codec import decode_error
@@ -168,7 +168,7 @@ def _values() -> Iterator[tuple[str, Parser]]:
     yield "error", _reencoded(decode_error, lambda error: bytes(error.text))
     yield "base64", _reencoded(unb64, b64)
     yield "three shorts", lambda data: split_three_shorts(data)
-    yield "signed key", lambda data: open_signed_key(server_chain()[0], data)
+    yield "signed key", lambda data: open_signed_key(server_chain()[0], data, X25519PublicKey)
     yield "certificate", lambda data: certificate_key(data)
     yield "push", lambda data: open_push(secret, nonce, data)
     yield "boxed meta", lambda data: open_nmsg_meta(secret, nonce, data)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from protocol import authorization, crypto
-from protocol.authorization import authorize, verify
+from protocol import crypto, transmission
 from protocol.crypto import (
     AuthPublicKey,
     Ed448PublicKey,
@@ -25,7 +24,7 @@ from protocol.crypto import (
 from protocol.encoding import CorrId, Reader, Writer
 from protocol.errors import TE_NO_AUTH, DecodeError, HandshakeError
 from protocol.session_params import SessionParams, ntf_params
-from protocol.transmission import RawTransmission
+from protocol.transmission import RawTransmission, authorize, verify
 from tests.builders import corr_id, ed448, ed25519, entity_id, fixed, x25519
 
 KEYS: dict[str, Any] = {"Ed25519": ed25519(), "Ed448": ed448(), "X25519": x25519()}
@@ -101,7 +100,7 @@ def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Ed448PublicKey, "verify", counted("Ed448", Ed448PublicKey.verify))
     exchange = crypto.X25519PrivateKey.exchange
     monkeypatch.setattr(crypto.X25519PrivateKey, "exchange", counted("X25519", exchange))
-    monkeypatch.setattr(authorization, "open_box", counted("box", crypto.open_box))
+    monkeypatch.setattr(transmission, "open_box", counted("box", crypto.open_box))
     return calls
 
 
@@ -119,10 +118,10 @@ def test_unknown_entities_cost_the_same(kind: str, monkeypatch: pytest.MonkeyPat
 
 def test_nobody_can_sign_for_the_dummies() -> None:
     """Keys that stand in for unknown ones are public knowledge: what they sign is refused."""
-    dummy = authorization._DUMMY_SESSION_KEY
+    dummy = transmission._DUMMY_SESSION_KEY
     forged = authorize(replace(client(), peer_session_key=dummy.public), x25519(), corr_id(), TEXT)
     assert not verify(replace(server(), own_session_key=None), x25519().public, request(forged))
-    dummy_public = authorization._DUMMY_X25519
+    dummy_public = transmission._DUMMY_X25519
     secret = x25519("serverX").exchange(dummy_public)
     auth = crypto.box(secret, corr_id(), crypto.sha512(TEXT))
     assert not verify(server(), None, request(auth))
@@ -130,10 +129,10 @@ def test_nobody_can_sign_for_the_dummies() -> None:
 
 def test_dummies_are_valid_points() -> None:
     """An invalid one would be refused early, and so be cheaper."""
-    assert sodium.crypto_core_ed25519_is_valid_point(authorization._DUMMY_ED25519.raw)
-    assert x25519().exchange(authorization._DUMMY_X25519) == x25519().public.raw
-    assert len(authorization._DUMMY_ED448) == 57
-    assert not is_weak(Ed448PublicKey(authorization._DUMMY_ED448))
+    assert sodium.crypto_core_ed25519_is_valid_point(transmission._DUMMY_ED25519.raw)
+    assert x25519().exchange(transmission._DUMMY_X25519) == x25519().public.raw
+    assert len(transmission._DUMMY_ED448) == 57
+    assert not is_weak(Ed448PublicKey(transmission._DUMMY_ED448))
 
 
 def test_authenticators_need_a_session_key() -> None:

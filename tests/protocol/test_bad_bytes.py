@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.authorization import verify
 from protocol.blocks import session_chains, split_batch
+from protocol.crypto import X25519PublicKey
 from protocol.errors import DecodeError
 from protocol.session_params import ntf_params, smp_params
 from protocol.signed_key import open_signed_key, sign_key
-from protocol.transmission import parse_transmission
+from protocol.transmission import parse_transmission, verify
 from protocol.versions import SMP_BLOCK_SIZE
 from tests.builders import ed448, ed25519, fixed, server_chain, vectors, x25519
 from tests.protocol.parsers import PARSERS, TYPED, understood
@@ -137,7 +137,7 @@ def test_no_change_of_a_signed_key_verifies(signer: Any) -> None:
     signed = sign_key(signer, x25519().public)
     for bad in (*prefixes(signed), *flips(signed), signed + b"\0"):
         with pytest.raises(DecodeError):
-            open_signed_key(server_chain()[0], bad)
+            open_signed_key(server_chain()[0], bad, X25519PublicKey)
 
 
 def test_no_change_of_an_encrypted_block_opens() -> None:

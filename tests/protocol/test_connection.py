@@ -8,7 +8,6 @@ import pytest
 
 from protocol import ntf_commands as ntf
 from protocol import smp_messages as smp
-from protocol.authorization import verify
 from protocol.blocks import pad
 from protocol.connection import Block, Failed, Outgoing, Received, Rejected
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, short
@@ -25,6 +24,7 @@ from protocol.errors import (
     HandshakeError,
     TooLarge,
 )
+from protocol.transmission import verify
 from protocol.versions import NTF_LEGACY, SMP_LEGACY, VersionRange
 from tests import twins
 from tests.builders import (

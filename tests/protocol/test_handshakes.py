@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from protocol.blocks import pad
 from protocol.connection import HandshakeDone
-from protocol.crypto import Ed448PrivateKey, X25519PrivateKey, sha256
+from protocol.crypto import Ed448PrivateKey, Ed448PublicKey, X25519PrivateKey, X25519PublicKey, sha256
 from protocol.errors import (
     TE_BAD_AUTH,
     TE_BAD_SERVICE,
@@ -350,13 +350,14 @@ def test_certificates_with_other_keys() -> None:
 def test_signed_key_forms() -> None:
     signer, leaf = ed25519("serverCertSk"), server_chain()[0]
     good = sign_key(signer, x25519().public)
-    assert open_signed_key(leaf, good) == x25519().public
-    assert open_signed_key(leaf, sign_key(signer, ed448_key().public)) == ed448_key().public
+    assert open_signed_key(leaf, good, X25519PublicKey) == x25519().public
+    signed = sign_key(signer, ed448_key().public)
+    assert open_signed_key(leaf, signed, Ed448PublicKey) == ed448_key().public
     longer = b"\x30\x82" + len(good[2:]).to_bytes(2, "big") + good[2:]
     endless = b"\x30\x80" + good[2:]
     for bad in (longer, endless, good + b"\0", b""):
         with pytest.raises(DecodeError):
-            open_signed_key(leaf, bad)
+            open_signed_key(leaf, bad, X25519PublicKey)
 
 
 def test_signed_key_of_a_long_object() -> None:
@@ -368,4 +369,4 @@ def test_signed_key_of_a_long_object() -> None:
 
     key: Any = Long()
     with pytest.raises(DecodeError):
-        open_signed_key(leaf, sign_key(signer, key))
+        open_signed_key(leaf, sign_key(signer, key), X25519PublicKey)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from protocol.crypto import BoxError
+from protocol.crypto import BoxError, X25519PublicKey
 from protocol.encoding import CorrId
 from protocol.errors import DecodeError, TooLarge
 from protocol.link_crypto import (
@@ -26,10 +26,9 @@ from protocol.proxy import (
     Forwarded,
     open_forwarded,
     open_forwarded_answer,
-    relay_session_key,
     seal_forwarded,
 )
-from protocol.signed_key import sign_key
+from protocol.signed_key import open_signed_key, sign_key
 from tests.builders import corr_id, ed25519, server_chain, x25519
 
 
@@ -49,6 +48,7 @@ def test_link_data() -> None:
         assert ed25519().public.verify(signature, piece)
         with pytest.raises(DecodeError):
             open_link_data(invitation_data_key(link_key), sealed)
+    assert not ed25519("serverCertSk").public.verify(*split_signed(signed))
     with pytest.raises(DecodeError):
         open_link_data(data_key, b"short")
     with pytest.raises(TooLarge):
@@ -76,6 +76,7 @@ def test_what_was_sealed_for_others_does_not_open() -> None:
 
 def test_only_x25519_keys_are_session_keys() -> None:
     signer = ed25519("serverCertSk")
-    assert relay_session_key(server_chain(), sign_key(signer, x25519().public)) == x25519().public
+    leaf = server_chain()[0]
+    assert open_signed_key(leaf, sign_key(signer, x25519().public), X25519PublicKey) == x25519().public
     with pytest.raises(DecodeError):
-        relay_session_key(server_chain(), sign_key(signer, ed25519().public))
+        open_signed_key(leaf, sign_key(signer, ed25519().public), X25519PublicKey)

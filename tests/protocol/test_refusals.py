@@ -6,7 +6,7 @@ import pytest
 
 from protocol.addresses import pull_smp_server
 from protocol.blocks import pack_batches, unpad
-from protocol.crypto import decode_private_key
+from protocol.crypto import X25519PublicKey, decode_private_key
 from protocol.device_token import decode_device_token
 from protocol.encoding import Reader, short
 from protocol.errors import CMD_SYNTAX, DecodeError
@@ -70,7 +70,7 @@ def test_signature_of_another_algorithm_than_named() -> None:
     for bad in (renamed, unused_bits):
         assert bad != good
         with pytest.raises(DecodeError):
-            open_signed_key(server_chain()[0], bad)
+            open_signed_key(server_chain()[0], bad, X25519PublicKey)
 
 
 def test_commands() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.authorization import authorize, verify
 from protocol.blocks import pack_batches, split_batch
 from protocol.commands import check_credentials
+from protocol.crypto import X25519PublicKey
 from protocol.encoding import CorrId, EntityId, Reader, short
 from protocol.errors import DecodeError
 from protocol.link_crypto import sender_id_of
@@ -30,14 +30,21 @@ from protocol.proxy import (
     ForwardedAnswer,
     open_forwarded,
     open_forwarded_answer,
-    relay_session_key,
     seal_forwarded,
     seal_forwarded_answer,
 )
 from protocol.session_params import SessionParams, smp_params
+from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres
-from protocol.transmission import RawTransmission, body, encode_transmission, parse_transmission
+from protocol.transmission import (
+    RawTransmission,
+    authorize,
+    body,
+    encode_transmission,
+    parse_transmission,
+    verify,
+)
 from protocol.versions import SMP_BLOCK_SIZE
 from tests.protocol import router_vectors as captured
 from tests.protocol.router_vectors import dh, dh_private, inputs, label, private, public, vectors
@@ -301,7 +308,7 @@ def test_proof_of_the_destination(vector: Any) -> None:
     assert [pkey.versions.min, pkey.versions.max] == vector["versions"]
     try:
         check_chain(pkey.chain, _hex(vector["relay_fingerprint"]), now)
-        key = relay_session_key(pkey.chain, pkey.signed_key)
+        key = open_signed_key(pkey.chain[0], pkey.signed_key, X25519PublicKey)
     except (TransportError, DecodeError):
         assert not vector["accepted"]
         return

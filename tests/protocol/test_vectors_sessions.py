@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from protocol.authorization import verify
 from protocol.blocks import BATCH_RESERVE, pack_batches, pad, split_batch, unpad
 from protocol.connection import Block, Connection, Outgoing, Received
 from protocol.crypto import AuthPrivateKey, Ed25519PrivateKey
@@ -26,7 +25,7 @@ from protocol.smp_handshake import (
     service_fingerprint,
 )
 from protocol.smp_messages import New, Nsub, Sub
-from protocol.transmission import RawTransmission
+from protocol.transmission import RawTransmission, verify
 from protocol.versions import NTF_BLOCK_SIZE, SMP_BLOCK_SIZE, VersionRange
 from tests import twins
 from tests.builders import (

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, INTERNAL, SERVICE_ERRORS
 from protocol.ids_hash import ids_hash
-from protocol.smp_messages import Deld, End, Err, Nmsg, Ok, Pong, QueueSet, SmpMessage, Sok
+from protocol.smp_messages import Err, Ok, Pong, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
 from smp_client.backoff import Backoff
 from smp_client.errors import BadAnswer, CannotSend, ClientError, RequestTimeout, SessionClosed
 from smp_client.requests import Batch
 from smp_client.subscriptions import (
-    DELETED,
     ENDED,
     REFUSED,
     SERVICE_REFUSED,
@@ -27,7 +26,6 @@ from smp_client.subscriptions import (
     ServiceBalance,
     WaitingQueues,
     WaitingRoom,
-    queue_event,
     sort_outcomes,
 )
 
@@ -142,12 +140,6 @@ def test_a_refused_service_or_another_one_is_a_failure_of_the_service() -> None:
         assert outcomes.changed == [(A, SERVICE_REFUSED)]
         assert not outcomes.associated
     assert sort_outcomes([A], [Sok(SERVICE_ID)], None).service_failed, "a service although there is none"
-
-
-def test_queue_event() -> None:
-    assert queue_event(End()) is ENDED
-    assert queue_event(Deld()) is DELETED
-    assert queue_event(Nmsg(b"", b"")) is None
 
 
 async def test_events_that_overtake_a_batch() -> None:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import pytest
 
 from protocol.connection import Outgoing
-from protocol.crypto import AuthPrivateKey, X25519PrivateKey
+from protocol.crypto import AuthPrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import AUTH, CMD_HAS_AUTH, CMD_NO_AUTH, CMD_SYNTAX, SERVICE, ErrorType
-from protocol.proxy import ClientLayer, Forwarded, relay_session_key, seal_forwarded
+from protocol.proxy import ClientLayer, Forwarded, seal_forwarded
+from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import (
@@ -217,7 +218,8 @@ async def prxy(world: World) -> Asked:
 
 
 def inner(world: World, relay: X25519PrivateKey, pkey: Pkey, corr_id: CorrId) -> tuple[Pfwd, ClientLayer]:
-    layer = ClientLayer.agree(relay, relay_session_key(pkey.chain, pkey.signed_key), corr_id)
+    relay_key = open_signed_key(pkey.chain[0], pkey.signed_key, X25519PublicKey)
+    layer = ClientLayer.agree(relay, relay_key, corr_id)
     content = b"\0" + body(corr_id, world.contact.sender_id, b"SEND F hello")
     packed = b"\1" + len(content).to_bytes(2, "big") + content
     return Pfwd(NEWEST, relay.public, layer.seal_command(packed)), layer

@@ -14,7 +14,7 @@ import pytest
 from protocol.addresses import SmpServer
 from protocol.blocks import pack_batches
 from protocol.connection import Outgoing
-from protocol.crypto import AuthPrivateKey
+from protocol.crypto import AuthPrivateKey, X25519PublicKey
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId, short
 from protocol.errors import (
     AUTH,
@@ -31,8 +31,9 @@ from protocol.errors import (
     proxy_broker_error,
     proxy_protocol_error,
 )
-from protocol.proxy import ClientLayer, relay_session_key
+from protocol.proxy import ClientLayer
 from protocol.session_params import SessionParams, smp_params
+from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_messages import (
     End,
@@ -375,7 +376,7 @@ class Forwarder:
     async def forward(self, content: bytes) -> tuple[bytes, SmpMessage]:
         """The bytes of the destination's answer, if it opens, and the proxy's."""
         corr_id, own = CorrId(secrets.token_bytes(24)), new_dh()
-        relay_key = relay_session_key(self.pkey.chain, self.pkey.signed_key)
+        relay_key = open_signed_key(self.pkey.chain[0], self.pkey.signed_key, X25519PublicKey)
         layer = ClientLayer.agree(own, relay_key, corr_id)
         command = Pfwd(self.version, own.public, layer.seal_command(content))
         self.client.write(Outgoing(corr_id, EntityId(self.pkey.session_id), command))
