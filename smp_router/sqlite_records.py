@@ -115,15 +115,12 @@ class SqliteRecords(Records):
             await self._connection.close()
 
     def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
-        self._note(kind, key, thing)
-
-    def delete(self, kind: RecordKind, key: Any) -> None:
-        self._note(kind, key, _GONE)
-
-    def _note(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._changes[kind, key] = thing
         self.made += 1
         self._changed.set()
+
+    def delete(self, kind: RecordKind, key: Any) -> None:
+        self.put(kind, key, _GONE)
 
     async def durable(self, made: int) -> None:
         if self._kept < made:
@@ -267,20 +264,12 @@ def _nmsgs_row(notifier: Notifier) -> Iterable[Any]:
     return (w.value(),)
 
 
-def _service_row(service: Service) -> Iterable[Any]:
-    return (service.service_id,)
-
-
-def _association_row(service: Service) -> Iterable[Any]:
-    return service.fingerprint, service.role.value.decode()
-
-
 _WRITERS: Mapping[RecordKind, Callable[[Any], Iterable[Any]]] = {
     RecordKind.QUEUE: _queue_row,
     RecordKind.MESSAGE: _message_row,
     RecordKind.NMSGS: _nmsgs_row,
-    RecordKind.SERVICE: _service_row,
-    RecordKind.ASSOCIATION: _association_row,
+    RecordKind.SERVICE: lambda service: (service.service_id,),
+    RecordKind.ASSOCIATION: lambda service: (service.fingerprint, service.role.value.decode()),
 }
 
 
