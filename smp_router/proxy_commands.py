@@ -8,7 +8,6 @@ from typing import Any
 from protocol.blocks import pack_batches, split_batch
 from protocol.connection import Received, Rejected, read_item
 from protocol.crypto import BoxError
-from protocol.encoding import CorrId
 from protocol.errors import (
     BLOCK,
     CRYPTO,
@@ -117,10 +116,6 @@ def _answer(broker: Broker, params: SessionParams, transmission: bytes, respond:
             answer = respond(broker, Client(params, 0, broker.state.records), item)
         except ProtocolError as refusal:
             answer = Err(refusal.error)
-    return _encoded(params, item.corr_id, item.entity_id, answer)
-
-
-def _encoded(params: SessionParams, corr_id: CorrId, entity_id: Any, answer: SmpMessage) -> bytes:
-    content = body(corr_id, entity_id, ROUTER_MESSAGES.encode(answer, params.version))
+    content = body(item.corr_id, item.entity_id, ROUTER_MESSAGES.encode(answer, params.version))
     (packed,) = pack_batches([encode_transmission(params, b"", None, content)], SMP_BLOCK_SIZE)
     return packed
