@@ -168,10 +168,8 @@ class DuplexAgent:
         """Go on with what an earlier run left."""
         servers = await self._store.read(receiving_servers)
         commands, deliveries = await self._store.read(unfinished)
-        for waiting in await self._store.read(handshake.waiting):
-            self._publish(waiting)
-        for message in await self._store.read(unacknowledged):
-            self._publish(message)
+        for event in (*await self._store.read(handshake.waiting), *await self._store.read(unacknowledged)):
+            self._publish(event)
         for server in servers:
             self._keep(server)
         for strand in commands:
