@@ -25,12 +25,14 @@ class Faults:
     def __init__(
         self,
         broker: Broker,
-        drop_sessions: Callable[[], int],
-        present: Callable[[Credentials | None], None],
+        drop_connections: Callable[[], int],
+        present_certificate: Callable[[Credentials | None], None],
     ) -> None:
         self._broker = broker
-        self._drop_sessions = drop_sessions
-        self._present = present
+        self.drop_connections = drop_connections
+        "Cuts all; returns how many."
+        self.present_certificate = present_certificate
+        "Shows another to new connections; None goes back to the router's own."
         self.refusing = False
         self.losing_answers = False
         self._delay = 0.0
@@ -63,10 +65,6 @@ class Faults:
         raise ProtocolError(strike.error)
 
     # What is ordered
-
-    def drop_connections(self) -> int:
-        """Cut all connections; returns how many."""
-        return self._drop_sessions()
 
     def refuse(self, on: bool = True) -> None:
         """Close new connections before TLS starts. Existing ones stay."""
@@ -150,7 +148,3 @@ class Faults:
             self._strikes.pop(spec.kind, None)
         else:
             self._strikes[spec.kind] = _Strike(error, count)
-
-    def present_certificate(self, credentials: Credentials | None) -> None:
-        """Show another certificate to new connections; None goes back to the router's own."""
-        self._present(credentials)

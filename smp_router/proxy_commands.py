@@ -7,7 +7,6 @@ from typing import Any
 
 from protocol.blocks import pack_batches, split_batch
 from protocol.connection import Outgoing, Received, Rejected, read_item, write_item
-from protocol.encoding import CorrId
 from protocol.errors import (
     BLOCK,
     CRYPTO,
@@ -115,10 +114,6 @@ def _answer(broker: Broker, params: SessionParams, transmission: bytes, respond:
             answer = respond(broker, Client(params, 0, broker.state.records), item)
         except ProtocolError as refusal:
             answer = Err(refusal.error)
-    return _encoded(params, item.corr_id, item.entity_id, answer)
-
-
-def _encoded(params: SessionParams, corr_id: CorrId, entity_id: Any, answer: SmpMessage) -> bytes:
-    item = write_item(params, Outgoing(corr_id, entity_id, answer), ROUTER_MESSAGES)
-    (packed,) = pack_batches([item], SMP_BLOCK_SIZE)
+    written = write_item(params, Outgoing(item.corr_id, item.entity_id, answer), ROUTER_MESSAGES)
+    (packed,) = pack_batches([written], SMP_BLOCK_SIZE)
     return packed

@@ -95,24 +95,16 @@ class Queues:
         self._by_sender: dict[EntityId, Queue] = {}
         self._by_notifier: dict[EntityId, Queue] = {}
         self._by_link: dict[EntityId, Queue] = {}
+        self.by_recipient = self._by_recipient.get
+        self.by_sender = self._by_sender.get
+        self.by_notifier = self._by_notifier.get
+        self.by_link = self._by_link.get
 
     def __len__(self) -> int:
         return len(self._by_recipient)
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(list(self._by_recipient.values()))
-
-    def by_recipient(self, entity_id: EntityId) -> Queue | None:
-        return self._by_recipient.get(entity_id)
-
-    def by_sender(self, entity_id: EntityId) -> Queue | None:
-        return self._by_sender.get(entity_id)
-
-    def by_notifier(self, entity_id: EntityId) -> Queue | None:
-        return self._by_notifier.get(entity_id)
-
-    def by_link(self, link_id: EntityId) -> Queue | None:
-        return self._by_link.get(link_id)
 
     @property
     def links(self) -> int:

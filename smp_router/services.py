@@ -35,15 +35,15 @@ class Services:
         self._by_identity: dict[tuple[bytes, ServiceRole], Service] = {}
         self._by_id: dict[EntityId, Service] = {}
         self._owners: dict[EntityId, Service] = {}
+        self.get = self._by_id.get
+        self.owner = self._owners.get
+        "Of a queue."
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
         return len(self._by_id)
-
-    def get(self, service_id: EntityId) -> Service | None:
-        return self._by_id.get(service_id)
 
     def find(self, fingerprint: bytes, role: ServiceRole) -> Service | None:
         return self._by_identity.get((fingerprint, role))
@@ -53,9 +53,6 @@ class Services:
         self._by_identity[service.fingerprint, service.role] = service
         self._by_id[service.service_id] = service
         self._owners.update(dict.fromkeys(service.queue_ids, service))
-
-    def owner(self, queue_id: EntityId) -> Service | None:
-        return self._owners.get(queue_id)
 
     def associate(self, service: Service, queue_id: EntityId) -> bool:
         """False if the queue was the service's already."""

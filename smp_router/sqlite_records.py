@@ -31,16 +31,7 @@ from smp_router.state import RecordKind, Records, RouterState
 from store.interface import SchemaError, StoreError
 from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
-from store.sql_store import WorkQueue
-from store.sqlite_engine import (
-    DatabaseFile,
-    GroupWriter,
-    connect_options,
-    connected,
-    run_each,
-    run_in_thread,
-    thread_queue,
-)
+from store.sqlite_engine import DatabaseFile, connect_options, connected, run_in_thread
 from store.sqlite_errors import store_errors
 from transport.cancellation import raise_if_cancelled
 from transport.certificates import Credentials
@@ -75,6 +66,7 @@ CREATE TABLE associations (
 _SETTINGS = (
     "PRAGMA locking_mode = EXCLUSIVE",  # one router per file
     "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",  # a commit waits for the disk
     "PRAGMA secure_delete = ON",
     "PRAGMA journal_size_limit = 0",
 )
@@ -92,7 +84,6 @@ class SqliteRecords(Records):
         self._path = path
         self._file = DatabaseFile(path)
         self._connection: aiosqlite.Connection | None = None
-        self._work: WorkQueue[_Writing] | None = None
         self._changes: dict[tuple[RecordKind, Any], Any] = {}
         self._changed = asyncio.Event()
         self._kept = 0
@@ -111,10 +102,6 @@ class SqliteRecords(Records):
             except BaseException:
                 await self._connection.close()
                 raise
-        self._work = thread_queue(
-            "router's records", self._connection, GroupWriter(self._file, None, _Writing)
-        )
-        self._work.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_changes(), name="router's records")
 
     async def close(self) -> None:
@@ -122,23 +109,18 @@ class SqliteRecords(Records):
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._work is not None:
+        if self._connection is not None:
             if self._changes:
                 await self._commit()
-            await self._work.stop()
-        if self._connection is not None:
             await self._connection.close()
 
     def put(self, kind: RecordKind, key: Any, thing: Any) -> None:
-        self._note(kind, key, thing)
-
-    def delete(self, kind: RecordKind, key: Any) -> None:
-        self._note(kind, key, _GONE)
-
-    def _note(self, kind: RecordKind, key: Any, thing: Any) -> None:
         self._changes[kind, key] = thing
         self.made += 1
         self._changed.set()
+
+    def delete(self, kind: RecordKind, key: Any) -> None:
+        self.put(kind, key, _GONE)
 
     async def durable(self, made: int) -> None:
         if self._kept < made:
@@ -148,7 +130,7 @@ class SqliteRecords(Records):
 
     async def maintain(self) -> None:
         """Fold the log into the database, and leave nothing of it."""
-        if self._work is not None and self._connection is not None:
+        if self._connection is not None:
             try:
                 await run_in_thread(
                     self._connection, lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
@@ -167,9 +149,9 @@ class SqliteRecords(Records):
         self._changed.clear()
         changes, self._changes, made = self._changes, {}, self.made
         puts, deletes = _rows(changes)
-        assert self._work is not None
+        assert self._connection is not None
         try:
-            await self._work.run(run_each, lambda context: context.write(puts, deletes), durable=True)
+            await run_in_thread(self._connection, lambda db: self._write(db, puts, deletes))
         except Exception as error:  # else the router would wait for ever for changes that nobody writes
             raise_if_cancelled()
             if not self.failing:
@@ -189,22 +171,16 @@ class SqliteRecords(Records):
                 future.set_result(None)
         return True
 
-
-class _Writing:
-    """One transaction of the router's records."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def write(self, puts: Rows, deletes: Rows) -> None:
-        for kind, rows in puts.items():
-            places = ", ".join("?" * len(rows[0]))
-            self._db.executemany(f"REPLACE INTO {kind.value} VALUES ({places})", rows)
-        for kind, keys in deletes.items():
-            self._db.executemany(_DELETES[kind], keys)
-
-    def flush(self) -> None:
-        pass
+    def _write(self, db: sqlite3.Connection, puts: Rows, deletes: Rows) -> None:
+        """One transaction, which waits for the disk."""
+        self._file.check()
+        with store_errors(self._path), db:
+            db.execute("BEGIN IMMEDIATE")
+            for kind, rows in puts.items():
+                places = ", ".join("?" * len(rows[0]))
+                db.executemany(f"REPLACE INTO {kind.value} VALUES ({places})", rows)
+            for kind, keys in deletes.items():
+                db.executemany(_DELETES[kind], keys)
 
 
 _DELETES = {
@@ -288,20 +264,12 @@ def _nmsgs_row(notifier: Notifier) -> Iterable[Any]:
     return (w.value(),)
 
 
-def _service_row(service: Service) -> Iterable[Any]:
-    return (service.service_id,)
-
-
-def _association_row(service: Service) -> Iterable[Any]:
-    return service.fingerprint, service.role.value.decode()
-
-
 _WRITERS: Mapping[RecordKind, Callable[[Any], Iterable[Any]]] = {
     RecordKind.QUEUE: _queue_row,
     RecordKind.MESSAGE: _message_row,
     RecordKind.NMSGS: _nmsgs_row,
-    RecordKind.SERVICE: _service_row,
-    RecordKind.ASSOCIATION: _association_row,
+    RecordKind.SERVICE: lambda service: (service.service_id,),
+    RecordKind.ASSOCIATION: lambda service: (service.fingerprint, service.role.value.decode()),
 }
 
 

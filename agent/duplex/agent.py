@@ -34,6 +34,7 @@ from agent.duplex.links import (
     forget_link,
     keep_link,
     own_link,
+    own_request,
     prepare_link,
     sealed_user_data,
 )
@@ -59,6 +60,7 @@ from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
 from protocol.addresses import NtfServer, SmpServer, parse_smp_server
 from protocol.agent.connection_requests import request_text
+from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.errors import LinkError
 from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import CorrId
@@ -166,10 +168,8 @@ class DuplexAgent:
         """Go on with what an earlier run left."""
         servers = await self._store.read(receiving_servers)
         commands, deliveries = await self._store.read(unfinished)
-        for waiting in await self._store.read(handshake.waiting):
-            self._publish(waiting)
-        for message in await self._store.read(unacknowledged):
-            self._publish(message)
+        for event in (*await self._store.read(handshake.waiting), *await self._store.read(unacknowledged)):
+            self._publish(event)
         for server in servers:
             self._keep(server)
         for strand in commands:
@@ -346,10 +346,19 @@ class DuplexAgent:
         self, *, server: SmpServer | None = None, pq: bool = True, pq_in_link: bool = False
     ) -> tuple[int, str]:
         """A connection for one other person, and the link for them."""
-        queue = await self._maker.make(server or self._maker.choose(), QueueMode.MESSAGING)
         keys = self._secrets.e2e_keys(pq and pq_in_link)
+        return await self._create(server, QueueMode.MESSAGING, keys, pq=pq)
+
+    async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
+        """An address that many may write to; each request is an event."""
+        return await self._create(server, QueueMode.CONTACT, None, pq=False)
+
+    async def _create(
+        self, server: SmpServer | None, mode: QueueMode, keys: E2eKeys | None, *, pq: bool
+    ) -> tuple[int, str]:
+        queue = await self._maker.make(server or self._maker.choose(), mode)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
-        return connection_id, request_text(handshake.invitation_of(queue, keys))
+        return connection_id, request_text(own_request(queue.uri, keys))
 
     def new_root_key(self) -> Ed25519PrivateKey:
         return self._secrets.ed25519()
@@ -403,7 +412,6 @@ class DuplexAgent:
 
     async def join(self, link: str, info: bytes, *, pq: bool = True) -> int:
         """The connection exists at once; the rest happens in the background, and events tell of it."""
-
         return await self._transact(lambda tx: start_joining(tx, link, info, pq=pq))
 
     async def allow(self, connection_id: int, info: bytes) -> None:
@@ -434,12 +442,6 @@ class DuplexAgent:
             self._fetches.acknowledge(queue, broker_id)
         elif queue is not None:
             self._link(queue.server).acknowledge(queue.request(Ack(broker_id)))
-
-    async def create_address(self, *, server: SmpServer | None = None) -> tuple[int, str]:
-        """An address that many may write to; each request is an event."""
-        queue = await self._maker.make(server or self._maker.choose(), QueueMode.CONTACT)
-        connection_id = await self._transact(lambda tx: handshake.created(tx, queue, None, pq=False))
-        return connection_id, request_text(handshake.address_of(queue))
 
     async def accept(self, invitation_id: int, info: bytes, *, pq: bool = True) -> int:
         """Answer a request: a connection of its own."""

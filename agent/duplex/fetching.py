@@ -69,7 +69,7 @@ class Fetches:
         if message is None:
             return self._read(queue_id)
         await self._room()
-        if not await self._transact(lambda tx: receive(tx, queue.server, queue.recipient_id, message)):
+        if await self._transact(lambda tx: receive(tx, queue.server, queue.recipient_id, message)) is None:
             return False  # the application acknowledges it
         self._acks[queue_id] = message.message_id
         return True

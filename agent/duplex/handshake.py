@@ -6,6 +6,7 @@ import sqlite3
 from dataclasses import replace
 
 from agent.duplex.events import Confirmed, ContactRequested, PeerInfo
+from agent.duplex.links import own_request
 from agent.duplex.outgoing import connected, queue_confirmation
 from agent.duplex.ratchets import keys_of, put_keys, put_ratchet, ratchet_of, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue, SendQueue
@@ -22,7 +23,7 @@ from agent.duplex.tables import (
     set_receive_queue,
 )
 from agent.errors import A_MESSAGE, A_PROHIBITED, A_VERSION, INTERNAL, PeerFault, Prohibited
-from protocol.agent.connection_requests import ContactRequest, InvitationRequest, parse_request
+from protocol.agent.connection_requests import ConnectionRequest, InvitationRequest, parse_request
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.envelopes import ClientMessage, ConfirmationEnvelope, InvitationEnvelope
 from protocol.agent.errors import RatchetError
@@ -42,18 +43,6 @@ MAX_INVITATIONS = 1000
 
 
 # The creator
-
-
-def queue_uri(queue: ReceiveQueue) -> QueueUri:
-    return QueueUri(SMP_CLIENT_VERSIONS, queue.server, queue.sender_id, queue.e2e_key.public, queue.mode)
-
-
-def invitation_of(queue: ReceiveQueue, keys: E2eKeys) -> InvitationRequest:
-    return InvitationRequest(AGENT_VERSIONS, (queue_uri(queue),), keys.uri(E2E_VERSIONS))
-
-
-def address_of(queue: ReceiveQueue) -> ContactRequest:
-    return ContactRequest(AGENT_VERSIONS, (queue_uri(queue),))
 
 
 def created(tx: Tx, queue: ReceiveQueue, keys: E2eKeys | None, *, pq: bool) -> int:
@@ -133,10 +122,10 @@ def contact_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue, *, pq: b
     put_keys(tx, connection_id, tx.secrets.e2e_keys(pq))
 
 
-def own_invitation(db: sqlite3.Connection, connection_id: int) -> InvitationRequest | None:
+def own_invitation(db: sqlite3.Connection, connection_id: int) -> ConnectionRequest | None:
     """None if the owner of the address has joined it: our request arrived, only its answer did not."""
     keys = keys_of(db, connection_id)
-    return None if keys is None else invitation_of(receive_queues(db, connection_id)[0], keys)
+    return None if keys is None else own_request(receive_queues(db, connection_id)[0].uri, keys)
 
 
 def reply_queue_made(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
@@ -153,7 +142,7 @@ def confirm_join(tx: Tx, connection_id: int, info: bytes) -> None:
     assert ratchet is not None
     (sending, *_), (receiving, *_) = send_queues(tx.db, connection_id), receive_queues(tx.db, connection_id)
     params = joiner_params(keys, ratchet.kem, ratchet.version)
-    reply = at_version(queue_uri(receiving), receiving.client_version)
+    reply = at_version(receiving.uri, receiving.client_version)
     queue_confirmation(tx, conn, sending, ConnectionReply((reply,), info), params)
     put_keys(tx, connection_id, None)
 

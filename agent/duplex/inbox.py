@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agent.duplex.events import Event, Failed, ServerDown, ServerUp
 from agent.duplex.incoming import receive
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
-from agent.duplex.store import DuplexStore, Transact, Tx
-from agent.duplex.tables import connections_at, queues_at, receive_queue_of
+from agent.duplex.store import DuplexStore, Transact
+from agent.duplex.tables import connections_at, queues_at
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.smp_messages import Ack, Err, Msg, QueueSet, SmpCommand
@@ -33,23 +34,15 @@ class SubscribedQueue(NamedTuple):
     "To which service the router counts it now."
 
 
+@dataclass(frozen=True, slots=True)
 class Inbox:
-    def __init__(
-        self,
-        store: DuplexStore,
-        transact: Transact,
-        publish: Callable[[Event], None],
-        room: Callable[[], Awaitable[object]],
-        start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
-        logins: Logins,
-    ) -> None:
-        """`room`: waits until the application has taken events."""
-        self._store = store
-        self._transact = transact
-        self.publish = publish
-        self._room = room
-        self._start = start
-        self.logins = logins
+    _store: DuplexStore
+    _transact: Transact
+    publish: Callable[[Event], None]
+    _room: Callable[[], Awaitable[object]]
+    "Waits until the application has taken events."
+    _start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    logins: Logins
 
     async def queues(
         self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
@@ -66,14 +59,9 @@ class Inbox:
     ) -> None:
         """One transaction for all that came together; then ACKs for what the application need not see."""
 
-        def take(tx: Tx) -> list[ReceiveQueue | None]:
-            found = []
-            for recipient_id, message in messages:
-                known = receive(tx, server, recipient_id, message)
-                found.append(receive_queue_of(tx.db, server, recipient_id) if known else None)
-            return found
-
-        queues = await self._transact(take)
+        queues: list[ReceiveQueue | None] = await self._transact(
+            lambda tx: [receive(tx, server, *delivered) for delivered in messages]
+        )
         acks = [
             queue.request(Ack(delivered.message.message_id))
             for queue, delivered in zip(queues, messages, strict=True)

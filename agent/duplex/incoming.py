@@ -79,25 +79,27 @@ MAX_REDELIVERIES = 8
 REDELIVERY_TIME = 86400
 
 
-def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> bool:
-    """True if the message is to be acknowledged now; otherwise the application does it."""
+def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> ReceiveQueue | None:
+    """The queue, if the message is to be acknowledged now; otherwise the application does it."""
     queue = receive_queue_of(tx.db, server, recipient_id)
     if queue is None:
-        return False
+        return None
     try:
         conn = connection(tx.db, queue.connection_id)
     except NoConnection:
-        return True  # it is being deleted
+        return queue  # it is being deleted
     try:
         with tx.attempt():
-            return _receive(tx, conn, queue, msg)
+            return queue if _receive(tx, conn, queue, msg) else None
     except DecodeError:
-        return _report(tx, conn, A_MESSAGE)
+        _report(tx, conn, A_MESSAGE)
     except (PeerFault, AgentError) as error:
-        return _report(tx, conn, _words(error))
+        _report(tx, conn, _words(error))
+    return queue
 
 
 def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
+    """True if it is to be acknowledged now."""
     content = open_message(queue.router_secret, msg.message_id, msg.body)
     if isinstance(content, QuotaExceeded):
         may_answer = waiting_answers(tx, conn.connection_id) < MAX_ANSWERS
@@ -277,14 +279,14 @@ class Incoming:
         conn, message = self.conn, self.numbered.message
         match message:
             case UserMessage(body):
-                tx.events.append(_event(self._keep(tx, _USER_PQ + body if self.pq else _USER + body)))
+                self._keep(tx, (_USER_PQ if self.pq else _USER) + body)
                 return False
             case Receipts():
                 found = [self._receipt(tx, r.message_id, r.message_hash) for r in message.receipts]
                 receipts = [receipt for receipt in found if receipt is not None]
                 if not receipts:
                     return True
-                tx.events.append(_event(self._keep(tx, _RECEIPTS + json.dumps(receipts).encode())))
+                self._keep(tx, _RECEIPTS + json.dumps(receipts).encode())
                 return False
             case Hello():
                 _hello(tx, conn, self.queue)
@@ -303,27 +305,24 @@ class Incoming:
                     synchronisation.ready(tx, conn)
         return True
 
-    def _keep(self, tx: Tx, content: bytes) -> Any:
-        """The row of a message that waits for the application; those it has dealt with go."""
+    def _keep(self, tx: Tx, content: bytes) -> None:
+        """It waits for the application, which is told; those it has dealt with go."""
         connection_id = self.conn.connection_id
         tx.db.execute("DELETE FROM received_messages WHERE connection_id = ? AND is_acked", (connection_id,))
-        local_id = next_local_id(tx, connection_id)
-        insert(
-            tx.db,
-            "received_messages",
-            connection_id=connection_id,
-            local_id=local_id,
-            queue_id=self.queue.queue_id,
-            broker_id=self.msg.message_id,
-            broker_ts=self.content.timestamp,
-            message_id=self.numbered.message_id,
-            message_hash=self.own_hash,
-            content=content,
-            integrity=_integrity_text(self.integrity),
-            received_at=tx.now,
-        )
-        sql = "SELECT * FROM received_messages WHERE connection_id = ? AND local_id = ?"
-        return tx.db.execute(sql, (connection_id, local_id)).fetchone()
+        row = {
+            "connection_id": connection_id,
+            "local_id": next_local_id(tx, connection_id),
+            "queue_id": self.queue.queue_id,
+            "broker_id": self.msg.message_id,
+            "broker_ts": self.content.timestamp,
+            "message_id": self.numbered.message_id,
+            "message_hash": self.own_hash,
+            "content": content,
+            "integrity": _integrity_text(self.integrity),
+            "received_at": tx.now,
+        }
+        insert(tx.db, "received_messages", **row)
+        tx.events.append(_event(row))
 
     def _receipt(self, tx: Tx, message_id: int, digest: bytes) -> tuple[int, bool] | None:
         """(local id of our message, whether the peer saw what we sent); None if it is known already."""

@@ -85,6 +85,13 @@ def data_key_of(link_key: bytes, *, is_address: bool) -> bytes:
     return contact_link_keys(link_key).data_key if is_address else invitation_data_key(link_key)
 
 
+def own_request(queue: QueueUri, keys: E2eKeys | None) -> ConnectionRequest:
+    """What a link of ours offers: with keys it is an invitation, without an address."""
+    if keys is None:
+        return ContactRequest(AGENT_VERSIONS, (queue,))
+    return InvitationRequest(AGENT_VERSIONS, (queue,), keys.uri(E2E_VERSIONS))
+
+
 def prepare_link(
     secrets: Secrets,
     server: SmpServer,
@@ -92,13 +99,10 @@ def prepare_link(
     root_key: Ed25519PrivateKey,
     entity_id: bytes | None,
 ) -> PreparedLink:
-    """With keys it is an invitation, without an address."""
     corr_id, e2e_key = CorrId(secrets.nonce()), secrets.x25519()
     mode = QueueMode.CONTACT if keys is None else QueueMode.MESSAGING
     queue = QueueUri(SMP_CLIENT_VERSIONS, server, sender_id_of(corr_id), e2e_key.public, mode)
-    request: ConnectionRequest = ContactRequest(AGENT_VERSIONS, (queue,))
-    if keys is not None:
-        request = InvitationRequest(AGENT_VERSIONS, (queue,), keys.uri(E2E_VERSIONS))
+    request = own_request(queue, keys)
     if entity_id is not None and len(entity_id) > MAX_ENTITY_ID:
         raise Prohibited("the id for the link is too long")
     piece = encode_fixed(FixedLinkData(AGENT_VERSIONS, root_key.public, request, entity_id))

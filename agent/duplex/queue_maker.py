@@ -13,7 +13,6 @@ from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.errors import Prohibited
 from protocol.addresses import SmpServer
-from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import INTERNAL, DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
@@ -93,21 +92,11 @@ class QueueMaker:
         self._failed.discard(server.canonical)
         if not isinstance(ids, Ids):
             raise RouterRefused(INTERNAL)
-        return self._queue(server, mode, recipient_key, dh_key, ids), ids.link_id
-
-    def _queue(
-        self,
-        server: SmpServer,
-        mode: QueueMode,
-        recipient_key: Ed25519PrivateKey,
-        dh_key: X25519PrivateKey,
-        ids: Ids,
-    ) -> ReceiveQueue:
         try:
             router_secret = dh_key.exchange(ids.dh_key)
         except DecodeError:
             raise TemporaryFailure("the router's key is of no use") from None
-        return ReceiveQueue(
+        queue = ReceiveQueue(
             queue_id=0,
             connection_id=0,
             server=server.canonical,
@@ -128,3 +117,4 @@ class QueueMaker:
             deleting=False,
             service_id=ids.service_id,
         )
+        return queue, ids.link_id

@@ -11,6 +11,7 @@ from protocol.agent.messages import QueueAddress
 from protocol.agent.ratchet_sync import SyncState
 from protocol.crypto import AuthPublicKey, Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import EntityId
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from protocol.smp_messages import QueueMode, SmpCommand
 from smp_client.requests import Request
 
@@ -106,6 +107,11 @@ class ReceiveQueue(Queue):
     def request(self, command: SmpCommand) -> Request[SmpCommand]:
         """As the recipient."""
         return Request(self.recipient_id, command, self.recipient_key)
+
+    @property
+    def uri(self) -> QueueUri:
+        """For whoever is to send."""
+        return QueueUri(SMP_CLIENT_VERSIONS, self.server, self.sender_id, self.e2e_key.public, self.mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

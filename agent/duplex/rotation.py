@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.duplex.events import SwitchProgress
-from agent.duplex.handshake import at_version, new_send_queue, queue_uri
+from agent.duplex.handshake import at_version, new_send_queue
 from agent.duplex.outgoing import check_answers, give_up_queue, queue_message, send_there_too
 from agent.duplex.records import (
     Connection,
@@ -79,7 +79,7 @@ def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> N
         raise Prohibited("the switch was aborted")
     add_receive_queue(tx, connection_id, new)
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
-    queue_message(tx, conn, QueueAdd((NewQueue(queue_uri(new), old.address),)))
+    queue_message(tx, conn, QueueAdd((NewQueue(new.uri, old.address),)))
     _progress(tx, connection_id, "started", receiving=True)
 
 

@@ -184,6 +184,7 @@ _BODY = record(
     nonce=exactly(NONCE_SIZE),
     boxed=TAIL,
 )
+decode_body = _BODY.decode
 
 
 def seal_body(
@@ -193,7 +194,3 @@ def seal_body(
     size = SIZE_WITHOUT_KEY if dh_key is None else SIZE_WITH_KEY
     boxed = box(secret, nonce, pad(encode_client_message(message), size))
     return _BODY.encode(SentBody(client_version, dh_key, nonce, boxed))
-
-
-def decode_body(data: bytes) -> SentBody:
-    return _BODY.decode(data)

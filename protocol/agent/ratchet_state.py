@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protocol.agent.aead import IV_SIZE
 from protocol.agent.e2e_params import E2eKeys
-from protocol.agent.forms import BOOL, INT64, LARGE, SHORT, WORD16, exactly, optional, record
+from protocol.agent.forms import BOOL, INT64, LARGE, SHORT, WORD16, Form, exactly, optional, record
 from protocol.agent.kem import KemPair
 from protocol.agent.x3dh import AcceptedKem, RatchetKem
 from protocol.agent.x448 import X448_SIZE, X448Pair, X448PublicKey
@@ -62,8 +62,11 @@ class Ratchet:
 
 
 _KEY = exactly(KEY_SIZE)
-_X448 = record(X448PublicKey, raw=exactly(X448_SIZE))
-_X448_PAIR = record(X448Pair, private=exactly(X448_SIZE), public=_X448)
+_X448 = Form(lambda r: X448PublicKey(r.pull_bytes(X448_SIZE)), lambda w, key: w.push_bytes(key.raw))
+_X448_PAIR = Form(
+    lambda r: X448Pair(r.pull_bytes(X448_SIZE), X448PublicKey(r.pull_bytes(X448_SIZE))),
+    lambda w, pair: w.push_bytes(pair.private + pair.public.raw),
+)
 _KEM_PAIR = record(KemPair, public=LARGE, secret=LARGE)
 _ACCEPTED = record(AcceptedKem, peer_public=LARGE, shared=LARGE, ciphertext=LARGE)
 E2E_KEYS = record(E2eKeys, k1=_X448_PAIR, k2=_X448_PAIR, kem=optional(_KEM_PAIR))

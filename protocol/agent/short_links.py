@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import quote
 
-from protocol.addresses import KEY_HASH_SIZE, SmpServer, parse_smp_server
-from protocol.agent.forms import SHORT, Form, checked, nonempty, record, text
+from protocol.addresses import KEY_HASH_SIZE, SmpServer, parse_smp_server, push_smp_server
+from protocol.agent.forms import SHORT, Form, nonempty, text
 from protocol.encoding import EntityId, Reader, Writer, b64
 from protocol.errors import DecodeError
 from protocol.link_crypto import LINK_ID_SIZE, LINK_KEY_SIZE
@@ -136,7 +136,10 @@ SHORT_LINK = Form(_pull, _push)
 
 
 _HOST = text(SHORT, "ascii")
-_SERVER = checked(record(SmpServer, hosts=nonempty(_HOST), port=_HOST, key_hash=SHORT), _checked_server)
+_HOSTS = nonempty(_HOST)
+_SERVER = Form(
+    lambda r: _checked_server(SmpServer(_HOSTS.pull(r), _HOST.pull(r), r.pull_short())), push_smp_server
+)
 
 
 def _bare(data: bytes) -> str:

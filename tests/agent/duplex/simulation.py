@@ -27,6 +27,7 @@ from agent.duplex.events import (
     ReceiptsReceived,
 )
 from agent.duplex.incoming import acknowledge, receive, unacknowledged
+from agent.duplex.links import own_request
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import ReceiveQueue
@@ -255,12 +256,12 @@ class Party:
         queue = finish(self._maker.make(SERVERS[0], QueueMode.MESSAGING))
         keys = Secrets().e2e_keys(pq=False)
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
-        return request_text(handshake.invitation_of(queue, keys))
+        return request_text(own_request(queue.uri, keys))
 
     def create_address(self) -> str:
         queue = finish(self._maker.make(SERVERS[0], QueueMode.CONTACT))
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, None, pq=False))
-        return request_text(handshake.address_of(queue))
+        return request_text(own_request(queue.uri, None))
 
     def join(self, link: str) -> None:
         self.connection_id = self.run(lambda tx: _start_join(tx, link))
