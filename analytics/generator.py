@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analytics.errors import AnalyticsError
 from analytics.rollups_schema import TRAFFIC
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_files import SCHEMA, write_parquet
@@ -59,10 +60,6 @@ ALIVE_EVERY, SAMPLE_EVERY = 10 * MINUTE_US, HOUR_US
 
 DETECTABLE_RATE = 80.0  # an hour with fewer expected notifications cannot be told from chance if it is empty
 QUIET = 2 * HOUR_US  # between planted incidents that touch all servers
-
-
-class PlanError(ValueError):
-    """The plan cannot be carried out; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +185,7 @@ class Generator:
         plan = self.plan
         slots = np.arange(plan.start_us + 3 * DAY_US, plan.end_us - 3 * DAY_US, 2 * QUIET)
         if slots.size < plan.restarts + plan.mass_disconnects:
-            raise PlanError(f"{plan.days} days are too few for so many restarts and mass disconnects")
+            raise AnalyticsError(f"{plan.days} days are too few for so many restarts and mass disconnects")
         chosen = self.rng.choice(slots, plan.restarts + plan.mass_disconnects, replace=False)
         times = [int(t) + int(self.rng.integers(0, QUIET)) for t in chosen]
         return sorted(times[: plan.restarts]), sorted(times[plan.restarts :])

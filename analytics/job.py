@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from analytics.errors import JournalNotFoundError
 from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
 from analytics.findings import Thresholds, find
@@ -16,7 +17,7 @@ from analytics.making import Progress, update_rollups
 from analytics.manifest import UNKNOWN_DAY, day_of_folder
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked, JournalNotFoundError, Segment
+from analytics.segments import Checked, Segment
 from analytics.spark import LazySpark
 from analytics.tables import TIME_COLUMNS, as_csv, as_parquet, iso_time
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse

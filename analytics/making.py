@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from analytics.distribution import make_days
+from analytics.errors import JournalNotFoundError
 from analytics.files import Folder
 from analytics.manifest import MANIFEST_NAME, UNKNOWN_DAY, FoundFile, Manifest
 from analytics.rollups import ROLLUPS, Made
-from analytics.segments import Checked, JournalNotFoundError
+from analytics.segments import Checked
 from analytics.spark import LazySpark
 
 Progress = Callable[[str], None]

@@ -27,14 +27,6 @@ Take = Callable[[pa.Table], None]
 "Who is given the events of a segment."
 
 
-class JournalNotFoundError(Exception):
-    """There is no journal where one was expected."""
-
-
-class UnreadableError(JournalNotFoundError):
-    """What was made of a journal, or of the store, cannot be read; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One checked segment. `error` says why it cannot be used; otherwise its event ids lie in the range.

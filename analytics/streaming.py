@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from analytics.errors import JournalNotFoundError
 from analytics.files import ROLLUPS_FOLDER, SEGMENT_SUFFIXES
 from analytics.inputs import Limits
 from analytics.job import folder, write_tables
 from analytics.making import Progress, update_rollups
 from analytics.reports import health
-from analytics.segments import JournalNotFoundError
 from analytics.spark import LazySpark
 from analytics.warehouse import open_warehouse
 

@@ -17,7 +17,9 @@ SELECT stage, tokens, tokens / nullif(first(tokens) OVER (ORDER BY number), 0) A
 FROM steps ORDER BY number
 """
 
-CHURN = """
+STEPS = ("registered", "confirmed", "verified", "replaced", "deleted", "invalid")
+
+CHURN = f"""
 WITH net AS (SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, sum(change) AS net
              FROM token_activity GROUP BY 1),
 calendar AS (SELECT day_us FROM days UNION ALL SELECT min(day_us) - $day FROM days),
@@ -25,16 +27,10 @@ totals AS (SELECT day_us, coalesce(net, 0) AS net,
              sum(coalesce(net, 0)) OVER (ORDER BY day_us) AS active_at_end
            FROM calendar LEFT JOIN net USING (day_us)),
 happened AS (
-  SELECT us - us % $day AS day_us, count(*) FILTER (event = 'token_registered') AS registered,
-    count(*) FILTER (event = 'token_confirmed') AS confirmed,
-      count(*) FILTER (event = 'token_verified') AS verified,
-    count(*) FILTER (event = 'token_replaced') AS replaced,
-      count(*) FILTER (event = 'token_deleted') AS deleted,
-    count(*) FILTER (event = 'token_invalid') AS invalid
+  SELECT us - us % $day AS day_us, {", ".join(f"count_if(event = 'token_{s}') AS {s}" for s in STEPS)}
   FROM life WHERE us >= $start GROUP BY 1)
-SELECT day_us AS day, coalesce(registered, 0) AS registered, coalesce(confirmed, 0) AS confirmed,
-  coalesce(verified, 0) AS verified, coalesce(replaced, 0) AS replaced, coalesce(deleted, 0) AS deleted,
-  coalesce(invalid, 0) AS invalid, (active_at_end - net)::BIGINT AS active_at_start,
+SELECT day_us AS day, {", ".join(f"coalesce({step}, 0)::BIGINT AS {step}" for step in STEPS)},
+  (active_at_end - net)::BIGINT AS active_at_start,
   active_at_end::BIGINT AS active_at_end,
   (coalesce(deleted, 0) + coalesce(invalid, 0)) / nullif(active_at_end - net, 0) AS churn_rate
 FROM totals LEFT JOIN happened USING (day_us) WHERE day_us IN (SELECT day_us FROM days) ORDER BY day

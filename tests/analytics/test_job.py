@@ -22,9 +22,9 @@ import pyspark
 import pytest
 
 from analytics.__main__ import asked_time, main, parser
+from analytics.errors import JournalNotFoundError
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports, suppressed
-from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
 from analytics.times import DAY_US, HOUR_US, MINUTE_US
 from analytics.warehouse import Rows
