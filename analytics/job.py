@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ COMPARED = ("health", "delivery")
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
 FEWEST = 5
+TOLD_OF_ROUTERS = ("server", "score", "subscriptions", "active", "lost", "availability")
 ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
 
@@ -78,14 +79,10 @@ class ReportResult:
 def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportResult:
     """Bring the rollups up to date, ask them, write Parquet, CSV and one HTML page."""
     os.umask(0o077)  # what reports tell is for their owner
-    journal = folder(spark, job.journal)
-    rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
-    with rollups.reserved():
-        checked = update_rollups(journal, rollups, spark, progress, full=job.full)
+    with current_rollups(spark, job.journal, job.rollups, progress, full=job.full) as (checked, rollups):
         progress("reading rollups")
-        with rollups.local_copy() as local:
-            warehouse = ask(spark, job, local)
-            before = look_back(spark, job, local, warehouse)
+        warehouse = ask(spark, job, rollups)
+        before = look_back(spark, job, rollups, warehouse)
     sections = {}
     for name in job.names:
         progress(name)
@@ -102,19 +99,25 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
         figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
-    out = folder(spark, job.out)
-    if job.for_others:
-        write_tables(out, suppressed(tables))
-        return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, job.out)
-    write_tables(out, tables)
-    out.write(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
-    out.write(PAGE_NAME, render(page))
-    return ReportResult(
-        page,
-        checked,
-        {name: len(rows) for name, rows in tables.items()},
-        f"{job.out.rstrip('/')}/{PAGE_NAME}",
-    )
+    out, path = folder(spark, job.out), job.out
+    write_tables(out, suppressed(tables) if job.for_others else tables)
+    if not job.for_others:
+        out.write(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
+        out.write(PAGE_NAME, render(page))
+        path = f"{job.out.rstrip('/')}/{PAGE_NAME}"
+    return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, path)
+
+
+@contextmanager
+def current_rollups(
+    spark: LazySpark, journal: str, rollups: str | None, progress: Progress, *, full: bool = False
+) -> Iterator[tuple[Checked, Path]]:
+    """What was found in a journal, and its rollups up to date, while no other process changes them."""
+    made = folder(spark, rollups or f"{journal.rstrip('/')}/{ROLLUPS_FOLDER}")
+    with made.reserved():
+        checked = update_rollups(folder(spark, journal), made, spark, progress, full=full)
+        with made.local_copy() as local:
+            yield checked, local
 
 
 def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
@@ -151,17 +154,10 @@ def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None)
         "events": page.events,
         "bad_segments": len(page.bad),
         "notes": list(page.notes),
-        "problems": [
-            {"kind": finding.kind, "text": finding.text, "is_over": finding.is_over}
-            for finding in page.findings
-        ],
+        "problems": [{"kind": f.kind, "text": f.text, "is_over": f.is_over} for f in page.findings],
         "figures": page.figures,
         "routers": [
-            {
-                name: row[name]
-                for name in ("server", "score", "subscriptions", "active", "lost", "availability")
-            }
-            | {"previous_score": scores.get(row["server"])}
+            {name: row[name] for name in TOLD_OF_ROUTERS} | {"previous_score": scores.get(row["server"])}
             for row in tables.get("health", ())
         ],
     }
@@ -174,10 +170,8 @@ def folder(spark: LazySpark, path: str) -> Folder:
 
 def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
     """The rollups, ready for questions."""
-    with ExitStack() as stack:
-        snapshots = None
-        if job.snapshots is not None:
-            snapshots = stack.enter_context(folder(spark, job.snapshots).local_copy())
+    kept = nullcontext() if job.snapshots is None else folder(spark, job.snapshots).local_copy()
+    with kept as snapshots:
         return open_warehouse(
             rollups, limits=job.limits, now_us=job.now, start=job.start, end=job.end, snapshots=snapshots
         )

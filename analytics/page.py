@@ -6,7 +6,6 @@ Sentences, tiles, heat map, bars and tables need no JavaScript; uPlot draws what
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
@@ -104,10 +103,7 @@ def problems(page: ReportPage) -> str:
     notes = "".join(f"<p class=soft>{escape(note)}</p>" for note in page.notes)
     if not page.findings:
         return f'<main><p class="well">All is well: no router, provider or daemon needs attention.</p>{notes}'
-    sentences = [
-        f"<li{' class=over' if finding.is_over else ''}>{escape(finding.text)}</li>"
-        for finding in page.findings
-    ]
+    sentences = [f"<li{' class=over' * each.is_over}>{escape(each.text)}</li>" for each in page.findings]
     shown, rest = "".join(sentences[:MOST_PROBLEMS]), sentences[MOST_PROBLEMS:]
     more = ""
     if rest:
@@ -214,13 +210,11 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
     legend = (
         '<p class="legend"><span><i style="background:var(--heat0)"></i>nothing lost</span><span>'
         '<i style="background:color-mix(in srgb,var(--bad) 50%,var(--heat0))"></i>lost for a part of the time'
-        "</span>"
-        '<span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
+        '</span><span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
     )
     return (
         f"<h3>Lost subscriptions by router and time</h3>{legend}{SCROLL.format('Lost subscriptions')}"
-        "<table class=heat>"
-        "<colgroup><col class=name></colgroup><thead><tr>"
+        "<table class=heat><colgroup><col class=name></colgroup><thead><tr>"
         f'<th scope="col">score, router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
@@ -233,7 +227,7 @@ def heat_heads(start: int, step: int, number: int) -> str:
     places = [(at - start) // step for at in times]
     first = f'<td class="blank" colspan="{places[0]}"></td>' if places[0] else ""
     return first + "".join(
-        f'<th scope="col" colspan="{following - place}">{stamp(at, label)}</th>'
+        f'<th scope="col" colspan="{following - place}">{moment(at, label)}</th>'
         for at, (place, following) in zip(times, pairwise([*places, number]), strict=True)
     )
 
@@ -249,11 +243,9 @@ def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, s
         seconds, lost, received = cell
         share = min(1.0, seconds / (max(1, router["subscriptions"]) * step / 1e6))
         percent = 0 if not lost else round(40 + 60 * share**0.5)  # what happened at all is seen
-        style = (
-            f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"' if percent else ""
-        )
+        style = f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"'
         text = f"{when}: {number(lost)} lost, {number(received)} notifications"
-        shown.append(f'<td title="{text}"{style}></td>')
+        shown.append(f'<td title="{text}"{style if percent else ""}></td>')
     score = f"<span{'' if router['score'] >= WELL else ' class=low'}>{int(router['score'])}</span>"
     name = f'<th scope="row" title="score of 100">{score} {escape(router["server"])}</th>'
     return f"<tr>{name}{''.join(shown)}</tr>"
@@ -262,9 +254,7 @@ def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, s
 def bars(rows: Rows, title: str, value: str, names: tuple[str, ...]) -> str:
     """Horizontal bars with their labels and values."""
     most = max((row[value] or 0 for row in rows), default=0) or 1
-    ordered = (
-        rows if value == "tokens" and names == ("stage",) else sorted(rows, key=lambda r: -(r[value] or 0))
-    )
+    ordered = rows if names == ("stage",) else sorted(rows, key=lambda row: -(row[value] or 0))
     lines = "".join(
         f'<div class="bar"><span>{escape(" ".join(str(row[n]).removeprefix("push_") for n in names))}</span>'
         f'<div style="width:{100 * (row[value] or 0) / most:.1f}%"></div>'
@@ -284,11 +274,9 @@ def table_html(name: str, rows: Rows) -> str:
         f"<tr>{''.join(cell(column, row[column]) for column in rows.columns)}</tr>"
         for row in rows[:ROWS_SHOWN]
     )
-    first = (
-        f"first {ROWS_SHOWN} of {len(rows):,} rows"
-        if len(rows) > ROWS_SHOWN
-        else f"{len(rows)} {plural('row', len(rows))}"
-    )
+    first = f"{len(rows)} {plural('row', len(rows))}"
+    if len(rows) > ROWS_SHOWN:
+        first = f"first {ROWS_SHOWN} of {len(rows):,} rows"
     return (
         f"<details><summary>{title} ({first})</summary>{SCROLL.format(title)}<table class=data>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -310,12 +298,8 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"<td>{'yes' if value else 'no'}</td>"
     if isinstance(value, int | float):
-        shown = (
-            f"{value:,}"
-            if isinstance(value, int) or (value == int(value) and abs(value) < 1e15)
-            else f"{value:,.4g}"
-        )
-        return f'<td data-v="{value}">{shown}</td>'
+        is_plain = isinstance(value, int) or (value == int(value) and abs(value) < 1e15)
+        return f'<td data-v="{value}">{value:{"," if is_plain else ",.4g"}}</td>'
     return f'<td class="text">{escape(str(value))}</td>'
 
 
@@ -331,8 +315,3 @@ def inputs(page: ReportPage) -> str:
 def plural(noun: str, count: int) -> str:
     """One of them, or several."""
     return noun if count == 1 else f"{noun}s"
-
-
-def stamp(us: int, form: str) -> str:
-    """A time for an axis."""
-    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):{form}}"

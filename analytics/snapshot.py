@@ -26,44 +26,20 @@ Ask = Callable[[str], Iterable[Sequence[Any]]]
 PAGE = 20_000
 BUSY_SECONDS = 10.0
 
-TAKEN = pa.field("taken", pa.timestamp("us", tz="UTC"), nullable=False)
-EPOCH = pa.field("epoch", pa.int64(), nullable=False)
+ID, TEXT, NUMBER, TIME = pa.binary(), pa.string(), pa.int64(), pa.timestamp("us", tz="UTC")
+
+
+def table(**columns: pa.DataType) -> pa.Schema:
+    """Each row says when it was taken, and with which key its pseudonyms were made."""
+    taken, epoch = pa.field("taken", TIME, nullable=False), pa.field("epoch", NUMBER, nullable=False)
+    return pa.schema([taken, epoch, *columns.items()])
+
+
 TABLES: Mapping[str, pa.Schema] = {
-    "tokens": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("token", pa.binary()),
-            ("provider", pa.string()),
-            ("status", pa.string()),
-            ("cron_minutes", pa.int64()),
-            ("updated", pa.timestamp("us", tz="UTC")),
-        ]
-    ),
-    "subscriptions": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("subscription", pa.binary()),
-            ("token", pa.binary()),
-            ("server", pa.string()),
-            ("status", pa.string()),
-            ("associated", pa.bool_()),
-        ]
-    ),
-    "servers": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("server", pa.string()),
-            ("subscriptions", pa.int64()),
-            ("associated", pa.int64()),
-            ("has_service", pa.bool_()),
-        ]
-    ),
+    "tokens": table(token=ID, provider=TEXT, status=TEXT, cron_minutes=NUMBER, updated=TIME),
+    "subscriptions": table(subscription=ID, token=ID, server=TEXT, status=TEXT, associated=pa.bool_()),
+    "servers": table(server=TEXT, subscriptions=NUMBER, associated=NUMBER, has_service=pa.bool_()),
 }
-
-
 QUERIES: Mapping[str, str] = {
     "tokens": "SELECT token_id, substr(device_token, 1, 2), status, cron_minutes, updated_on * 1000000"
     f" FROM tokens WHERE status <> '{DELETED}'",
