@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from ntf_server import setup
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import utc_now
 from ntf_server.config import CONFIG_FILE, ConfigError, load_config
 from ntf_server.data_folder import held
 from ntf_server.stores import check_postgres_url, need_driver, read_url
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not re.fullmatch(r"\w+", args.schema):
         raise ConfigError(f"--schema: {args.schema!r} is no name of a schema")
     if args.identity is not None:
-        load_server_files(args.identity, as_datetime(SystemClock().now()))
+        load_server_files(args.identity, utc_now())
     folder = setup.data_folder(config)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

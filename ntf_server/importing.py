@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ntf_server import setup
 from ntf_server.asking import ProgressLines
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import SystemClock, utc_now
 from ntf_server.config import Config
 from ntf_server.data_folder import remember_database
 from ntf_server.secret_files import write_secret
@@ -84,7 +84,7 @@ async def _is_empty(path: Path) -> bool:
 
 
 async def _finish_file(new: NewSqliteTables, config_dir: Path, path: Path) -> None:
-    setup.put_aside(path.parent, setup.DATABASE_FILES, as_datetime(SystemClock().now()))
+    setup.put_aside(path.parent, setup.DATABASE_FILES, utc_now())
     new.finish()
     remember_database(config_dir)
 
@@ -118,7 +118,7 @@ def _take_identity(source: Path, config_dir: Path) -> None:
         (config_dir / name).exists() and (config_dir / name).read_bytes() == files[name] for name in files
     ):
         return
-    aside = setup.put_aside(config_dir, setup.IDENTITY_FILES, as_datetime(SystemClock().now()))
+    aside = setup.put_aside(config_dir, setup.IDENTITY_FILES, utc_now())
     if aside is not None:
         print(f"The identity that was here: {aside}")
     for name, content in files.items():

@@ -16,7 +16,7 @@ import asyncpg
 
 from ntf_server import setup
 from ntf_server.asking import ProgressLines
-from ntf_server.clock import SystemClock, as_datetime
+from ntf_server.clock import utc_now
 from ntf_server.config import CONFIG_FILE, Config, with_value
 from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held, remember_database
 from ntf_server.secret_files import write_secret
@@ -65,7 +65,7 @@ async def to_postgres(config_dir: Path, config: Config, *, online: bool) -> int:
         _switch(config_dir, "postgres")
         log.remove()
         source.close()
-        setup.put_aside(path.parent, setup.DATABASE_FILES, as_datetime(SystemClock().now()))
+        setup.put_aside(path.parent, setup.DATABASE_FILES, utc_now())
         (config_dir / MADE_MARK).unlink(missing_ok=True)
     return 0
 
@@ -146,7 +146,7 @@ def _print_sums(sums: dict[str, Sum]) -> None:
 async def to_sqlite(config_dir: Path, config: Config) -> int:
     path = setup.database_path(config)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    now = as_datetime(SystemClock().now())
+    now = utc_now()
     with store_errors(path), held(path.parent):
         async with connected(postgres_url(config.STORE)) as db:
             source = PostgresTables(db)
