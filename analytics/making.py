@@ -70,7 +70,5 @@ def take(made: Made, files: Sequence[FoundFile], manifest: Manifest, rollups: Fo
 
 def checked(manifest: Manifest) -> Checked:
     """What is good and what is not."""
-    outcome = Checked()
-    for segment in manifest.segments.values():
-        (outcome.good if segment.error is None else outcome.bad).append(segment)
-    return outcome
+    segments = manifest.segments.values()
+    return Checked([s for s in segments if s.error is None], [s for s in segments if s.error is not None])

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -60,8 +60,8 @@ class Segment:
 class Checked:
     """The outcome for a whole journal."""
 
-    good: list[Segment] = field(default_factory=list)
-    bad: list[Segment] = field(default_factory=list)
+    good: list[Segment]
+    bad: list[Segment]
 
     @property
     def rows(self) -> int:
