@@ -21,7 +21,7 @@ from typing import Any
 from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
 from ntf_server.clock import utc_now
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, StoreConfig, load_config, unknown_variables
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, StoreConfig, configured, unknown_variables
 from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
@@ -213,7 +213,7 @@ def _store(words: Sequence[str]) -> StoreConfig:
 
 def _refuse_while_running(args: argparse.Namespace) -> None:
     try:
-        data_dir = _load(args).STORE.data_dir
+        data_dir = configured(args.config_dir).STORE.data_dir
     except ConfigError:
         return  # nothing runs with it
     if data_dir is not None and (process := holder(data_dir)) is not None:
@@ -231,13 +231,9 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     option(workers.WORKER, action="store_true", help=about)
 
 
-def _load(args: argparse.Namespace) -> Config:
-    return load_config(args.config_dir / CONFIG_FILE, os.environ)
-
-
 def _start(args: argparse.Namespace) -> int:
     def load() -> Config:
-        config = _load(args)
+        config = configured(args.config_dir)
         return replace(config, LOG=replace(config.LOG, level=args.log_level or config.LOG.level))
 
     config = load()
@@ -267,7 +263,7 @@ def _add_cert(parser: argparse.ArgumentParser) -> None:
 
 
 def _cert(args: argparse.Namespace) -> int:
-    config = _load(args)
+    config = configured(args.config_dir)
     if not (ca_key := args.config_dir / CA_KEY).exists():
         raise ConfigError(f"{ca_key} is not here; bring it from where it is kept")
     renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, utc_now())
@@ -284,7 +280,7 @@ def _add_backup(parser: argparse.ArgumentParser) -> None:
 
 
 def _backup(args: argparse.Namespace) -> int:
-    config, now = _load(args), utc_now()
+    config, now = configured(args.config_dir), utc_now()
     made = backup.make_backup(args.config_dir, config, args.folder, with_identity=args.identity, now=now)
     print(f"{args.folder}: {', '.join(made.files)}; schema version {made.schema}, checked")
     return 0
@@ -305,7 +301,7 @@ def _restore(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    return asyncio.run(print_status(args.config_dir, _load(args)))
+    return asyncio.run(print_status(args.config_dir, configured(args.config_dir)))
 
 
 def _add_delete(parser: argparse.ArgumentParser) -> None:
@@ -316,7 +312,7 @@ def _delete(args: argparse.Namespace) -> int:
     config_file = args.config_dir / CONFIG_FILE
     if not config_file.exists():
         raise ConfigError(f"{config_file} does not exist: nothing to delete")
-    data_dir = _load(args).STORE.data_dir
+    data_dir = configured(args.config_dir).STORE.data_dir
     question = f"Remove the configuration and identity in {args.config_dir} and all data in {data_dir}?"
     if not (args.yes or confirmed(question)):
         return 1

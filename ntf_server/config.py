@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -358,6 +359,11 @@ def load_config(path: Path, env: Mapping[str, str]) -> Config:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     return parse_config(text, str(path), env)
+
+
+def configured(config_dir: Path) -> Config:
+    """What commands go by: the file in the folder, and the environment they run in."""
+    return load_config(config_dir / CONFIG_FILE, os.environ)
 
 
 def parse_config(text: str, name: str, env: Mapping[str, str]) -> Config:
