@@ -2,8 +2,9 @@
 
 `life`, `hours` and `tokens` are the rollups (see `analytics.rollups`) up to the window's end, without events
 whose times cannot be. From them come `subs` (one row per subscription ever seen) and `states` (those that
-live), `token_lives`, `token_activity` (changes of the number of active tokens), `contacts` (one row per
-router), `runs` (one row per process of a daemon) and `days` (of the window). Times are microseconds.
+live), `token_lives`, `token_activity` and `sub_changes` (changes of the number of active tokens and of
+subscriptions), `contacts` (one row per router) and `runs` (one row per process of a daemon). Times are
+microseconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,8 +155,26 @@ WITH moves AS (
 SELECT us, active - coalesce(lag(active) OVER (PARTITION BY token ORDER BY us, writer, seq), 0) AS change
 FROM moves;
 
-CREATE TABLE days AS SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us;
+CREATE TABLE sub_changes AS
+SELECT server, first_us AS us, 1 AS change FROM subs
+UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL;
 """
+
+DAILY_TOTALS = """
+days AS (SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us),
+changes AS (
+  SELECT us, 0 AS token, change AS sub FROM sub_changes UNION ALL SELECT us, change, 0 FROM token_activity),
+net AS (
+  SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, sum(token) AS token,
+    sum(sub) AS sub FROM changes GROUP BY 1),
+totals AS (
+  SELECT day_us, coalesce(token, 0)::BIGINT AS tokens_net, coalesce(sub, 0)::BIGINT AS subscriptions_net,
+    coalesce(sum(token) OVER so_far, 0)::BIGINT AS tokens,
+    coalesce(sum(sub) OVER so_far, 0)::BIGINT AS subscriptions
+  FROM (FROM days UNION SELECT day_us FROM net) LEFT JOIN net USING (day_us)
+  WINDOW so_far AS (ORDER BY day_us) QUALIFY day_us IN (FROM days))
+"""
+"For `WITH`: one row per day of the window with active tokens and subscriptions at its end."
 
 SNAPSHOT_TIMES = """
 SELECT epoch, coalesce(max(us) FILTER (us <= $start), min(us)) AS taken

@@ -109,25 +109,23 @@ class Story:
         self._console.print(Text(f"\n {self._chapters}  {text}", style="bold cyan"))
 
     def step(self, word: str, way: str, what: str) -> None:
-        line = Text.assemble("    ", (f"{word:<11}", "green"), f"{way:<41}", (what, "dim"))
-        self._console.print(line, soft_wrap=True)
+        self._line("    ", (f"{word:<11}", "green"), f"{way:<41}", (what, "dim"))
 
     def fact(self, name: str, value: str, style: str = "") -> None:
-        line = Text.assemble("    ", (f"{name:<22}", "yellow"), (value, style))
-        self._console.print(line, soft_wrap=True)
+        self._line("    ", (f"{name:<22}", "yellow"), (value, style))
 
     def leg(self, words: str, way: str, seconds: float, bar: str) -> None:
         time_taken = f"{seconds * 1000:7.1f} ms" + ("  " if bar else "")
-        line = Text.assemble(
-            "    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan")
-        )
-        self._console.print(line, soft_wrap=True)
+        self._line("    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan"))
 
     def text(self, text: str, style: str = "") -> None:
-        self._console.print(Text(f"    {text}", style=style), soft_wrap=True)
+        self._line((f"    {text}", style))
 
     def plain(self, text: str = "") -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._line(text)
+
+    def _line(self, *parts: str | tuple[str, str]) -> None:
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -101,10 +101,7 @@ WITH taken AS (
 sampled AS (
   SELECT server, hour_us, arg_max(believed, us) AS believed, arg_max(pending, us) AS pending
   FROM taken GROUP BY ALL),
-changes AS (
-  SELECT server, first_us AS us, 1 AS change FROM subs
-  UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL),
-net AS (SELECT server, us - us % $hour AS hour_us, sum(change) AS net FROM changes GROUP BY ALL),
+net AS (SELECT server, us - us % $hour AS hour_us, sum(change) AS net FROM sub_changes GROUP BY ALL),
 level AS (
   SELECT server, hour_us, sum(net) OVER (PARTITION BY server ORDER BY hour_us) AS subscriptions FROM net),
 lost AS (
