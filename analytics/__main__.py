@@ -20,10 +20,6 @@ EXIT_PROBLEMS = 3
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
 
 
-class ProblemsFound(Exception):
-    """`--check` was asked for, and not all is well."""
-
-
 def moment(text: str) -> datetime:
     """An ISO day or time, UTC unless it says otherwise."""
     try:
@@ -202,8 +198,8 @@ def must_be_elsewhere(args: argparse.Namespace) -> None:
         raise AnalyticsError("--out must not be within the journal")
 
 
-def run_report(args: argparse.Namespace, console: Console) -> None:
-    """`report`."""
+def run_report(args: argparse.Namespace, console: Console) -> int:
+    """`report`; with `--check` its exit code says whether all is well."""
     with needed("reports need", "analytics"):
         from analytics.job import ReportJob, run_reports
         from analytics.spark import LazySpark
@@ -232,20 +228,19 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
     shown = Console(quiet=True) if args.quiet else console
     spark_of = LazySpark(args.master, args.memory, dict(args.conf), quiet=args.quiet)
     with shown_progress(shown) as tell, spark_of as spark:
-        result = run_reports(spark, job, tell)
-    for name, rows in result.tables.items():
-        shown.print(f"{name}: {rows:,} rows")
-    shown.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments")
-    for note in result.page.notes:
+        page = run_reports(spark, job, tell)
+    for name, rows in page.tables.items():
+        shown.print(f"{name}: {len(rows):,} rows")
+    shown.print(f"{page.checked.rows:,} events in {len(page.checked.good)} segments")
+    for note in page.notes:
         shown.print(note, soft_wrap=True)
-    for finding in result.page.findings:
+    for finding in page.findings:
         console.print(f"! {finding.text}", soft_wrap=True)
-    for segment in result.checked.bad:
+    for segment in page.checked.bad:
         shown.print(f"skipped {segment.path}: {segment.error}", soft_wrap=True)
     if not args.quiet:
-        print(result.path)
-    if args.check and result.page.findings:
-        raise ProblemsFound
+        print(job.result)
+    return EXIT_PROBLEMS if args.check and page.findings else 0
 
 
 def run_generate(args: argparse.Namespace, console: Console) -> None:
@@ -318,7 +313,7 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "report": run_report,
     "stream": run_stream,
     "generate": run_generate,
@@ -351,9 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console = Console(stderr=True, highlight=False, markup=False)
     try:
-        COMMANDS[args.command](args, console)
-    except ProblemsFound:
-        return EXIT_PROBLEMS
+        return COMMANDS[args.command](args, console) or 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -361,7 +354,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ntf-analytics: {first_lines(error)}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ class ReportJob:
     limits: Limits = field(default_factory=Limits)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
+    @property
+    def result(self) -> str:
+        """What to look at: the page, or the folder of the tables."""
+        return self.out if self.for_others else f"{self.out.rstrip('/')}/{PAGE_NAME}"
+
 
 @dataclass(frozen=True)
 class Before:
@@ -66,17 +71,7 @@ class Before:
     scores: dict[str, float]
 
 
-@dataclass(frozen=True)
-class ReportResult:
-    """What was read and written."""
-
-    page: ReportPage
-    checked: Checked
-    tables: dict[str, int]
-    path: str
-
-
-def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportResult:
+def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportPage:
     """Bring the rollups up to date, ask them, write Parquet, CSV and one HTML page."""
     os.umask(0o077)  # what reports tell is for their owner
     with current_rollups(spark, job.journal, job.rollups, progress, full=job.full) as (checked, rollups):
@@ -91,21 +86,18 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     tables = {name: rows for section in sections.values() for name, rows in section.items()}
     page = ReportPage(
         window=warehouse.window,
-        segments=len(checked.good),
-        events=checked.rows,
-        bad=[(segment.path, segment.error or "") for segment in checked.bad],
+        checked=checked,
         notes=warehouse.notes,
         findings=find(tables, job.thresholds, of_the_time(checked.bad, warehouse.window)),
         figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
-    out, path = folder(spark, job.out), job.out
+    out = folder(spark, job.out)
     write_tables(out, suppressed(tables) if job.for_others else tables)
     if not job.for_others:
-        out.write(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
+        out.write(SUMMARY_NAME, json.dumps(summary(page, before), indent=1))
         out.write(PAGE_NAME, render(page))
-        path = f"{job.out.rstrip('/')}/{PAGE_NAME}"
-    return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, path)
+    return page
 
 
 @contextmanager
@@ -145,20 +137,20 @@ def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Wareho
     return Before(figures(earlier, tables), scores)
 
 
-def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None) -> dict[str, Any]:
+def summary(page: ReportPage, before: Before | None) -> dict[str, Any]:
     """The report for machines."""
     scores = before.scores if before is not None else {}
     return {
         "from": iso_time(page.window.start),
         "to": iso_time(page.window.end),
-        "events": page.events,
-        "bad_segments": len(page.bad),
+        "events": page.checked.rows,
+        "bad_segments": len(page.checked.bad),
         "notes": list(page.notes),
         "problems": [{"kind": f.kind, "text": f.text, "is_over": f.is_over} for f in page.findings],
         "figures": page.figures,
         "routers": [
             {name: row[name] for name in TOLD_OF_ROUTERS} | {"previous_score": scores.get(row["server"])}
-            for row in tables.get("health", ())
+            for row in page.tables.get("health", ())
         ],
     }
 

@@ -15,6 +15,7 @@ from analytics.figures import WELL, Figures
 from analytics.findings import Finding, moment, number
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
+from analytics.segments import Checked
 from analytics.tables import TIME_COLUMNS, iso_time
 from analytics.times import DAY_US, HOUR_US
 from analytics.warehouse import Row, Rows
@@ -53,13 +54,16 @@ class ReportPage:
     """Everything the page shows."""
 
     window: Window
-    segments: int
-    events: int
-    bad: Sequence[tuple[str, str]]
+    checked: Checked
     notes: Sequence[str]
     findings: Sequence[Finding]
     figures: Figures
     sections: Mapping[str, Mapping[str, Rows]]
+
+    @property
+    def tables(self) -> dict[str, Rows]:
+        """Of all sections."""
+        return {name: rows for section in self.sections.values() for name, rows in section.items()}
 
 
 def asset(name: str) -> str:
@@ -69,9 +73,8 @@ def asset(name: str) -> str:
 
 def render(page: ReportPage) -> str:
     """The whole page."""
-    tables = {name: rows for section in page.sections.values() for name, rows in section.items()}
-    charts = charts_of(tables, page.window)
-    body = [header(page), problems(page), tiles(page, tables), contents(page)]
+    charts = charts_of(page.tables, page.window)
+    body = [header(page), problems(page), tiles(page), contents(page)]
     body += [section(name, page.sections[name], charts, page.window) for name in page.sections]
     body.append(inputs(page))
     data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("<", "\\u003c")
@@ -112,9 +115,9 @@ def problems(page: ReportPage) -> str:
     return f'<main><h2 id="problems">What needs attention</h2><ul class="problems">{shown}</ul>{more}{notes}'
 
 
-def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
+def tiles(page: ReportPage) -> str:
     """The figures that say most, with their change."""
-    shown = []
+    shown, tables = [], page.tables
     if tables.get("health"):
         shown += router_tiles(page.figures)
     names = {
@@ -305,11 +308,12 @@ def cell(column: str, value: Any) -> str:
 
 def inputs(page: ReportPage) -> str:
     """What was read, and what had to be left out."""
-    read = f"<p>{page.events:,} events in {page.segments:,} {plural('segment', page.segments)}."
-    if not page.bad:
-        return f'<h2 id="inputs">Read</h2>{read} No segment was skipped.</p></main>'
-    items = "".join(f"<li>{escape(path)}: {escape(error)}</li>" for path, error in page.bad[:ROWS_SHOWN])
-    return f'<h2 id="inputs">Read</h2>{read} {len(page.bad)} could not be read:</p><ul>{items}</ul></main>'
+    good, bad = len(page.checked.good), page.checked.bad
+    read = f'<h2 id="inputs">Read</h2><p>{page.checked.rows:,} events in {good:,} {plural("segment", good)}.'
+    if not bad:
+        return f"{read} No segment was skipped.</p></main>"
+    items = "".join(f"<li>{escape(each.path)}: {escape(each.error or '')}</li>" for each in bad[:ROWS_SHOWN])
+    return f"{read} {len(bad)} could not be read:</p><ul>{items}</ul></main>"
 
 
 def plural(noun: str, count: int) -> str:

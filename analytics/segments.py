@@ -148,18 +148,14 @@ def with_range(path: str, ids: pa.Table) -> Segment:
     first = (writers["min"].as_py(), numbers["min"].as_py())
     last = (writers["max"].as_py(), numbers["max"].as_py())
     one_writer = first[0] == last[0]
-    repeats = not (one_writer and is_rising(ids.column("seq"))) and count_ids(ids) != ids.num_rows
+    in_order = one_writer and is_rising(ids.column("seq"))
+    repeats = not in_order and ids.group_by(EVENT_ID).aggregate([]).num_rows != ids.num_rows
     return Segment(path, ids.num_rows, first, last, repeats, days_of(ids.column("time")))
 
 
 def is_rising(numbers: pa.ChunkedArray) -> bool:
     """Whether each is above the one before it, as a daemon writes them."""
     return bool(pc.all(pc.greater(numbers[1:], numbers[:-1]), min_count=0).as_py())
-
-
-def count_ids(ids: pa.Table) -> int:
-    """How many different events there are."""
-    return int(ids.group_by(EVENT_ID).aggregate([]).num_rows)
 
 
 def days_of(times: pa.ChunkedArray) -> tuple[str, ...]:

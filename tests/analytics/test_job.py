@@ -263,7 +263,7 @@ def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None
     job = ReportJob(
         names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=START_US + MINUTE_US
     )
-    assert run_reports(spark, job, lambda text: None).page.findings == []
+    assert run_reports(spark, job, lambda text: None).findings == []
     assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
 
