@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import before, page, results
+from bench import before, page, results, since
 from bench.compare import print_comparison
 from bench.earlier import NoHistory
 from bench.part import Part
@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
         type=setting,
         metavar="PART.OPTION=VALUE",
         help="another size; values of a list are separated by commas",
+    )
+    made.add_argument(
+        "--since", metavar="COMMIT", help="what got slower since then: both versions in turn, part by part"
+    )
+    made.add_argument(
+        "--rounds", type=int, default=2, metavar="N", help="of each part with --since (default: %(default)s)"
     )
     commands = made.add_subparsers(dest="command")
     compare = commands.add_parser("compare", help="what got slower beyond the spread; fails if anything did")
@@ -95,8 +101,14 @@ def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     return 1 if any(part.error for part in found.parts) else 0
 
 
-def main() -> int:
-    args = parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return obey(parser().parse_args(arguments))
+    except (NoHistory, results.UnreadableResults) as error:
+        sys.exit(str(error))
+
+
+def obey(args: argparse.Namespace) -> int:
     if args.command == "compare":
         same = print_comparison(results.read(args.old), results.read(args.new), everything=args.all)
         return 0 if same else 1
@@ -106,10 +118,10 @@ def main() -> int:
     if args.list:
         print_list()
         return 0
-    try:
-        return run([part for part in PARTS if not args.only or part.name in args.only], args)
-    except NoHistory as error:
-        sys.exit(str(error))
+    parts = [part for part in PARTS if not args.only or part.name in args.only]
+    if args.since:
+        return 0 if since.compare(args.since, parts, rounds=args.rounds, quick=args.quick) else 1
+    return run(parts, args)
 
 
 if __name__ == "__main__":

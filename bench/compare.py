@@ -86,6 +86,11 @@ def missing(old: Results, new: Results) -> Iterator[str]:
             yield f"{before.name}: failed: {after.error.splitlines()[-1]}"
         elif after.options != before.options:
             yield f"{before.name}: measured with other options"
+        else:
+            known = {(row.name, row.unit) for row in after.rows}
+            for row in before.rows:
+                if (row.name, row.unit) not in known:
+                    yield f"{before.name}: {row.name}: not in the new results"
 
 
 def print_comparison(old: Results, new: Results, *, everything: bool) -> bool:

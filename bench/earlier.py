@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -36,8 +38,7 @@ def build(commit: str, folder: Path) -> Version:
     """A wheel of that commit in an environment of its own, with the libraries that it was locked to."""
     schema = schema_of(commit)
     source, python = folder / "source", folder / "venv/bin/python"
-    run("git", "worktree", "add", "--detach", source, commit, cwd=ROOT)
-    try:
+    with checked_out(commit, source):
         run(UV, "build", "--wheel", "--no-build-isolation", "--python", HERE.python, "-o", folder, cwd=source)
         run(UV, "venv", "--python", HERE.python, folder / "venv", cwd=folder)
         install, (wheel,) = (UV, "pip", "install", "--python", python), folder.glob("*.whl")
@@ -48,13 +49,25 @@ def build(commit: str, folder: Path) -> Version:
         else:
             run(*install, "-c", source / "constraints.txt", wheel, cwd=folder)
         return Version(python, schema)
+
+
+@contextmanager
+def checked_out(commit: str, folder: Path) -> Iterator[None]:
+    """The files of that commit, there and for a while."""
+    _from_history(commit, "worktree", "add", "--detach", folder, commit)
+    try:
+        yield
     finally:
-        run("git", "worktree", "remove", "--force", source, cwd=ROOT)
+        run("git", "worktree", "remove", "--force", folder, cwd=ROOT)
+
+
+def _from_history(commit: str, *command: object) -> str:
+    try:
+        return run("git", *command, cwd=ROOT)
+    except (OSError, AssertionError) as error:
+        raise NoHistory(f"no commit {commit} here: this needs a clone with the history") from error
 
 
 def schema_of(commit: str) -> int:
-    try:
-        names = run("git", "ls-tree", "--name-only", commit, "store/migrations/", cwd=ROOT).split()
-    except (OSError, AssertionError) as error:
-        raise NoHistory(f"no commit {commit} here: this needs a clone with the history") from error
+    names = _from_history(commit, "ls-tree", "--name-only", commit, "store/migrations/").split()
     return max(int(PurePath(name).name[:4]) for name in names if name.endswith(".up.sql"))

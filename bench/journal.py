@@ -9,9 +9,8 @@ from pathlib import Path
 
 from bench.measure import Row, best_of, figure
 from bench.part import Part
-from ntf_server.journal import FLUSH_EVENTS, Journal, WriterConfig
-from ntf_server.journal_items import Columns, JournalItem, ReceivedBlock
-from ntf_server.journal_items import Row as JournalRow
+from ntf_server.journal import FLUSH_EVENTS, Journal, ReceivedBlock, WriterConfig
+from ntf_server.journal import Row as JournalRow
 from ntf_server.journal_segments import SegmentWriter
 from store.journal_schema import MESSAGE_PUSH, JournalEvent
 
@@ -21,16 +20,16 @@ PUSH_BUDGET_US = 150.0
 SHARE = 0.05
 SUBSCRIPTIONS = 20_000
 SEGMENT_FLUSHES = 20
-NOW = 1_767_614_400_000_000
+NOW = 1_767_614_400.0
 
 Ids = list[tuple[bytes, bytes]]
 Work = tuple[Callable[[], object], int]
 
 
-def received_blocks(ids: Ids) -> list[JournalItem]:
+def received_blocks(ids: Ids) -> list[ReceivedBlock]:
     """As many blocks as one flush takes, from all over the subscriptions."""
     blocks = FLUSH_EVENTS // BLOCK
-    return [ReceivedBlock(NOW + i, "smp1.example.org", pick(ids, i)) for i in range(blocks)]
+    return [(NOW + i * 1e-6, "smp1.example.org", pick(ids, i)) for i in range(blocks)]
 
 
 def pick(ids: Ids, number: int) -> Ids:
@@ -38,18 +37,23 @@ def pick(ids: Ids, number: int) -> Ids:
     return [ids[(number * BLOCK * 7 + i * 131) % len(ids)] for i in range(BLOCK)]
 
 
-def sent_pushes(ids: Ids) -> list[JournalItem]:
-    """One flush of pushes."""
-    name, server, tag = JournalEvent.PUSH_SENT, "smp1.example.org", "AP"
-    given: Columns = {"server": server, "provider": tag, "kind": MESSAGE_PUSH, "count": 1, "total": 1}
+def sent_pushes(journal: Journal, ids: Ids) -> list[JournalRow]:
+    """One flush of pushes, as the journal notes them."""
+    for i in range(FLUSH_EVENTS):
+        journal.record(
+            JournalEvent.PUSH_SENT,
+            server="smp1.example.org",
+            provider="AP",
+            token=ids[i % len(ids)][0],
+            kind=MESSAGE_PUSH,
+            latency_us=40_000 + i,
+            count=1,
+            total=1,
+        )
+    return journal._take()[0]
 
-    def row(i: int) -> JournalRow:
-        return (NOW + i, name, {**given, "token": ids[i % len(ids)][0], "latency_us": 40_000 + i})
 
-    return [row(i) for i in range(FLUSH_EVENTS)]
-
-
-def writing(folder: Path, items: list[JournalItem]) -> Callable[[], None]:
+def writing(folder: Path, rows: list[JournalRow], blocks: list[ReceivedBlock]) -> Callable[[], None]:
     """Pseudonyms, Arrow, the open segment and sealing it as Parquet: all that the writing thread does."""
 
     def write_and_seal() -> None:
@@ -62,7 +66,7 @@ def writing(folder: Path, items: list[JournalItem]) -> Callable[[], None]:
         )
         writer = SegmentWriter(config, os.urandom(16))
         for _ in range(SEGMENT_FLUSHES):
-            writer.write(items, NOW)
+            writer.write(rows, blocks, NOW)
         writer.close()
         shutil.rmtree(folder)
 
@@ -99,10 +103,11 @@ def measure(folder: Path, *, rounds: int = 20, segments: int = 4) -> list[Row]:
     ids = [(os.urandom(24), os.urandom(24)) for _ in range(SUBSCRIPTIONS)]
     written, events = folder / "journal", SEGMENT_FLUSHES * FLUSH_EVENTS
     settings = WriterConfig(folder=written, key=bytes(32), buffered_events=1 << 40)
-    loop = best_of(recording(Journal(settings, lambda: NOW), ids), rounds)
+    journal = Journal(settings, lambda: NOW)
+    loop = best_of(recording(journal, ids), rounds)
     works: dict[str, Work] = {
-        "received": (writing(written, received_blocks(ids)), events),
-        "sent": (writing(written, sent_pushes(ids)), events),
+        "received": (writing(written, [], received_blocks(ids)), events),
+        "sent": (writing(written, sent_pushes(journal, ids), []), events),
     }
     thread = best_of(works, segments)
     limit = SHARE * NMSG_BUDGET_US

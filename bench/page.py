@@ -34,11 +34,13 @@ scripts/setup dev
 .venv/bin/python -m bench --only tls storm      # single parts; --list names them
 .venv/bin/python -m bench --json new.json
 .venv/bin/python -m bench compare bench/results/latest.json new.json
+.venv/bin/python -m bench --since COMMIT        # the benchmark of an earlier commit and today's in turn
 .venv/bin/python -m bench before                # every aim, with an earlier daemon and today's in turn
 ```
 
-`compare` shows what got slower beyond the spread, and fails if anything did. What was measured by hand:
-[history](performance-history.md).
+`compare` and `--since` show what got slower beyond the spread, and fail if anything did: the first between
+two runs, the second between two versions that it measures itself, with the same libraries. What was measured
+by hand: [history](performance-history.md).
 
 How to read it:
 

@@ -132,18 +132,30 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 2)
 
 
+class UnreadableResults(Exception):
+    """The file holds no results that this program can read; the message says why."""
+
+
 def write(results: Results, path: Path) -> None:
+    """As a whole, or not at all."""
     data = {"schema": SCHEMA, **asdict(results)}
-    path.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def read(path: Path) -> Results:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if (schema := data.pop("schema", None)) != SCHEMA:
-        raise ValueError(f"{path}: schema {schema}, this program reads {SCHEMA}")
-    parts = [_part(part) for part in data.pop("parts")]
-    machine = Machine(**data.pop("machine"))
-    return Results(**data | {"load": tuple(data["load"])}, machine=machine, parts=parts)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (schema := data.pop("schema", None)) != SCHEMA:
+            raise UnreadableResults(f"{path}: schema {schema}, this program reads {SCHEMA}")
+        parts = [_part(part) for part in data.pop("parts")]
+        machine = Machine(**data.pop("machine"))
+        return Results(**data | {"load": tuple(data["load"])}, machine=machine, parts=parts)
+    except OSError as error:
+        raise UnreadableResults(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UnreadableResults(f"{path} holds no results of a run") from None
 
 
 def _part(data: dict[str, Any]) -> PartResult:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntf_server import setup
-from ntf_server.clock import MICROSECONDS, Clock, SharedClock, SystemClock
+from ntf_server.clock import Clock, SharedClock, SystemClock
 from ntf_server.commands import Commands
 from ntf_server.config import Config, ConfigError, unlike
 from ntf_server.control import ControlPort
@@ -247,7 +247,7 @@ class App:
             segment_bytes=section.segment_mb * MEGABYTE,
             segment_seconds=section.segment_seconds,
         )
-        return Journal(config, lambda: int(self._clock.now() * MICROSECONDS))
+        return Journal(config, self._clock.now)
 
     def _make_figures(self) -> Figures:
         return Figures(

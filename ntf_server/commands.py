@@ -23,6 +23,7 @@ from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, CMD_PROHIBITED, INTERNAL, QUOTA, ErrorType, ProtocolError, store_error
 from protocol.ntf_commands import (
+    MIN_CRON_MINUTES,
     Err,
     IdSub,
     IdTkn,
@@ -60,7 +61,6 @@ logger = logging.getLogger(__name__)
 
 ID_SIZE = 24
 CODE_SIZE = 32
-MIN_CRON_MINUTES = 20
 
 STORE_FAILED = store_error("unavailable")
 "All that a client learns: what went wrong, and where, is the operator's business."

@@ -71,13 +71,16 @@ class DaemonLife:
                 self._journal.stop()
 
     async def _run(self) -> None:
+        seen = self._losses()
         for beat in itertools.count():
             await self._sleep(ALIVE_INTERVAL)
             with contextlib.suppress(StoreError):
                 counts = await self._store.counts()
                 part, whole = counts.active_subscriptions, counts.subscriptions
                 self._record(JournalEvent.SERVER_ALIVE, count=part, total=whole)
-            self._tell_losses()
+            before, seen = seen, self._losses()
+            if seen == before:  # while events are being lost, so would be what is told of them
+                self._tell_losses()
             if beat % BEATS_PER_SAMPLE == 0:
                 self._sample()
 
@@ -91,9 +94,12 @@ class DaemonLife:
                     JournalEvent.SMP_SAMPLED, server=server, status_to=status.value, count=count
                 )
 
+    def _losses(self) -> dict[str, int]:
+        return {"dropped": self._journal.dropped, "rejected": self._journal.rejected}
+
     def _tell_losses(self) -> None:
         """Losses are part of what happened: reports over a journal with holes must say so."""
-        losses = {"dropped": self._journal.dropped, "rejected": self._journal.rejected}
+        losses = self._losses()
         for reason, total in losses.items():
             if lost := total - self._told[reason]:
                 self._journal.record(JournalEvent.EVENTS_LOST, error=reason, count=lost)

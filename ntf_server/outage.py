@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+STORE_PAUSE = 1.0
+"Seconds until a store that is unavailable is asked again by those who cannot go on without it."
 REMINDER = 300.0
 "Seconds between two lines about the same outage."
 

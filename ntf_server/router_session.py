@@ -41,7 +41,7 @@ from smp_client.subscriptions import (
     queue_event,
     sort_outcomes,
 )
-from store.interface import LeaseLost, StoreError, StoreVanished, SubscriberStore
+from store.interface import LeaseLost, RouterGone, StoreError, StoreVanished, SubscriberStore
 from store.journal_schema import JournalEvent
 from store.leases import SOLE_OWNER, Ownership, of_router
 from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
@@ -211,6 +211,8 @@ class RouterSession:
                 await self._keep()
             except LeaseLost:
                 await self._only_read(LEASE_LOOK)  # what comes until the new owner has the queues
+            except RouterGone:
+                raise EndSession("no subscription is left", at_once=True) from None
             except StoreError as error:
                 logger.error("%s: subscribing waits for the store: %s", self._router.name, error)
                 await self._only_read(backoff.next())

@@ -14,7 +14,6 @@ from protocol.crypto import (
     KEY_SIZE,
     BoxError,
     Ed25519PrivateKey,
-    Ed25519PublicKey,
     box,
     hkdf_sha512,
     open_box,
@@ -65,14 +64,6 @@ def split_signed(signed: bytes) -> tuple[bytes, bytes]:
     """(signature, piece); nothing is verified yet, since the key may stand in the piece."""
     r = Reader(signed)
     return r.pull_short(), r.pull_tail()
-
-
-def verified_piece(key: Ed25519PublicKey, signed: bytes) -> bytes:
-    """The piece, if `key` signed it; DecodeError otherwise."""
-    signature, piece = split_signed(signed)
-    if not key.verify(signature, piece):
-        raise DecodeError
-    return piece
 
 
 def seal_fixed_data(data_key: bytes, number: bytes, signed: bytes) -> bytes:

@@ -56,6 +56,10 @@ class Tdel:
     pass
 
 
+MIN_CRON_MINUTES = 20
+"Of TCRN: a server refuses less, but for 0, which means never."
+
+
 @dataclass(frozen=True, slots=True)
 class Tcrn:
     minutes: int

@@ -82,6 +82,10 @@ class StoreVanished(StoreUnavailable):
     """The database is missing or empty although there was one, or was taken away while in use."""
 
 
+class RouterGone(StoreError):
+    """Nobody has a subscription there any more, so its row is gone."""
+
+
 class LeaseLost(StoreError):
     """Another daemon owns it by now: nothing was written, and whoever acted as owner stops."""
 
@@ -143,7 +147,7 @@ class SubscriberStore(Protocol):
         """Routers that have subscribable or slowly retried rows, those that were there before first."""
 
     async def server(self, key: ServerKey) -> ServerRecord:
-        """StoreError if there is no such router."""
+        """RouterGone if there is no such router."""
 
     async def subscription_count(self, key: ServerKey) -> int:
         """Subscriptions of a router, whatever their status."""
@@ -152,8 +156,6 @@ class SubscriberStore(Protocol):
         self, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
     ) -> list[QueueRow]:
         """Next page of the subscribable queues of a router (NEW, PENDING, ACTIVE, INACTIVE), by key."""
-
-    async def queues_by_id(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> list[QueueRow]: ...
 
     async def due_retries(self, key: ServerKey, now: int, limit: int) -> list[QueueRow]:
         """Queues in END, SERVICE or ERR whose slow back-off has elapsed; they become PENDING."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -138,7 +139,7 @@ class Contract:
         return self.must <= columns <= self.must | self.may
 
 
-def _event(meaning: str, must: str, may: str = "", resolution_us: int = 1) -> Contract:
+def _event(meaning: str, must: str, resolution_us: int = 1, *, may: str = "") -> Contract:
     return Contract(meaning, frozenset(must.split()), frozenset(may.split()), resolution_us)
 
 
@@ -148,30 +149,25 @@ _PUSH = "token provider kind"
 
 E = JournalEvent
 CONTRACT: Mapping[JournalEvent, Contract] = {
-    E.TOKEN_REGISTERED: _event("TNEW, also of a token that was invalid", _TOKEN, "", SECOND_US),
-    E.TOKEN_CONFIRMED: _event("the provider took the verification push", _TOKEN, "", SECOND_US),
-    E.TOKEN_VERIFIED: _event("became ACTIVE", _TOKEN, "", SECOND_US),
-    E.TOKEN_REPLACED: _event("TRPL: a new device token in the same record", _TOKEN, "", SECOND_US),
+    E.TOKEN_REGISTERED: _event("TNEW, also of a token that was invalid", _TOKEN, SECOND_US),
+    E.TOKEN_CONFIRMED: _event("the provider took the verification push", _TOKEN, SECOND_US),
+    E.TOKEN_VERIFIED: _event("became ACTIVE", _TOKEN, SECOND_US),
+    E.TOKEN_REPLACED: _event("TRPL: a new device token in the same record", _TOKEN, SECOND_US),
     E.TOKEN_DELETED: _event(
-        "gone with its subscriptions (count); error is a DeletionReason",
-        f"{_TOKEN} error count",
-        "",
-        SECOND_US,
+        "gone with its subscriptions (count); error is a DeletionReason", f"{_TOKEN} error count", SECOND_US
     ),
     E.TOKEN_INVALID: _event(
-        "error: BAD, TOPIC, EXPIRED or UNREGISTERED, as the provider said", f"{_TOKEN} error", "", SECOND_US
+        "error: BAD, TOPIC, EXPIRED or UNREGISTERED, as the provider said", f"{_TOKEN} error", SECOND_US
     ),
-    E.SUB_CREATED: _event("SNEW", _SUB, "", SECOND_US),
+    E.SUB_CREATED: _event("SNEW", _SUB, SECOND_US),
     E.SUB_STATUS_CHANGED: _event(
         "one subscription; not noted: to PENDING, and what changes a router's subscriptions together",
         f"{_SUB} status_from status_to",
-        "",
         SECOND_US,
     ),
     E.SUB_DELETED: _event(
         "error is a DeletionReason; none is written for those that go with their token",
         f"{_SUB} error",
-        "",
         SECOND_US,
     ),
     E.SMP_CONNECTED: _event("latency_us: of connecting and logging in", "server latency_us"),
@@ -182,7 +178,9 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
         "server count expected total changed",
     ),
     E.SMP_SERVICE_RESET: _event(
-        "the service starts afresh (error: why); changed: how many became INACTIVE", "server error", "changed"
+        "the service starts afresh (error: why); changed: how many became INACTIVE",
+        "server error",
+        may="changed",
     ),
     E.SMP_DRIFT: _event("count: the router's, expected: ours", "server count expected"),
     E.SMP_HEALED: _event(
@@ -195,23 +193,21 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
     E.NTF_RECEIVED: _event(
         "token and subscription are absent if there is no such subscription",
         "server",
-        "token subscription count",
         MINUTE_US,
+        may="token subscription count",
     ),
     E.PUSH_SENT: _event(
         "latency_us: since the oldest new entry came from server; count: new entries, total: with those sent"
         " again",
         f"{_PUSH} latency_us count total",
-        "server",
         MINUTE_US,
+        may="server",
     ),
-    E.PUSH_FAILED: _event("count: entries given up", f"{_PUSH} error count", "server", MINUTE_US),
-    E.PUSH_RETRIED: _event("an attempt failed, another follows", f"{_PUSH} error", "server", MINUTE_US),
-    E.PUSH_COALESCED: _event(
-        "count: new entries that joined a waiting push", f"{_PUSH} count", "", MINUTE_US
-    ),
-    E.PUSH_TRIMMED: _event("count: entries that did not fit", f"{_PUSH} count", "", MINUTE_US),
-    E.CRON_SENT: _event("a periodic push", _TOKEN, "", MINUTE_US),
+    E.PUSH_FAILED: _event("count: entries given up", f"{_PUSH} error count", MINUTE_US, may="server"),
+    E.PUSH_RETRIED: _event("an attempt failed, another follows", f"{_PUSH} error", MINUTE_US, may="server"),
+    E.PUSH_COALESCED: _event("count: new entries that joined a waiting push", f"{_PUSH} count", MINUTE_US),
+    E.PUSH_TRIMMED: _event("count: entries that did not fit", f"{_PUSH} count", MINUTE_US),
+    E.CRON_SENT: _event("a periodic push", _TOKEN, MINUTE_US),
     E.PROVIDER_DOWN: _event("takes no pushes; error: down or refused", "provider error"),
     E.PROVIDER_UP: _event(
         "takes pushes again; latency_us: how long it did not, count: how often a push had to wait for it",
@@ -228,7 +224,14 @@ CONTRACT: Mapping[JournalEvent, Contract] = {
 
 def pseudonym(key: bytes, entity_id: bytes) -> bytes:
     """The journal's name for a token or subscription id: groups and joins, but only the key leads back."""
-    return hashlib.blake2b(entity_id, digest_size=PSEUDONYM_SIZE, key=key, person=b"ntf-journal").digest()
+    keyed = _keyed(key).copy()
+    keyed.update(entity_id)
+    return keyed.digest()
+
+
+@lru_cache(maxsize=1)
+def _keyed(key: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=PSEUDONYM_SIZE, key=key, person=b"ntf-journal")
 
 
 def epoch_of(key: bytes) -> int:

@@ -203,10 +203,6 @@ class TokenPush:
     token: TokenRecord
     entries: tuple[LastNotification, ...] = field(repr=False)
 
-    @property
-    def device_token(self) -> DeviceToken:
-        return self.token.device_token
-
 
 class SentEntry(NamedTuple):
     token_key: TokenKey

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBABLE, SubState
-from store.interface import StoreError
+from store.interface import RouterGone
 from store.leases import CHORES, of_router
 from store.policy import CLEAR, MOVED_COLUMNS, RETRY, SOK, SUBSCRIBED_COLUMNS, plan_moves, plan_subscribed
 from store.records import (
@@ -112,9 +112,6 @@ _PAGES = {
         postgres=f"({_SINGLE} {_IN_ORDER}) UNION ALL ({_ASSOCIATED} {_IN_ORDER}) {_IN_ORDER}",
     ),
 }
-_QUEUES_BY_ID = shared(f"""
-SELECT {QUEUE_COLUMNS} FROM subscriptions WHERE server_key = $1 AND notifier_id = ANY($2::bytea[])
-""")
 _RETRIED = shared(f"""
 UPDATE subscriptions SET state = $4, detail = '', retry_at = NULL WHERE sub_key IN (
     SELECT sub_key FROM subscriptions
@@ -180,7 +177,7 @@ class Routers(SqlStore):
     async def server(self, db: Database, key: ServerKey) -> ServerRecord:
         row = await db.fetchrow(_SERVER, key)
         if row is None:
-            raise StoreError("no such router in the store")
+            raise RouterGone("no such router in the store")
         return server_record(row)
 
     @reading
@@ -224,12 +221,6 @@ class Routers(SqlStore):
         self, db: Database, key: ServerKey, *, after: SubKey, limit: int, associated: bool | None = None
     ) -> list[QueueRow]:
         return [queue_row(row) for row in await db.fetch(_PAGES[associated], key, after, limit)]
-
-    @reading
-    async def queues_by_id(
-        self, db: Database, key: ServerKey, notifier_ids: Sequence[EntityId]
-    ) -> list[QueueRow]:
-        return [queue_row(row) for row in await db.fetch(_QUEUES_BY_ID, key, notifier_ids)]
 
     @writing(durable=False, as_owner_of=of_router)
     async def due_retries(self, tx: Transaction, key: ServerKey, now: int, limit: int) -> list[QueueRow]:

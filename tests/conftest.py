@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ntf_server.journal import EventSink
+from ntf_server.journal import EventSink, Journal
 from tests.postgres import PostgresCluster, running_cluster
+from tests.strict_journal import strict
 from tests.time_limit import pytest_timeout_set_timer
 
 __all__ = ["postgres", "pytest_timeout_set_timer"]
@@ -13,8 +14,10 @@ __all__ = ["postgres", "pytest_timeout_set_timer"]
 
 @pytest.fixture(autouse=True)
 def strict_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever records an event that breaks the journal's contract is told at once."""
-    monkeypatch.setattr(EventSink, "strict", True)
+    """Whoever records an event that breaks the journal's contract is told at once; also without a journal."""
+    for sink in (EventSink, Journal):
+        monkeypatch.setattr(sink, "record", strict(sink.record))
+    monkeypatch.setattr(EventSink, "is_on", True)
 
 
 @pytest.fixture(scope="session")

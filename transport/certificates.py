@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -58,11 +57,6 @@ class Credentials:
 
     chain: tuple[bytes, ...]
     key: PrivateKey = field(repr=False, compare=False)
-
-    @property
-    def leaf_key_der(self) -> bytes:
-        """The leaf's public key as DER SubjectPublicKeyInfo."""
-        return self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
     @property
     def identity(self) -> bytes:

@@ -9,11 +9,10 @@ from protocol.addresses import NtfServer, SmpServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
-from protocol.ntf_commands import Tnew
+from protocol.ntf_commands import MIN_CRON_MINUTES, Tnew
 from protocol.statuses import TokenStatus
 
-MIN_PERIOD = 20
-"Minutes: the server refuses less."
+MIN_PERIOD = MIN_CRON_MINUTES
 MAX_PERIOD = 2**16 - 1
 
 

@@ -6,8 +6,7 @@ import argparse
 import asyncio
 import json
 
-from ntf_demo.fake_node.server import FakeNode
-from ntf_server.config import LOCALHOST
+from ntf_server.config import LOCALHOST, ConfigError
 from transport.cancellation import stop_signal
 from transport.hosts import any_port_option
 
@@ -26,6 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(host: str, port: int) -> None:
+    try:
+        from ntf_demo.fake_node.server import FakeNode  # with libraries of its own
+    except ImportError:
+        raise ConfigError("fake-node needs pip install 'ntf-server[statements]'") from None
     stop = stop_signal()
     async with FakeNode(host=host, port=port) as node:
         print(json.dumps({"url": node.url}), flush=True)

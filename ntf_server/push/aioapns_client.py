@@ -400,7 +400,8 @@ class AioapnsClient:
     ) -> Response:
         """See Http2Client."""
         deadline = asyncio.get_running_loop().time() + timeout
-        await self._limits.acquire(origin, deadline)
+        if not self._limits.take(origin):
+            await self._limits.wait(origin, deadline)
         try:
             if self._closed:
                 raise closed_error()

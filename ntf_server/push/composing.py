@@ -11,13 +11,16 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ntf_server.config import PushConfig
 from ntf_server.metrics import counter
+from ntf_server.outage import STORE_PAUSE
 from ntf_server.push.lanes import Job, Kind, statement_job
 from ntf_server.push.provider import (
     CheckMessages,
+    Destination,
     MessageList,
     PushNotification,
     StatementNotice,
     Verification,
+    destination_of,
     padded_size,
 )
 from ntf_server.push.scheduler import Taken
@@ -34,8 +37,6 @@ from store.statement_records import Channel, PushKey, StatementPush
 
 log = logging.getLogger(__name__)
 
-STORE_PAUSE = 1.0
-"Seconds until a store that is unavailable is asked again."
 SWEEP_PAGE = 256
 "Unsent tokens read from the store at once."
 MAX_ENTRIES = 6
@@ -272,7 +273,12 @@ class Composer:
         self._nonces: list[bytes] = []
         self._paddings = {provider: padded_size(provider, config.padding) for provider in Provider}
 
-    def has_content(self, taken: Taken, content: Content) -> bool:
+    def destination(self, taken: Taken, content: Content) -> Destination | None:
+        """Where a push goes; None: there is nothing to push."""
+        token = content.token if isinstance(content, TokenPush) else content
+        return destination_of(token.device_token) if self._has_content(taken, content) else None
+
+    def _has_content(self, taken: Taken, content: Content) -> bool:
         if isinstance(content, TokenPush):
             return False in [entry.sent for entry in content.entries] or self._repeats(taken)
         if isinstance(content, StatementPush):

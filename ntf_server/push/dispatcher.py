@@ -32,7 +32,6 @@ from ntf_server.push.provider import (
     PushError,
     PushProvider,
     RetryLater,
-    destination_of,
 )
 from ntf_server.push.scheduler import ANY_NUMBER, Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
@@ -41,7 +40,7 @@ from store.interface import DeliveryStore
 from store.leases import SOLE_OWNER, STATEMENTS, Duty, Lease, Ownership, of_pushes
 from store.records import Stored, TokenKey
 from store.statement_records import PushKey, StatementPush
-from transport.cancellation import TaskGroup, current_task, raise_if_cancelled
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -278,9 +277,7 @@ class Dispatcher:
             found = {job: found[job] for job in ours if job in found}
         for item in taken:
             content = found.get(item.job)
-            if content is not None and not self._composer.has_content(item, content):
-                content = None
-            destination = None if content is None else destination_of(content.device_token)
+            destination = None if content is None else self._composer.destination(item, content)
             added = self._scheduler.loaded(item, destination, now)
             if content is None or added is not None:
                 self._events.not_started(item.job.kind, added)
@@ -298,7 +295,10 @@ class Dispatcher:
         error: PushError | None = None
         try:
             if push.composed is None or push.composed.entries:
-                provider, device = self._provider(push), push.token.device_token
+                device = push.token.device_token
+                if device.provider not in self._providers:
+                    raise ProviderRefusesUs(f"provider {device.provider.tag} is not set up")
+                provider = self._providers[device.provider]
                 with self._time_limit:
                     await provider.deliver(device, push.notification, push.push_id)
         except PushError as refusal:
@@ -311,12 +311,6 @@ class Dispatcher:
             log.error("a push failed with %s", type(failure).__name__)
             error = RetryLater("internal error")
         await self._outcomes.ended(push, error)
-
-    def _provider(self, push: Push) -> PushProvider:
-        provider = push.token.device_token.provider
-        if provider not in self._providers:
-            raise ProviderRefusesUs(f"provider {provider.tag} is not set up")
-        return self._providers[provider]
 
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
@@ -345,7 +339,8 @@ class TimeLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        task = current_task()
+        task = asyncio.current_task()
+        assert task is not None
         loop = task.get_loop()
         self._ends[task] = end = loop.time() + self._seconds
         if self._timer is None:
@@ -357,7 +352,8 @@ class TimeLimit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = current_task()
+        task = asyncio.current_task()
+        assert task is not None
         was_cut_off = self._ends.pop(task, None) is None
         # A task that somebody else cancelled as well stays cancelled.
         if was_cut_off and task.uncancel() == 0 and kind is asyncio.CancelledError:

@@ -33,6 +33,7 @@ from ntf_server.push.provider import (
     unanswered,
     usual_meaning,
 )
+from ntf_server.statements.payloads import FCM_LIMIT
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason
 
@@ -40,7 +41,6 @@ SCOPE: Final = "https://www.googleapis.com/auth/firebase.messaging"
 GRANT_TYPE: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 GRANT_LIFETIME: Final = 3600
 RENEW_BEFORE: Final = 5 * 60.0
-DATA_LIMIT: Final = 4096
 AUTHORIZATION_ERRORS: Final = frozenset({401, 403})
 ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
     (400, "INVALID_ARGUMENT"): Meaning.LATER,
@@ -224,8 +224,8 @@ def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
     if not token.token.isascii() or not token.token.decode().isprintable() or not token.token:
         raise DeviceGone(InvalidReason.BAD)
     data = fcm_data(notification)
-    if sum(len(key) + len(value) for key, value in data.items()) > DATA_LIMIT:
-        raise PushRefused(f"the notification does not fit FCM's {DATA_LIMIT} bytes")
+    if sum(len(key) + len(value) for key, value in data.items()) > FCM_LIMIT:
+        raise PushRefused(f"the notification does not fit FCM's {FCM_LIMIT} bytes")
     priority = "normal" if isinstance(notification, CheckMessages) else "high"
     message = {"token": token.token.decode(), "data": data, "android": {"priority": priority}}
     return json.dumps({"message": message}, separators=(",", ":")).encode()

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT: Final = 1000  # requests per origin
 # Whenever a connection can be read, libcurl looks at every open stream of it; a push by itself was measured
 # to cost 2 to 3 us more for each. So a connection has few of them, and with many open it is waited for
-# answers to gather, so that one look finds several; an answer waits 10 ms at most.
+# answers to gather, so that one look finds several; an answer waits 10 ms at most, and so does a request.
 MAX_STREAMS: Final = 128  # per connection
 MAX_CONNECTIONS: Final = math.ceil(MAX_IN_FLIGHT / MAX_STREAMS)  # per origin
 GATHER_PER_STREAM: Final = 10e-6  # seconds
@@ -118,11 +118,6 @@ class OriginLimits:
         self._used: dict[Origin, int] = {}
         self._waiters: dict[Origin, deque[asyncio.Future[None]]] = {}
 
-    async def acquire(self, origin: Origin, deadline: float) -> None:
-        """Take one of the origin's places; NoAnswer if none is free before the deadline."""
-        if not self.take(origin):
-            await self._wait(origin, deadline)
-
     def take(self, origin: Origin) -> bool:
         """Take one of the origin's places if one is free."""
         used = self._used.get(origin, 0)
@@ -131,7 +126,8 @@ class OriginLimits:
             self._used[origin] = used + 1
         return is_free
 
-    async def _wait(self, origin: Origin, deadline: float) -> None:
+    async def wait(self, origin: Origin, deadline: float) -> None:
+        """Take the next place that becomes free; NoAnswer if none does before the deadline."""
         waiters = self._waiters.setdefault(origin, deque())
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters.append(place)
@@ -181,16 +177,16 @@ class CurlHttp2:
     ) -> Response:
         """Answer of the peer, whatever its status; NoAnswer if there is none within `timeout`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
         if not self._limits.take(origin):
-            await self._limits.acquire(origin, deadline)
+            deadline = loop.time() + timeout
+            await self._limits.wait(origin, deadline)
+            timeout = max(deadline - loop.time(), 0.001)
         try:
             if self._closed:
                 raise closed_error()
             if self._thread is None or self._thread.ended:
                 self._thread = _CurlThread(loop, self._max_origins)
-            left = max(deadline - loop.time(), 0.001)
-            job = _Job(origin, path, headers, body, left, loop.create_future())
+            job = _Job(origin, path, headers, body, timeout, loop.create_future())
             self._thread.submit(job)
             try:
                 return await job.done
@@ -432,10 +428,8 @@ class _CurlThread:
     def _wait_time(self) -> float:
         if self._commands:
             return 0.0  # queued while the connections were served; their bell has been heard already
-        origins = (
-            connections for connections in (*self._origins.values(), *self._retired) if connections.active
-        )
-        deadlines = [connections.deadline for connections in origins if connections.deadline is not None]
+        every = (*self._origins.values(), *self._retired)
+        deadlines = [one.deadline for one in every if one.active and one.deadline is not None]
         now = time.monotonic()
         return max(0.0, min(deadlines, default=now + SWEEP_INTERVAL) - now)
 

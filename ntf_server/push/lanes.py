@@ -140,6 +140,13 @@ class Lane:
         target = self.target
         return target.shared.pools[self.urgent, target.slow] if target and target.shared else None
 
+    def has_room(self, *, sweeping: bool) -> bool:
+        """A sweep uses half of the room at most: what arrives now has the rest."""
+        if self.size >= (self.bound // 2 if sweeping else self.bound):
+            return False
+        shared = self.target.shared if self.target else None
+        return shared is None or self.urgent or self.size < FAIR_SIZE or shared.messages < shared.bound
+
     def count(self, change: int) -> None:
         """Jobs came or left."""
         self.size += change
@@ -217,14 +224,6 @@ class Target:
     @property
     def has_drained(self) -> bool:
         return self.breaker.is_closed and self.messages.size <= self.resume_at
-
-    def has_room(self, job: Job, *, sweeping: bool) -> bool:
-        """A sweep uses half of the room at most: what arrives now has the rest."""
-        lane = self.lane(job)
-        if lane.size >= (lane.bound // 2 if sweeping else lane.bound):
-            return False
-        shared = self.shared
-        return shared is None or job.urgent or lane.size < FAIR_SIZE or shared.messages < shared.bound
 
 
 class Targets:

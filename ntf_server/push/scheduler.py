@@ -219,8 +219,6 @@ class PushScheduler:
             return None
         if taken.job.kind is not Kind.STATEMENT:  # comes once
             self._know(taken.job.token_key, destination)
-        if target is None and self._passes(entry, taken, destination, now):
-            return None
         return self._move(entry, taken, destination, now)
 
     def ended(self, job: Job, end: Ended, now: float) -> bool:
@@ -247,16 +245,15 @@ class PushScheduler:
 
     def _admit(self, destination: Destination, job: Job, since: float | None) -> Added:
         target = self._targets.get_or_make(destination)
-        if target is not None and not target.breaker.is_closed:
-            return self._park(target, job, since)
-        if target is not None and target.has_room(job, sweeping=since is None):
-            self._create(job, target.lane(job), since)
-            return Added.QUEUED
-        if job.urgent:
-            return Added.DROPPED
         if target is not None:
-            target.backlog = True
-        return Added.LEFT
+            if not target.breaker.is_closed:
+                return self._park(target, job, since)
+            lane = target.lane(job)
+            if lane.has_room(sweeping=since is None):
+                self._create(job, lane, since)
+                return Added.QUEUED
+            target.backlog |= not job.urgent
+        return Added.DROPPED if job.urgent else Added.LEFT
 
     def _create(self, job: Job, lane: Lane, since: float | None) -> None:
         entry = self._entries[job] = Entry(job, lane, arrivals=since is not None, since=since)
@@ -283,23 +280,6 @@ class PushScheduler:
         entry.since = None
         return taken
 
-    def _passes(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> bool:
-        """The usual case: where the job belongs nobody waits, and it starts at once."""
-        target = self._targets.get(destination)
-        if target is None or not target.breaker.is_closed:
-            return False
-        if not target.has_room(entry.job, sweeping=not taken.arrived):
-            return False
-        lane = target.lane(entry.job)
-        if lane.queue or lane.paused or lane.taken >= lane.limit or not self._has_place(lane, now):
-            return False
-        self._release(entry)
-        entry.lane.count(-1)
-        lane.count(1)
-        entry.lane = lane
-        lane.hold(entry)
-        return True
-
     def _move(self, entry: Entry, taken: Taken, destination: Destination, now: float) -> Added | None:
         """To the lane where it belongs: it starts if it is the first there."""
         was_probe = entry.lane.target is not None and entry.lane.target.probe == entry.job
@@ -322,7 +302,8 @@ class PushScheduler:
         if not self._has_place(lane, now):
             return Added.QUEUED
         self._take(lane)
-        moved.arrivals, moved.since, moved.started = entry.arrivals, entry.since, now
+        moved.arrivals, moved.joined, moved.since = entry.arrivals, entry.joined, entry.since
+        moved.started = now
         return None
 
     def _idle(self, entry: Entry, now: float) -> None:

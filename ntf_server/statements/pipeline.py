@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.metrics import counter, histogram
+from ntf_server.outage import STORE_PAUSE
 from protocol.encoding import new_tuple
 from protocol.errors import DecodeError
 from protocol.statement_signatures import is_genuine
@@ -22,7 +23,6 @@ BATCH = 256
 "Statements checked and stored together."
 TURN = 64
 "Signatures checked, in some milliseconds, before everybody else has a turn."
-STORE_PAUSE = 1.0
 
 RECEIVED = counter("statements_received", "Statements that the node sent")
 DROPPED = counter("statements_dropped", "Statements that were not even looked up", ["reason"])

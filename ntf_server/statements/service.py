@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
+from ntf_server.outage import STORE_PAUSE
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
 from ntf_server.statements.watcher import TopicWatcher
@@ -28,7 +29,6 @@ OWNERSHIP_INTERVAL = 0.5
 "Seconds between looks whether this daemon is the one that watches."
 PURGE_INTERVAL = 60.0
 PURGE_PAGE = 500
-STORE_PAUSE = 1.0
 
 
 class ServiceStore(GatewayStore, StatementStore, Protocol):

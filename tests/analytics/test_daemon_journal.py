@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analytics.__main__ import to_us
+from analytics.files import LocalFolder
 from analytics.findings import Thresholds, find
 from analytics.generator import Plan, write_journal
 from analytics.inputs import Limits
 from analytics.job import REPORTS
+from analytics.making import update_rollups
+from analytics.spark import LazySpark
 from analytics.times import DAY_US
 from analytics.warehouse import Rows, open_warehouse
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, periodic, router
-from ntf_server.app import running
-from ntf_server.commands import MIN_CRON_MINUTES
+from ntf_server.app import App, running
+from ntf_server.journal import Journal
 from ntf_server.push import lanes
 from ntf_server.push.composing import MAX_ENTRIES
 from ntf_server.router_session import HEALED
 from ntf_server.setup import DATABASE, JOURNAL_FOLDER
 from protocol.device_token import ApnsToken, Provider
 from protocol.errors import INTERNAL, SERVICE
-from protocol.ntf_commands import Ok, Sdel, Tcrn, Tdel, Trpl
+from protocol.ntf_commands import MIN_CRON_MINUTES, Ok, Sdel, Tcrn, Tdel, Trpl
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
 from store.journal_schema import JournalEvent as E
-from tests.analytics.rollup_reference import write_rollups
 from tests.ntf_server.conftest import changed, code_of, make_app
 from tests.ntf_server.life import Life, journal_config
 from tests.ntf_server.ntf_client import Device, NtfClient
@@ -43,6 +44,19 @@ from tests.waiting import DEADLINE, until
 
 QUEUES = 20
 LOST = 8
+BEAT = 3
+"Events of one sign of life: that it lives, and of its router how many are subscribed and how many wait."
+NOTHING_OF_IT = {
+    "tokens_dead",
+    "stale_subscriptions",
+    "stale_summary",
+    "incidents_gaps",
+    "incidents_disconnects",
+    "incidents_refused",
+    "incidents_tokens",
+    "capacity_trend",
+}
+"Tables that stay empty in so short a life, with one router."
 Columns = dict[str, set[frozenset[str]]]
 
 
@@ -59,8 +73,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def live_tokens(life: Life) -> Device:
-    """TNEW, TVFY, a second registration, TRPL, TDEL, purge, invalid; returns a device that stays."""
+    """TNEW, TVFY, a second registration, TRPL, TDEL, purge; returns a device that stays.
+
+    Some of those that go have a subscription, which goes with them.
+    """
+    first_queue, deleted_queue = life.router.load.create_queues(2)
     first = await life.active()
+    await life.subscribe(first, first_queue)
     assert isinstance(first.token, ApnsToken)
     second = await life.active(first.token.token)  # the device with another key: the first token goes
     replaced = await life.active()
@@ -69,6 +88,8 @@ async def live_tokens(life: Life) -> Device:
     await life.confirmed(replaced)
     await replaced.verify(life.client, await code_of(life.app, replaced))
     deleted = await life.active()
+    await life.subscribe(deleted, deleted_queue)
+    await until(lambda: life.count("ACTIVE") == 1)
     assert await deleted.ask(life.client, Tdel()) == Ok()
     forgotten = await life.register()
     life.sql("UPDATE tokens SET updated_on = 0 WHERE token_id = ?", forgotten.token_id)
@@ -158,7 +179,7 @@ async def written(tmp_path: Path, quick: None) -> Path:
             await live_routers(life, queues)
             lose_an_event(life)
             await live_pushes(life, device, queues)
-            await asyncio.sleep(daemon_life.ALIVE_INTERVAL * 3)  # until samples of the end are taken
+            await two_beats(app)
             client.close()
         async with running(make_app(tmp_path, config)) as again:
             wanted = {queue.notifier_id for queue in queues}
@@ -166,6 +187,14 @@ async def written(tmp_path: Path, quick: None) -> Path:
             await until(lambda: life.count("ACTIVE") == QUEUES)
             await until(lambda: [status.subscribed for status in again.subscriber.status()] == [True])
     return tmp_path / "data" / JOURNAL_FOLDER
+
+
+async def two_beats(app: App) -> None:
+    """How it is in the end is told."""
+    journal = app._journal
+    assert isinstance(journal, Journal)
+    recorded = journal.recorded
+    await until(lambda: journal.recorded > recorded + 2 * BEAT)
 
 
 def rows_of(journal: Path) -> list[dict[str, Any]]:
@@ -182,14 +211,16 @@ def columns_of(rows: list[dict[str, Any]]) -> Columns:
     return seen
 
 
-def report_on(journal: Path, folder: Path) -> dict[str, Rows]:
-    db = duckdb.connect()
-    db.execute("SET TimeZone = 'UTC'")
-    source = f"read_parquet('{journal}/*/*.parquet', hive_partitioning = false)"
-    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
-    write_rollups(db, folder)
-    (now,) = db.execute("SELECT max(epoch_us(time)) FROM events").fetchall()[0]
-    warehouse = open_warehouse(folder, limits=Limits(dead_token_days=1), now_us=now + DAY_US)
+def report_on(journal: Path, folder: Path, *, days_later: int = 0) -> dict[str, Rows]:
+    """All tables, up to the last event or to some days later."""
+    with LazySpark(None, "1g") as spark:  # not asked for, so not started
+        checked = update_rollups(LocalFolder(str(journal)), LocalFolder(str(folder)), spark, lambda _: None)
+    assert (checked.bad, checked.rows) == ([], len(rows_of(journal)))
+    last = to_us(max(row["time"] for row in rows_of(journal)))
+    later = last + days_later * DAY_US
+    warehouse = open_warehouse(
+        folder, limits=Limits(), now_us=later + 1, end=later + 1 if days_later else None
+    )
     assert warehouse.notes == []
     return {name: rows for report in REPORTS.values() for name, rows in report(warehouse).items()}
 
@@ -208,7 +239,6 @@ def check_tokens(tables: dict[str, Rows]) -> None:
         ("purged", 1),
     }
     assert [(r["reason"], r["tokens"]) for r in tables["tokens_invalid"]] == [("UNREGISTERED", 1)]
-    assert tables["tokens_dead"] == []
 
 
 def check_routers(tables: dict[str, Rows]) -> None:
@@ -252,14 +282,28 @@ def check_pushes(tables: dict[str, Rows]) -> None:
     assert (outage["reason"], outage["is_open"]) == ("down", False)
 
 
+def check_long_after(tables: dict[str, Rows]) -> None:
+    """What is gone never becomes stale: dead and stale is what the store still has."""
+    dead = {(row["last_event"], row["subscriptions"]) for row in tables["tokens_dead"]}
+    assert dead == {("token_invalid", QUEUES + 4), ("token_verified", 0)}
+    assert {(row["reason"], row["subscriptions"]) for row in tables["stale_summary"]} == {
+        ("dead token", QUEUES + 4),
+        ("inactive too long", 2),
+        ("never active", 2),
+    }
+    (day,) = tables["capacity_daily"][-1:]
+    assert (day["subscriptions"], day["tokens"]) == (QUEUES + 4, 1)
+
+
 async def test_every_report_over_the_whole_life_of_tokens_and_subscriptions(
     written: Path, tmp_path: Path
 ) -> None:
+    check_long_after(report_on(written, tmp_path / "later", days_later=60))
     tables = report_on(written, tmp_path / "rollups")
     check_tokens(tables)
     check_routers(tables)
     check_pushes(tables)
-    assert tables["stale_subscriptions"] == []
+    assert {name for name, rows in tables.items() if not rows} == NOTHING_OF_IT
     first, second = tables["incidents_restarts"]
     assert (first["clean"], second["clean"], first["daemon"]) == (None, True, second["daemon"])
     assert second["subscriptions"] == QUEUES

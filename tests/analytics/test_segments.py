@@ -128,7 +128,7 @@ def test_only_segments_that_may_share_events_are_compared() -> None:
 async def test_the_daemons_segments_of_both_formats_are_read(tmp_path: Path) -> None:
     for file_format in ("parquet", "jsonl"):
         settings = WriterConfig(folder=tmp_path, key=bytes(32), format=file_format)
-        journal = Journal(settings, lambda: 1_767_614_400_123_456)
+        journal = Journal(settings, lambda: 1_767_614_400.123456)
         journal.record(JournalEvent.SMP_CONNECTED, server="smp.example:5223", latency_us=5)
         journal.stop()
         async with asyncio.timeout(60):

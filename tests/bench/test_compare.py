@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench import results
+from bench.__main__ import main
 from bench.compare import changes
 from bench.measure import Row, beside, figure
 from bench.results import PartResult, Results
-from tests.test_architecture import ROOT
 
 
 def made(rows: Sequence[Row], *, speed: float = 60, error: str = "", size: int = 1) -> Results:
@@ -80,25 +78,42 @@ def test_other_sizes_are_not_compared() -> None:
     assert not list(changes(made(cost(1)), made(cost(9), size=2)))
 
 
-def run(folder: Path, old: Results, new: Results) -> subprocess.CompletedProcess[str]:
+def compare(folder: Path, old: Results, new: Results) -> int:
     results.write(old, folder / "old.json")
     results.write(new, folder / "new.json")
-    command = [sys.executable, "-m", "bench", "compare", str(folder / "old.json"), str(folder / "new.json")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return main(["compare", str(folder / "old.json"), str(folder / "new.json")])
 
 
-def test_the_command_fails_if_anything_got_slower(tmp_path: Path) -> None:
-    done = run(tmp_path, made(cost(10, 11)), made(cost(20, 21)))
-    assert done.returncode == 1
-    assert "SLOWER  part: cost" in done.stdout
-    done = run(tmp_path, made(cost(10, 11)), made(cost(10, 11)))
-    assert (done.returncode, done.stdout) == (0, "1 figures compared: 0 slower beyond the spread, 0 better\n")
+def test_the_command_fails_if_anything_got_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, made(cost(10, 11)), made(cost(20, 21))) == 1
+    assert "SLOWER  part: cost" in capsys.readouterr().out
+    assert compare(tmp_path, made(cost(10, 11)), made(cost(10, 11))) == 0
+    assert capsys.readouterr().out == "1 figures compared: 0 slower beyond the spread, 0 better\n"
 
 
-def test_the_command_fails_if_a_part_did(tmp_path: Path) -> None:
-    done = run(tmp_path, made(cost(10, 11)), made([], error="E: broken"))
-    assert done.returncode == 1
-    assert "part: failed: E: broken" in done.stdout
+def test_the_command_fails_if_a_part_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, made(cost(10, 11)), made([], error="E: broken")) == 1
+    assert "part: failed: E: broken" in capsys.readouterr().out
+
+
+def test_figures_that_are_gone_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare(tmp_path, made([*cost(10, 11), *rate(1, 2)]), made(rate(1, 2)))
+    assert capsys.readouterr().out.startswith("part: cost: not in the new results\n1 figures compared")
+
+
+def test_a_run_that_is_cut_short_leaves_the_results_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError
+
+    results.write(made(cost(1)), tmp_path / "x.json")
+    before = (tmp_path / "x.json").read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError):
+            results.write(made(cost(2)), tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_text() == before
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -109,7 +124,24 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert again.parts[0].rows == whole.parts[0].rows
 
 
-def test_results_of_another_schema_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"schema": 99}')
-    with pytest.raises(ValueError, match="schema 99"):
-        results.read(tmp_path / "x.json")
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"schema": 99}', "schema 99, this program reads 1"),
+        ('{"schema": 1}', "holds no results of a run"),
+        ("[]", "holds no results of a run"),
+        ('{"schema": 1, "parts": [', "holds no results of a run"),
+        (None, "No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "page"])
+def test_what_is_no_result_is_refused_in_one_line(
+    tmp_path: Path, command: str, text: str | None, complaint: str
+) -> None:
+    file = tmp_path / "x.json"
+    if text is not None:
+        file.write_text(text)
+    others = [str(file)] if command == "compare" else ["--out", str(tmp_path / "page.md")]
+    with pytest.raises(SystemExit, match=complaint):
+        main([command, str(file), *others])
+    assert not (tmp_path / "page.md").exists()

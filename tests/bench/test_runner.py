@@ -48,8 +48,8 @@ def ending(_: Path) -> Rows:
 
 
 def slow(_: Path) -> Rows:
-    time.sleep(1)
-    return [figure("slept", "s", 1)]
+    time.sleep(2)
+    return [figure("slept", "s", 2)]
 
 
 def hanging(folder: Path) -> Rows:
@@ -84,7 +84,7 @@ def test_a_failure_stops_nothing_else() -> None:
 
 
 def test_no_repeat_is_begun_that_would_not_end_in_time() -> None:
-    assert run_part(part(slow, repeats=9, seconds=0.5), {}, quick=False).repeats == 1
+    assert run_part(part(slow, repeats=9, seconds=3), {}, quick=False).repeats == 1
 
 
 def test_what_hangs_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

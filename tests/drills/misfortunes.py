@@ -7,21 +7,28 @@ mount a small disk, limit memory, or change what a name resolves to for the daem
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+from agent.notifications.pushes import VerificationPush, parse_push
 from ntf_demo.fake_push.faults import Fault
-from ntf_demo.fake_push.server import wall_clock
+from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
+from protocol.device_token import FcmToken
+from protocol.push_messages import open_push
 from tests.drills.test_handshakes import storm
-from tests.drills.test_providers import add_browsers
+from tests.drills.test_providers import add_browsers, add_queues
 from tests.drills.world import DEADLINE, Asked, World, push_settings, repeated_pushes, running_daemon, world
+from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.ntf_server.push.builders import pem
 from tests.transport.chains import make_certificate
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
 
@@ -203,6 +210,68 @@ async def test_one_provider_does_not_hurt_the_other(tmp_path: Path) -> None:
 
         pushes = await suffer(drill, notify_browsers)
     row("Web Push is silent, APNs goes on", pushes, drill)
+    nothing_lost(pushes)
+    assert pushes.p99 < AWAY
+
+
+@asynccontextmanager
+async def google(folder: Path) -> AsyncIterator[tuple[FakePushServer, dict[str, str]]]:
+    """A provider of its own, and the settings of a daemon that uses it."""
+    async with FakePushServer(FakePushConfig(folder=folder / "google")) as fcm:
+        origin = f"https://127.0.0.1:{fcm.port}"
+        key = pem(rsa.generate_private_key(65537, 2048)).decode()
+        account = {"client_email": "a@b.example", "project_id": "proj", "private_key_id": "k1"}
+        file = folder / "account.json"
+        file.write_text(json.dumps(account | {"private_key": key, "token_uri": f"{origin}/token"}))
+        yield (
+            fcm,
+            {
+                "NTF_FCM_SERVICE_ACCOUNT_FILE": str(file),
+                "NTF_FCM_ENDPOINT": origin,
+                "NTF_FCM_CA_FILE": str(fcm.ca_file),
+            },
+        )
+
+
+async def fcm_data(fcm: FakePushServer, device: Device, kind: str, since: float = 0.0) -> Mapping[str, str]:
+    """What the first push of its kind to a device carries."""
+    assert isinstance(device.token, FcmToken)
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            for message in (
+                json.loads(push.body)["message"] for push in fcm.pushes if push.received >= since
+            ):
+                if message["token"] == device.token.token.decode() and kind in message["data"]:
+                    data: Mapping[str, str] = message["data"]
+                    return data
+            await asyncio.sleep(0.05)
+
+
+async def test_google_does_not_hurt_apple(tmp_path: Path) -> None:
+    """FCM answers nothing for a while; Apple's users notice nothing, Google's get theirs afterwards."""
+    async with google(tmp_path) as (fcm, env), world(tmp_path, seconds=SECONDS, env=env) as drill:
+        client = await NtfClient.open(drill.daemon.address)
+        devices = [Device.make(FcmToken(b"android-%d" % number)) for number in range(50)]
+        for device in devices:
+            await device.register(client)
+            push = parse_push(await fcm_data(fcm, device, "verification"))
+            assert isinstance(push, VerificationPush)
+            await device.verify(client, open_push(device.secret, push.nonce, push.boxed_code))
+        queues = await add_queues(drill, client, devices)
+        fcm.add_fault(Fault(api="fcm", action="silence"))
+        answers_again = 0.0
+
+        async def notify_androids() -> None:
+            nonlocal answers_again
+            await drill.router.load.emit(queues, len(queues), fresh=True)
+            await asyncio.sleep(AWAY)
+            fcm.clear_faults()
+            answers_again = wall_clock()
+
+        pushes = await suffer(drill, notify_androids)
+        for device in devices:
+            await fcm_data(fcm, device, "message", answers_again)
+    row("FCM is silent, APNs goes on", pushes, drill)
     nothing_lost(pushes)
     assert pushes.p99 < AWAY
 

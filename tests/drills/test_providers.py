@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.notifications.pushes import VerificationPush, parse_push
@@ -84,7 +85,12 @@ async def add_browsers(drill: World, count: int) -> list[LoadQueue]:
         await device.register(client)
     for number, device in enumerate(devices):
         await device.verify(client, await code_of(drill, browser, device, f"/push/{number}"))
-    queues = drill.router.load.create_queues(count)
+    return await add_queues(drill, client, devices)
+
+
+async def add_queues(drill: World, client: NtfClient, devices: Sequence[Device]) -> list[LoadQueue]:
+    """One for each device, subscribed; the client is closed."""
+    queues = drill.router.load.create_queues(len(devices))
     snews = [
         (Snew(device.token_id, SmpQueueNtf(drill.router.address, queue.notifier_id), queue.notifier_key),
          NO_ENTITY, device.key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from typing import Any
 
@@ -51,3 +52,13 @@ async def test_the_program() -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_without_its_libraries_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['aiohttp'] = None; from ntf_server.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "fake-node", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.stderr == "ntf-server: fake-node needs pip install 'ntf-server[statements]'\n"
+    assert done.returncode != 0

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from psutil import Process
 
-from ntf_server.journal import EventSink, Journal, WriterConfig
-from ntf_server.journal_items import Columns, ContractError, JournalItem, Row
-from ntf_server.journal_segments import DAY_US, MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter
+from ntf_server.clock import SECONDS_PER_DAY
+from ntf_server.journal import EventSink, Journal, Row, WriterConfig
+from ntf_server.journal_segments import MAX_TEXT, PSEUDONYMS_KEPT, Pseudonyms, SegmentWriter, whole_batches
 from store.journal_files import SCHEMA
 from store.journal_schema import (
     COLUMNS,
@@ -33,19 +34,20 @@ from store.journal_schema import (
     load_or_create_key,
     pseudonym,
 )
+from tests.strict_journal import ContractError
 from tests.waiting import DEADLINE, until
 
 KEY = bytes(range(KEY_SIZE))
-NOON = 1_767_614_400_000_000  # 2026-01-05 12:00
+NOON = 1_767_614_400.0  # 2026-01-05 12:00
 
 
 class Clock:
     """Wall time that stands still until it is moved."""
 
-    def __init__(self, now: int = NOON) -> None:
+    def __init__(self, now: float = NOON) -> None:
         self.now = now
 
-    def __call__(self) -> int:
+    def __call__(self) -> float:
         return self.now
 
 
@@ -119,7 +121,7 @@ async def test_events_reach_a_sealed_segment_with_all_columns(tmp_path: Path) ->
         "count": 2,
         "total": 3,
     }
-    assert int(first["time"].timestamp() * 1_000_000) == NOON
+    assert first["time"].timestamp() == NOON
     assert second["subscription"] == pseudonym(KEY, b"s" * 24)
     assert (second["status_from"], second["status_to"], second["seq"]) == ("PENDING", "ACTIVE", 1)
     assert not open_segments(tmp_path)
@@ -180,24 +182,38 @@ async def test_rotation_by_time(tmp_path: Path) -> None:
         note(journal)
         await until(lambda: open_segments(tmp_path))
         assert not segments(tmp_path)
-        clock.now += 59_000_000
+        clock.now += 59
         note(journal)
         await until(lambda: journal._segments.written == 2)
         assert not segments(tmp_path)
-        clock.now += 1_000_000
+        clock.now += 1
         await until(lambda: len(segments(tmp_path)) == 1 and not open_segments(tmp_path))
 
 
 async def test_each_day_has_its_own_segments(tmp_path: Path) -> None:
-    clock = Clock(NOON + DAY_US // 2 - 1)
+    clock = Clock(NOON + SECONDS_PER_DAY / 2 - 1e-6)
     async with running(Journal(settings(tmp_path), clock)) as journal:
         note(journal)
-        clock.now += 1
+        clock.now += 1e-6
         note(journal)
-        clock.now += DAY_US
+        clock.now += SECONDS_PER_DAY
         note(journal)
     assert [path.parent.name for path in segments(tmp_path)] == [f"date=2026-01-0{day}" for day in (5, 6, 7)]
     assert [row["seq"] for row in rows(tmp_path)] == [0, 1, 2]
+
+
+async def test_what_was_noted_around_midnight_makes_one_segment_for_each_day(tmp_path: Path) -> None:
+    clock = Clock(NOON + SECONDS_PER_DAY / 2 - 1)
+    journal = Journal(settings(tmp_path), clock)
+    for _ in range(2):
+        note(journal)
+        journal.record_received("smp.example", [(b"t" * 24, b"s" * 24)] * 2)
+        clock.now += 2
+    async with running(journal):
+        pass
+    assert [path.parent.name for path in segments(tmp_path)] == ["date=2026-01-05", "date=2026-01-06"]
+    assert [pq.read_metadata(path).num_rows for path in segments(tmp_path)] == [3, 3]
+    assert sorted(row["seq"] for row in rows(tmp_path)) == list(range(6))
 
 
 async def test_json_lines(tmp_path: Path) -> None:
@@ -250,16 +266,17 @@ def writer(folder: Path, *, pending_limit: int = 100) -> SegmentWriter:
 
 
 def plain(number: int) -> Row:
-    return (NOON + number, JournalEvent.EVENTS_LOST, {"count": number, "error": "dropped"})
+    given = {"count": number, "error": "dropped"}
+    return (NOON + number * 1e-6, JournalEvent.EVENTS_LOST, *map(given.get, GIVEN_COLUMNS))
 
 
 def test_memory_of_sealed_segments_goes_back_to_the_system(tmp_path: Path) -> None:
     """However many there were: what is used afterwards is what was used after the first few."""
-    events: list[JournalItem] = [plain(number) for number in range(20_000)]
+    events = [plain(number) for number in range(20_000)]
     used = []
     for segment in range(50):
         segments_of = writer(tmp_path / str(segment))
-        segments_of.write(events, NOON)
+        segments_of.write(events, [], NOON)
         segments_of.close()
         used.append(Process().memory_info().rss)
     pa.default_memory_pool().release_unused()
@@ -271,19 +288,19 @@ def test_a_disk_that_refuses_loses_nothing_within_bounds(tmp_path: Path) -> None
     blocked = tmp_path / "journal"
     blocked.write_bytes(b"a file where the folder should be")
     segments_of = writer(blocked, pending_limit=5)
-    segments_of.write([plain(n) for n in range(4)], NOON)
+    segments_of.write([plain(n) for n in range(4)], [], NOON)
     assert (segments_of.written, segments_of.lost) == (0, 0)
-    segments_of.write([plain(n) for n in range(4, 8)], NOON)
+    segments_of.write([plain(n) for n in range(4, 8)], [], NOON)
     assert (segments_of.written, segments_of.lost) == (0, 3)
     blocked.unlink()
-    segments_of.write([plain(8)], NOON)
+    segments_of.write([plain(8)], [], NOON)
     segments_of.close()
     assert [row["count"] for row in rows(blocked)] == [3, 4, 5, 6, 7, 8]
 
 
 def test_a_half_written_batch_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segments_of = writer(tmp_path)
-    segments_of.write([plain(0)], NOON)
+    segments_of.write([plain(0)], [], NOON)
     real = os.write
 
     def full_disk(fd: int, data: Any) -> int:
@@ -291,9 +308,9 @@ def test_a_half_written_batch_is_taken_back(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full_disk)
-    segments_of.write([plain(1)], NOON)
+    segments_of.write([plain(1)], [], NOON)
     monkeypatch.undo()
-    segments_of.write([plain(2)], NOON)
+    segments_of.write([plain(2)], [], NOON)
     segments_of.close()
     assert [row["count"] for row in rows(tmp_path)] == [0, 1, 2]
 
@@ -302,7 +319,7 @@ def test_a_half_written_batch_is_taken_back(tmp_path: Path, monkeypatch: pytest.
 def test_recovery_keeps_every_whole_batch(tmp_path: Path, cut: int) -> None:
     first = writer(tmp_path)
     for number in range(3):
-        first.write([plain(number)], NOON)
+        first.write([plain(number)], [], NOON)
     (path,) = open_segments(tmp_path)
     content = path.read_bytes()
     first.close()
@@ -313,9 +330,14 @@ def test_recovery_keeps_every_whole_batch(tmp_path: Path, cut: int) -> None:
     assert not open_segments(tmp_path)
 
 
+def test_a_disk_that_cannot_be_read_is_no_damaged_segment() -> None:
+    with pytest.raises(OSError, match="Input/output error"):
+        list(whole_batches(Path("/proc/self/mem")))  # nothing is at its beginning
+
+
 def test_recovery_leaves_the_segment_of_a_living_process_alone(tmp_path: Path) -> None:
     living = writer(tmp_path)
-    living.write([plain(0)], NOON)
+    living.write([plain(0)], [], NOON)
     writer(tmp_path).recover()
     assert len(open_segments(tmp_path)) == 1
     assert not segments(tmp_path)
@@ -325,7 +347,7 @@ def test_recovery_leaves_the_segment_of_a_living_process_alone(tmp_path: Path) -
 
 def test_sealing_again_after_a_crash_in_between_adds_nothing(tmp_path: Path) -> None:
     first = writer(tmp_path)
-    first.write([plain(0)], NOON)
+    first.write([plain(0)], [], NOON)
     (path,) = open_segments(tmp_path)
     content = path.read_bytes()
     first.close()
@@ -340,9 +362,8 @@ from pathlib import Path
 from ntf_server.journal import Journal, WriterConfig
 
 async def main():
-    clock = lambda: time.time_ns() // 1000
     options = dict(folder=Path(sys.argv[1]), key=bytes(32), flush_seconds=0.005, segment_bytes=60_000)
-    journal = Journal(WriterConfig(**options), clock)
+    journal = Journal(WriterConfig(**options), time.time)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(journal.run())
         while True:
@@ -381,7 +402,7 @@ async def test_kill_9_loses_at_most_the_tail(tmp_path: Path, kills_after: int) -
 
 def test_readers_ignore_open_segments(tmp_path: Path) -> None:
     living = writer(tmp_path)
-    living.write([plain(0)], NOON)
+    living.write([plain(0)], [], NOON)
     assert all(path.name.startswith(".") for path in tmp_path.iterdir())
     living.close()
 
@@ -419,8 +440,8 @@ def test_null_journal_takes_everything(tmp_path: Path) -> None:
 
 def test_arrow_stream_is_readable_while_open(tmp_path: Path) -> None:
     living = writer(tmp_path)
-    living.write([plain(0)], NOON)
-    living.write([plain(1)], NOON)
+    living.write([plain(0)], [], NOON)
+    living.write([plain(1)], [], NOON)
     (path,) = open_segments(tmp_path)
     batches = list(pa.ipc.open_stream(path.read_bytes()))
     assert sum(batch.num_rows for batch in batches) == 2
@@ -430,7 +451,7 @@ def test_arrow_stream_is_readable_while_open(tmp_path: Path) -> None:
 async def test_what_breaks_the_contract_is_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Journal, "strict", False)
+    monkeypatch.setattr(Journal, "record", Journal.record.__wrapped__)  # type: ignore[attr-defined]
     async with running(Journal(settings(tmp_path), Clock())) as journal:
         note(journal)
         note(journal, server="smp.example")  # a column that it may not have
@@ -439,6 +460,34 @@ async def test_what_breaks_the_contract_is_left_out_and_counted(
         )  # no server
     assert [row["event"] for row in rows(tmp_path)] == ["events_lost"]
     assert journal.rejected == 2
+
+
+async def test_what_breaks_the_contract_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is written with it: other events, the same with other columns, in their order."""
+    monkeypatch.setattr(Journal, "record", Journal.record.__wrapped__)  # type: ignore[attr-defined]
+    async with running(Journal(settings(tmp_path), Clock())) as journal:
+        for number in range(20):
+            note(journal, count=number)
+            journal.record(JournalEvent.CRON_SENT, token=b"t", provider="AP" if number % 3 else None)
+            journal.record(JournalEvent.NTF_RECEIVED, server="smp.example", count=number or None)
+            journal.record("made_up" if number % 2 else None, count=number)  # type: ignore[arg-type]
+            note(journal, error=number)
+    found = rows(tmp_path)
+    assert [row["count"] for row in found if row["event"] == "events_lost"] == list(range(20))
+    assert [row["count"] for row in found if row["event"] == "ntf_received"] == [None, *range(1, 20)]
+    assert [row["provider"] for row in found if row["event"] == "cron_sent"] == ["AP"] * 13
+    assert [row["seq"] for row in found] == list(range(53))
+    assert journal.rejected == 7 + 20 + 20
+
+
+def test_an_event_is_noted_in_the_order_of_its_columns(tmp_path: Path) -> None:
+    journal = Journal(settings(tmp_path), Clock())
+    Journal.record.__wrapped__(  # type: ignore[attr-defined]
+        journal, JournalEvent.CRON_SENT, **{name: name for name in GIVEN_COLUMNS}
+    )
+    assert journal._rows == [(NOON, JournalEvent.CRON_SENT, *GIVEN_COLUMNS)]
 
 
 def test_tests_are_told_at_once_who_breaks_the_contract(tmp_path: Path) -> None:
@@ -456,22 +505,24 @@ def test_every_event_has_a_contract_over_known_columns() -> None:
         names_somebody = bool(known & {"token", "subscription"})
         assert (contract.resolution_us > 1) is names_somebody, event
     used = frozenset().union(*(c.must | c.may for c in CONTRACT.values()))
-    assert used == set(GIVEN_COLUMNS) == set(Columns.__annotations__)
+    assert used == set(GIVEN_COLUMNS)
+    for sink in (EventSink, Journal):
+        assert list(signature(sink.record).parameters) == ["self", "event", *GIVEN_COLUMNS]
 
 
 async def test_times_are_no_finer_than_reports_need(tmp_path: Path) -> None:
-    clock = Clock(NOON + 61_234_567)
+    clock = Clock(NOON + 61.234375)
     async with running(Journal(settings(tmp_path), clock)) as journal:
         journal.record_received("smp.example:5223", [(b"t" * 24, b"s" * 24)])
         journal.record(JournalEvent.CRON_SENT, token=b"t", provider="AP")
         journal.record(JournalEvent.TOKEN_REGISTERED, token=b"t", provider="AP")
         note(journal)
-    times = {row["event"]: int(row["time"].timestamp() * 1_000_000) - NOON for row in rows(tmp_path)}
+    times = {row["event"]: row["time"].timestamp() - NOON for row in rows(tmp_path)}
     assert times == {
-        "ntf_received": 60_000_000,
-        "cron_sent": 60_000_000,
-        "token_registered": 61_000_000,
-        "events_lost": 61_234_567,
+        "ntf_received": 60,
+        "cron_sent": 60,
+        "token_registered": 61,
+        "events_lost": 61.234375,
     }
 
 

@@ -168,16 +168,6 @@ async def test_pages_hold_every_subscribable_queue_once_in_order(store: NtfStore
     assert [row.notifier_id for row in rows if row.associated] == [news[2].notifier_id]
 
 
-async def test_queues_by_id(store: NtfStore) -> None:
-    key, news = await make_queues(store, 300)
-    asked = [new.notifier_id for new in news[:270]]
-    found = await store.queues_by_id(key, [*asked, entity(), asked[0]])
-    assert {row.notifier_id for row in found} == set(asked)
-    assert len(found) == len(asked)
-    assert await store.queues_by_id(key, []) == []
-    assert await store.queues_by_id(ServerKey(key + 1), asked) == []
-
-
 async def test_servers_are_those_with_something_to_subscribe(store: NtfStore) -> None:
     key, (new,) = await make_queues(store, 1)
     assert [record.key for record in await store.servers()] == [key]

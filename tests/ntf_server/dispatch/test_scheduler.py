@@ -95,6 +95,18 @@ def test_what_arrives_while_under_way_is_pushed_after_the_interval() -> None:
     assert start(scheduler, 0.5) == [message(1)]
 
 
+def test_what_arrives_while_its_token_is_read_belongs_to_the_next_push() -> None:
+    scheduler = make(interval=0.5)
+    scheduler.add(message(1), 0.0)
+    (taken,) = scheduler.take(0.0)
+    for at in (0.1, 0.2):
+        assert scheduler.add(message(1), at) is Added.JOINED
+    assert scheduler.loaded(taken, APNS, 0.3) is None
+    accept(scheduler, message(1), 0.4)
+    (taken,) = scheduler.take(0.8)
+    assert (taken.since, taken.joined) == (0.1, 1)
+
+
 def test_a_token_that_rested_is_forgotten_and_pushed_at_once_again() -> None:
     scheduler = make(interval=0.5)
     scheduler.add(message(1), 0.0)

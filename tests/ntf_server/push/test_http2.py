@@ -122,8 +122,9 @@ async def test_answers_gather_when_many_streams_are_open(
 async def test_places_are_given_in_order_and_never_lost() -> None:
     limits, origin = OriginLimits(1), Origin("host", 1)
     deadline = asyncio.get_running_loop().time() + 5
-    await limits.acquire(origin, deadline)
-    waiters = [asyncio.ensure_future(limits.acquire(origin, deadline)) for _ in range(3)]
+    assert limits.take(origin)
+    assert not limits.take(origin)
+    waiters = [asyncio.ensure_future(limits.wait(origin, deadline)) for _ in range(3)]
     await asyncio.sleep(0)
     limits.release(origin)
     waiters[0].cancel()  # it has been given the place already
@@ -133,6 +134,6 @@ async def test_places_are_given_in_order_and_never_lost() -> None:
     limits.release(origin)
     await waiters[2]
     with pytest.raises(NoAnswer):
-        await limits.acquire(origin, asyncio.get_running_loop().time())
+        await limits.wait(origin, asyncio.get_running_loop().time())
     limits.release(origin)
-    await limits.acquire(origin, deadline)
+    assert limits.take(origin)

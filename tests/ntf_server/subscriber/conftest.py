@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,6 @@ from ntf_server import router, router_session, subscriber
 from ntf_server.clock import SystemClock
 from ntf_server.config import SubscriberConfig
 from ntf_server.journal import EventSink
-from ntf_server.journal_items import Columns
 from ntf_server.router import RouterStatus
 from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import SmpServer
@@ -30,7 +29,7 @@ from smp_client.dialer import Dialer
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from store.records import NewSubscription, NewToken, QueueRow, ServerKey, Stored, TokenKey
+from store.records import NewSubscription, NewToken, ServerKey, Stored, SubKey, TokenKey
 from store.sqlite import SqliteStore
 from tests.faults import StoreFaults, with_faults
 from tests.store.builders import create_one, queue_states
@@ -88,7 +87,7 @@ class ListJournal(EventSink):
     def __init__(self) -> None:
         self.events: list[tuple[JournalEvent, object, object]] = []
 
-    def record(self, event: JournalEvent, **columns: Unpack[Columns]) -> None:
+    def record(self, event: JournalEvent, **columns: Any) -> None:
         super().record(event, **columns)
         other = columns.get("total", columns.get("expected", columns.get("changed")))
         self.events.append((event, columns.get("count"), other))
@@ -180,10 +179,14 @@ class Daemon:
                 self.subscriber.subscribe(key, server, row.queue)
         return key
 
-    async def delete(self, row: QueueRow) -> None:
+    async def delete(self, queue: LoadQueue) -> None:
         """As SDEL does it."""
-        deleted = await self.store.delete_subscription(row.key)
-        self.subscriber.forget([deleted] if deleted else [])
+        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+            query = "SELECT sub_key FROM subscriptions WHERE notifier_id = ?"
+            keys = [SubKey(key) for (key,) in db.execute(query, (queue.notifier_id,))]
+        for key in keys:
+            deleted = await self.store.delete_subscription(key)
+            self.subscriber.forget([deleted] if deleted else [])
 
     async def see_drop(self, router: Router) -> None:
         """Have the router drop its connections, and the daemon notice it."""

@@ -18,7 +18,6 @@ from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_router.load import LoadQueue
 from smp_router.router import Router
-from store.records import ServerKey
 from store.sqlite import SqliteStore
 from tests.ntf_server.subscriber.conftest import DATABASE, QUICK, Daemon, tune
 from tests.waiting import until
@@ -40,7 +39,6 @@ class Trial:
         self.log: list[str] = []
         self.queues: list[LoadQueue] = []
         self.given_up: set[EntityId] = set()
-        self.key: ServerKey | None = None
         self.router: Router
         self._routers = AsyncExitStack()
         self._daemons = AsyncExitStack()
@@ -59,13 +57,11 @@ class Trial:
     async def add_queues(self) -> None:
         queues = self.router.load.create_queues(self.random.randint(1, 60))
         self.queues += queues
-        self.key = await self.daemon.add(self.address, queues)
+        await self.daemon.add(self.address, queues)
 
     async def delete_subscriptions(self) -> None:
-        assert self.key is not None
         for queue in self.some_queues(5):
-            for row in await self.daemon.store.queues_by_id(self.key, [queue.notifier_id]):
-                await self.daemon.delete(row)
+            await self.daemon.delete(queue)
             self.given_up.add(queue.notifier_id)
 
     async def restart_router(self) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from ntf_server.router_session import FROM_START
 from protocol.addresses import SmpServer
 from protocol.statuses import SubState
 from smp_client import session as smp_session
@@ -142,11 +141,11 @@ async def test_a_queue_that_comes_while_the_last_session_ends_is_subscribed(
         was_added.set()
 
     async with Router.start() as router, daemon.running():
-        key = await daemon.add(router.address, router.load.create_queues(1))
-        (row,) = await daemon.store.queues(key, after=FROM_START, limit=1)
+        (queue,) = router.load.create_queues(1)
+        await daemon.add(router.address, [queue])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
         monkeypatch.setattr(smp_session.FormerSession, "close", close_meanwhile)
-        await daemon.delete(row)
+        await daemon.delete(queue)
         await was_added.wait()
         monkeypatch.undo()
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)

@@ -320,10 +320,9 @@ async def test_a_router_without_subscriptions_is_disconnected_and_comes_back(pla
     daemon = plain_daemon
     async with Router.start() as router, daemon.running():
         first, second = router.load.create_queues(2)
-        key = await daemon.add(router.address, [first])
+        await daemon.add(router.address, [first])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
-        (row,) = await daemon.store.queues_by_id(key, [first.notifier_id])
-        await daemon.delete(row)
+        await daemon.delete(first)
         await until(lambda: not daemon.subscriber.status() and router.connections == 0)
         await daemon.add(router.address, [second])
         await until(lambda: daemon.count(SubState.ACTIVE) == 1)
@@ -333,10 +332,9 @@ async def test_notifications_without_subscription_are_counted_and_dropped(plain_
     daemon = plain_daemon
     async with Router.start() as router, daemon.running():
         kept, forgotten = router.load.create_queues(2)
-        key = await daemon.add(router.address, [kept, forgotten])
+        await daemon.add(router.address, [kept, forgotten])
         await until(lambda: daemon.count(SubState.ACTIVE) == 2)
-        (row,) = await daemon.store.queues_by_id(key, [forgotten.notifier_id])
-        await daemon.delete(row)
+        await daemon.delete(forgotten)
         await router.load.emit([forgotten], 3)
         await until(lambda: (JournalEvent.NTF_RECEIVED, 3, None) in daemon.journal.events)
         assert daemon.sink.notified == []
@@ -566,3 +564,19 @@ async def test_ids_of_any_size_are_the_queues_own_problem(
         await until(lambda: daemon.count(SubState.AUTH) + daemon.count(SubState.ERR) == 1)
         assert "Traceback" not in caplog.text
         assert "failed with" not in caplog.text
+
+
+async def test_a_router_whose_row_is_gone_is_left_alone(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Housekeeping may remove it before the session has noticed that nothing is left."""
+    async with Router.start() as smp, daemon.running():
+        await daemon.add(smp.address, smp.load.create_queues(2))
+        await until(lambda: daemon.count(SubState.ACTIVE) == 2)
+        assert daemon.token_key is not None
+        deletion = await daemon.store.delete_token(daemon.token_key)
+        assert deletion is not None
+        assert await daemon.store.delete_unused_servers() == 1
+        daemon.subscriber.forget(deletion.subscriptions)
+        await until(lambda: not daemon.subscriber.status())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -132,11 +132,10 @@ async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
     async with Router.start() as router:
         queues = router.load.create_queues(20)
         async with daemon.running():
-            key = await daemon.add(router.address, queues)
+            await daemon.add(router.address, queues)
             await until(lambda: daemon.count(SubState.ACTIVE) == 20)
             for queue in queues[:3]:
-                (row,) = await daemon.store.queues_by_id(key, [queue.notifier_id])
-                await daemon.delete(row)
+                await daemon.delete(queue)
             router.faults.drop_connections()
             await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 17) in daemon.journal.events)
             await until(lambda: daemon.status().subscribed)
