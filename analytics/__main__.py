@@ -2,34 +2,22 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from analytics.java import JavaNotFoundError, find_java
+from analytics.errors import AnalyticsError
+from analytics.java import find_java
 from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
-
-if TYPE_CHECKING:
-    from analytics.making import Progress as Tell
-    from analytics.snapshot import SnapshotSource
 
 EXIT_PROBLEMS = 3
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
-
-
-class ProblemsFound(Exception):
-    """`--check` was asked for, and not all is well."""
-
-
-class UsageError(Exception):
-    """The command cannot be carried out as given; the message says why."""
 
 
 def moment(text: str) -> datetime:
@@ -76,17 +64,8 @@ def parser() -> argparse.ArgumentParser:
     add_report(commands.add_parser("report", help="run one report, or all"))
     add_stream(commands.add_parser("stream", help="keep the health tables current while the journal grows"))
     add_generate(commands.add_parser("generate", help="make a journal with planted incidents"))
-    snapshot = commands.add_parser(
-        "snapshot", help="write the store's tokens, subscriptions, servers to Parquet"
-    )
-    source = snapshot.add_mutually_exclusive_group(required=True)
-    source.add_argument("--database", type=Path, help="the daemon's SQLite file")
-    source.add_argument("--url", help="the address of the daemons' PostgreSQL database")
-    source.add_argument("--url-file", type=Path, help="a file that holds it: other users see command lines")
-    snapshot.add_argument(
-        "--key", type=Path, help=f"the journal's key; default: {KEY_FILE_NAME} beside the SQLite file"
-    )
-    snapshot.add_argument("--out", type=local_folder, required=True, help="folder of snapshots")
+    about = "write the store's tokens, subscriptions, servers to Parquet"
+    add_snapshot(commands.add_parser("snapshot", help=about))
     compact = commands.add_parser("compact", help="join the segments of past days")
     compact.add_argument("--journal", type=local_folder, required=True)
     compact.add_argument("--before", type=moment, help="compact days before this one; default: today")
@@ -98,75 +77,71 @@ def parser() -> argparse.ArgumentParser:
 
 def add_report(report: argparse.ArgumentParser) -> None:
     """Options of `report`."""
-    report.add_argument("name", choices=[*REPORT_NAMES, "all"])
-    report.add_argument("--journal", required=True, help="folder or Hadoop URL of the journal")
-    report.add_argument(
-        "--snapshots", help="folder or Hadoop URL of snapshots, for what is older than the journal"
-    )
-    report.add_argument(
-        "--from", dest="start", type=moment, help="start, inclusive; default: the first event"
-    )
-    report.add_argument("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
-    report.add_argument(
-        "--days",
-        type=positive,
-        help="the last so many days up to the last full hour, instead of --from, --to",
-    )
-    report.add_argument("--out", required=True, help="folder or Hadoop URL for the results")
-    report.add_argument("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
-    report.add_argument("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
-    report.add_argument("--quiet", action="store_true", help="say nothing but what is wrong, for cron")
-    report.add_argument(
-        "--for-others", action="store_true", help="tables only, without pseudonyms and small numbers"
-    )
-    report.add_argument("--full", action="store_true", help="make all rollups anew")
+    option = report.add_argument
+    option("name", choices=[*REPORT_NAMES, "all"])
+    option("--journal", required=True, help="folder or Hadoop URL of the journal")
+    option("--snapshots", help="folder or Hadoop URL of snapshots, for what is older than the journal")
+    option("--from", dest="start", type=moment, help="start, inclusive; default: the first event")
+    option("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
+    days = "the last so many days up to the last full hour, instead of --from, --to"
+    option("--days", type=positive, help=days)
+    option("--out", required=True, help="folder or Hadoop URL for the results")
+    option("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
+    option("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
+    option("--quiet", action="store_true", help="say nothing but what is wrong, for cron")
+    option("--for-others", action="store_true", help="tables only, without pseudonyms and small numbers")
+    option("--full", action="store_true", help="make all rollups anew")
     add_spark(report)
-    for option in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
-        report.add_argument(f"--{option}", type=positive, help="see the documentation")
+    for limit in ("dead-token-days", "never-active-days", "inactive-days", "unreachable-days"):
+        option(f"--{limit}", type=positive, help="see the documentation")
 
 
 def add_spark(command: argparse.ArgumentParser) -> None:
     """Options of whatever may need Spark."""
-    command.add_argument("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
-    command.add_argument("--master", help="Spark master; default: that of spark-submit, else this machine")
-    command.add_argument("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
-    command.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        type=setting,
-        metavar="KEY=VALUE",
-        help="any setting of Spark's",
-    )
+    option = command.add_argument
+    option("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
+    option("--master", help="Spark master; default: that of spark-submit, else this machine")
+    option("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
+    about = "any setting of Spark's"
+    option("--conf", action="append", default=[], type=setting, metavar="KEY=VALUE", help=about)
 
 
 def add_stream(stream: argparse.ArgumentParser) -> None:
     """Options of `stream`."""
-    stream.add_argument("--journal", required=True, help="folder or Hadoop URL of the journal")
-    stream.add_argument("--out", required=True, help="folder or Hadoop URL for the tables and the checkpoint")
-    stream.add_argument(
-        "--every", type=positive, default=60, help="seconds between two looks; default: %(default)s"
-    )
-    stream.add_argument("--once", action="store_true", help="end when there is nothing new, for cron")
+    option = stream.add_argument
+    option("--journal", required=True, help="folder or Hadoop URL of the journal")
+    option("--out", required=True, help="folder or Hadoop URL for the tables and the checkpoint")
+    option("--every", type=positive, default=60, help="seconds between two looks; default: %(default)s")
+    option("--once", action="store_true", help="end when there is nothing new, for cron")
     add_spark(stream)
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:
     """Options of `generate`."""
-    generate.add_argument("--out", type=local_folder, required=True, help="folder for the journal")
-    generate.add_argument(
-        "--events", type=positive, default=1_000_000, help="about how many; default: %(default)s"
-    )
-    generate.add_argument("--seed", type=int, default=1)
-    generate.add_argument("--days", type=positive, default=28)
-    generate.add_argument("--servers", type=positive, default=12)
+    option = generate.add_argument
+    option("--out", type=local_folder, required=True, help="folder for the journal")
+    option("--events", type=positive, default=1_000_000, help="about how many; default: %(default)s")
+    option("--seed", type=int, default=1)
+    option("--days", type=positive, default=28)
+    option("--servers", type=positive, default=12)
+
+
+def add_snapshot(snapshot: argparse.ArgumentParser) -> None:
+    """Options of `snapshot`."""
+    source = snapshot.add_mutually_exclusive_group(required=True)
+    source.add_argument("--database", type=Path, help="the daemon's SQLite file")
+    source.add_argument("--url", help="the address of the daemons' PostgreSQL database")
+    source.add_argument("--url-file", type=Path, help="a file that holds it: other users see command lines")
+    about = f"the journal's key; default: {KEY_FILE_NAME} beside the SQLite file"
+    snapshot.add_argument("--key", type=Path, help=about)
+    snapshot.add_argument("--out", type=local_folder, required=True, help="folder of snapshots")
 
 
 @contextmanager
-def shown_progress(console: Console) -> "Iterator[Tell]":
+def shown_progress(console: Console) -> Iterator[Callable[[str], None]]:
     """A line that says what is being done and for how long; plain lines where there is no terminal."""
     if not console.is_terminal:
-        yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+        yield lambda text: console.print(text, soft_wrap=True)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -175,18 +150,18 @@ def shown_progress(console: Console) -> "Iterator[Tell]":
 
 
 @contextmanager
-def installed() -> Iterator[None]:
+def needed(who: str, extra: str) -> Iterator[None]:
     """Around imports: other commands must not need what is imported."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"reports need {error.name}: pip install 'ntf-server[analytics]'") from error
+        raise AnalyticsError(f"{who} {error.name}: pip install 'ntf-server[{extra}]'") from error
 
 
 def run_stream(args: argparse.Namespace, console: Console) -> None:
     """`stream`."""
     find_java()
-    with installed():
+    with needed("reports need", "analytics"):
         from analytics.spark import LazySpark
         from analytics.streaming import StreamJob, keep_current
     must_be_elsewhere(args)
@@ -207,11 +182,11 @@ def asked_time(args: argparse.Namespace, now: datetime) -> tuple[int | None, int
     start, end = args.start, args.end
     if args.days is not None:
         if start is not None or end is not None:
-            raise UsageError("--days says it all: give either that or --from and --to")
+            raise AnalyticsError("--days says it all: give either that or --from and --to")
         end = now.replace(minute=0, second=0, microsecond=0)
         start = end - timedelta(days=args.days)
     if start is not None and end is not None and start >= end:
-        raise UsageError("--from must be before --to")
+        raise AnalyticsError("--from must be before --to")
     return None if start is None else to_us(start), None if end is None else to_us(end)
 
 
@@ -220,23 +195,20 @@ def must_be_elsewhere(args: argparse.Namespace) -> None:
     from analytics.files import is_within
 
     if is_within(args.out, args.journal):
-        raise UsageError("--out must not be within the journal")
+        raise AnalyticsError("--out must not be within the journal")
 
 
-def run_report(args: argparse.Namespace, console: Console) -> None:
-    """`report`."""
-    with installed():
+def run_report(args: argparse.Namespace, console: Console) -> int:
+    """`report`; with `--check` its exit code says whether all is well."""
+    with needed("reports need", "analytics"):
         from analytics.job import ReportJob, run_reports
         from analytics.spark import LazySpark
     must_be_elsewhere(args)
     from analytics.inputs import Limits
-    from analytics.settings import SettingsError, load_settings
+    from analytics.settings import load_settings
 
     given = {f.name: getattr(args, f.name, None) for f in fields(Limits)}
-    try:
-        limits, thresholds = load_settings(args.config, given)
-    except SettingsError as error:
-        raise UsageError(str(error)) from error
+    limits, thresholds = load_settings(args.config, given)
     now = datetime.now(UTC)
     start, end = asked_time(args, now)
     job = ReportJob(
@@ -253,74 +225,61 @@ def run_report(args: argparse.Namespace, console: Console) -> None:
         thresholds=thresholds,
         for_others=args.for_others,
     )
-    shown = Console(stderr=True, quiet=True) if args.quiet else console
+    shown = Console(quiet=True) if args.quiet else console
     spark_of = LazySpark(args.master, args.memory, dict(args.conf), quiet=args.quiet)
     with shown_progress(shown) as tell, spark_of as spark:
-        result = run_reports(spark, job, tell)
-    for name, rows in result.tables.items():
-        shown.print(f"{name}: {rows:,} rows", highlight=False)
-    shown.print(f"{result.checked.rows:,} events in {len(result.checked.good)} segments", highlight=False)
-    for note in result.page.notes:
-        shown.print(note, highlight=False, markup=False, soft_wrap=True)
-    for finding in result.page.findings:
-        console.print(f"! {finding.text}", highlight=False, markup=False, soft_wrap=True)
-    for segment in result.checked.bad:
-        shown.print(f"skipped {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True)
+        page = run_reports(spark, job, tell)
+    for name, rows in page.tables.items():
+        shown.print(f"{name}: {len(rows):,} rows")
+    shown.print(f"{page.checked.rows:,} events in {len(page.checked.good)} segments")
+    for note in page.notes:
+        shown.print(note, soft_wrap=True)
+    for finding in page.findings:
+        console.print(f"! {finding.text}", soft_wrap=True)
+    for segment in page.checked.bad:
+        shown.print(f"skipped {segment.path}: {segment.error}", soft_wrap=True)
     if not args.quiet:
-        print(result.path)
-    if args.check and result.page.findings:
-        raise ProblemsFound
+        print(job.result)
+    return EXIT_PROBLEMS if args.check and page.findings else 0
 
 
 def run_generate(args: argparse.Namespace, console: Console) -> None:
     """`generate`."""
-    from analytics.generator import ANSWERS_NAME, Plan, PlanError, write_journal
+    from analytics.generator import ANSWERS_NAME, Plan, write_journal
 
-    try:
-        plan = Plan(seed=args.seed, events=args.events, days=args.days, servers=args.servers)
-        with shown_progress(console) as tell:
-            tell(f"generating about {args.events:,} events")
-            answers = write_journal(plan, args.out)
-    except PlanError as error:
-        raise UsageError(str(error)) from error
-    console.print(f"{answers.events:,} events in {answers.segments} segments", highlight=False)
+    plan = Plan(seed=args.seed, events=args.events, days=args.days, servers=args.servers)
+    with shown_progress(console) as tell:
+        tell(f"generating about {args.events:,} events")
+        answers = write_journal(plan, args.out)
+    console.print(f"{answers.events:,} events in {answers.segments} segments")
     print(args.out / ANSWERS_NAME)
 
 
 def run_snapshot(args: argparse.Namespace, console: Console) -> None:
     """`snapshot`."""
-    from analytics.snapshot import SnapshotError, write_snapshot
+    from analytics.snapshot import sqlite_store, write_snapshot
 
     if args.key is None and args.database is None:
-        raise UsageError(f"--key is needed: {KEY_FILE_NAME} in the data folder of a daemon")
+        raise AnalyticsError(f"--key is needed: {KEY_FILE_NAME} in the data folder of a daemon")
     key = load_key(args.key or args.database.with_name(KEY_FILE_NAME))
-    try:
-        result = write_snapshot(snapshot_source(args), key, datetime.now(UTC), args.out)
-    except SnapshotError as error:
-        raise UsageError(str(error)) from error
+    if args.database is not None:
+        store = sqlite_store(args.database)
+    else:
+        with needed("this needs", "postgres"):
+            from analytics.snapshot_postgres import postgres_store
+        store = postgres_store(args.url or args.url_file.read_text("utf-8").strip())
+    with store as ask:
+        result = write_snapshot(ask, key, datetime.now(UTC), args.out)
     for name, rows in result.rows.items():
-        console.print(f"{name}: {rows:,} rows", highlight=False)
+        console.print(f"{name}: {rows:,} rows")
     for file in result.files:
         print(file)
-
-
-def snapshot_source(args: argparse.Namespace) -> "SnapshotSource":
-    """The store that was named."""
-    if args.database is not None:
-        from analytics.snapshot import SqliteSource
-
-        return SqliteSource(args.database)
-    try:
-        from analytics.snapshot_postgres import PostgresSource
-    except ModuleNotFoundError as error:
-        raise UsageError(f"this needs {error.name}: pip install 'ntf-server[postgres]'") from error
-    return PostgresSource(args.url if args.url_file is None else args.url_file.read_text("utf-8").strip())
 
 
 def existing(folder: Path) -> Path:
     """The folder, which must be there."""
     if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}")
+        raise AnalyticsError(f"no such folder: {folder}")
     return folder
 
 
@@ -330,14 +289,10 @@ def run_compact(args: argparse.Namespace, console: Console) -> None:
 
     before = args.before.date() if args.before else today()
     done = compact(existing(args.journal), min(before, today()))
-    console.print(
-        f"{done.files_before} files are now {done.files_after}; {done.events:,} events", highlight=False
-    )
-    console.print(f"{done.copies:,} copies of events left out", highlight=False)
+    console.print(f"{done.files_before} files are now {done.files_after}; {done.events:,} events")
+    console.print(f"{done.copies:,} copies of events left out")
     for segment in done.bad:
-        console.print(
-            f"left alone {segment.path}: {segment.error}", highlight=False, markup=False, soft_wrap=True
-        )
+        console.print(f"left alone {segment.path}: {segment.error}", soft_wrap=True)
 
 
 def run_retain(args: argparse.Namespace, console: Console) -> None:
@@ -348,11 +303,9 @@ def run_retain(args: argparse.Namespace, console: Console) -> None:
     if unknown := not_rolled_up(existing(args.journal), oldest):
         console.print(
             f"{len(unknown)} of the days deleted, from {unknown[0]} to {unknown[-1]}, were never rolled up:"
-            " reports will not know tokens and subscriptions of then. Run a report first, or take snapshots.",
-            highlight=False,
+            " reports will not know tokens and subscriptions of then. Run a report first, or take snapshots."
         )
-    gone = retain(args.journal, oldest)
-    console.print(f"{len(gone)} days deleted", highlight=False)
+    console.print(f"{len(retain(args.journal, oldest))} days deleted")
 
 
 def today() -> date:
@@ -360,7 +313,7 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "report": run_report,
     "stream": run_stream,
     "generate": run_generate,
@@ -372,17 +325,12 @@ COMMANDS = {
 
 def expected_errors() -> tuple[type[Exception], ...]:
     """What is told in one line, without a traceback."""
-    errors: list[type[Exception]] = [UsageError, JournalKeyError, JavaNotFoundError, OSError]
-    if "analytics.segments" in sys.modules:
-        from analytics.segments import JournalNotFoundError
+    if "pyspark" not in sys.modules:
+        return AnalyticsError, JournalKeyError, OSError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
 
-        errors.append(JournalNotFoundError)
-    if "pyspark" in sys.modules:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
-        errors += [PySparkException, Py4JError]
-    return tuple(errors)
+    return AnalyticsError, JournalKeyError, OSError, PySparkException, Py4JError
 
 
 def first_lines(error: Exception) -> str:
@@ -396,11 +344,9 @@ def first_lines(error: Exception) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it succeeded, 1 if not, 2 for wrong arguments."""
     args = parser().parse_args(argv)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, markup=False)
     try:
-        COMMANDS[args.command](args, console)
-    except ProblemsFound:
-        return EXIT_PROBLEMS
+        return COMMANDS[args.command](args, console) or 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -408,7 +354,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ntf-analytics: {first_lines(error)}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

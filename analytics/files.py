@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
+from analytics.errors import JournalNotFoundError
 from analytics.manifest import FoundFile
-from analytics.segments import JournalNotFoundError
 
 ROLLUPS_FOLDER = "_rollups"
 "Within a journal, whose readers pass over names with an underscore."

@@ -141,7 +141,7 @@ def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
 def gaps(rows: Rows | tuple[()]) -> Found:
     """Routers that were silent when they usually are not."""
     for row in rows:
-        when = f"from {moment(row['start'])} to {clock(row['end'])}"
+        when = f"from {moment(row['start'])} to {moment(row['end'], '%H:%M')}"
         text = f"{row['server']} sent {number(row['received'])} instead of about {number(row['expected'])}"
         yield Finding(row["missed"] * 60, f"{text} notifications {when}.", "gap")
 
@@ -167,10 +167,9 @@ def restarts(rows: Rows | tuple[()], limits: Thresholds) -> Found:
             how = "died" if row["clean"] is False else "was stopped"
             text = f"{row['daemon']} {how} and was back on {moment(row['start'])} after {span(down)}"
             text += f" with {number(row['subscriptions'] or 0)} subscriptions"
-            again = (
-                "" if row["restore_s"] is None else f"; 99 % were active again {span(row['restore_s'])} later"
-            )
-            yield Finding((row["subscriptions"] or 0) * (60 + down), f"{text}{again}.", "restart")
+            if row["restore_s"] is not None:
+                text += f"; 99 % were active again {span(row['restore_s'])} later"
+            yield Finding((row["subscriptions"] or 0) * (60 + down), f"{text}.", "restart")
 
 
 def silences(rows: Rows | tuple[()], limits: Thresholds) -> Found:
@@ -209,11 +208,9 @@ def dead_tokens(rows: Rows | tuple[()]) -> Found:
     """Many devices at once that a provider calls invalid."""
     for row in rows:
         many = f"{number(row['tokens'])} of {number(row['of_tokens'])} tokens"
-        text = (
-            f"{provider(row['provider'])} called {many} invalid ({row['reason']}) on {moment(row['start'])}"
-        )
-        held = f"they hold {number(row['subscriptions'])} subscriptions"
-        yield Finding(weight(row["subscriptions"], row), f"{text}, {held}, {healing(row)}.", "tokens")
+        text = f"{provider(row['provider'])} called {many} invalid ({row['reason']})"
+        held = f"on {moment(row['start'])}, they hold {number(row['subscriptions'])} subscriptions"
+        yield Finding(weight(row["subscriptions"], row), f"{text} {held}, {healing(row)}.", "tokens")
 
 
 def losses(rows: Rows | tuple[()]) -> Found:
@@ -225,10 +222,9 @@ def losses(rows: Rows | tuple[()]) -> Found:
 def missing(unreadable: Sequence[str]) -> Found:
     """What was not read may have been anything: it comes before all that is over."""
     if many := len(unreadable):
-        what = (
-            f"{unreadable[0]}, a segment of the journal," if many == 1 else f"{many} segments of the journal"
-        )
-        whose = "its" if many == 1 else "their"
+        what, whose = f"{many} segments of the journal", "their"
+        if many == 1:
+            what, whose = f"{unreadable[0]}, a segment of the journal,", "its"
         yield Finding(LASTING, f"{what} could not be read: {whose} events may be missing here.", "journal")
 
 
@@ -242,14 +238,9 @@ def number(value: float) -> str:
     return f"{round(value):,}"
 
 
-def moment(us: int) -> str:
+def moment(us: int, form: str = "%-d %B %H:%M") -> str:
     """A time for a sentence."""
-    return f"{datetime.fromtimestamp(us // SECOND_US, UTC):%-d %B %H:%M}"
-
-
-def clock(us: int) -> str:
-    """A time of the day for a sentence."""
-    return f"{datetime.fromtimestamp(us // SECOND_US, UTC):%H:%M}"
+    return f"{datetime.fromtimestamp(us // SECOND_US, UTC):{form}}"
 
 
 def span(seconds: float) -> str:

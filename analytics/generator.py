@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analytics.errors import AnalyticsError
 from analytics.rollups_schema import TRAFFIC
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from store.journal_files import SCHEMA, write_parquet
@@ -30,6 +31,8 @@ from store.journal_schema import (
 from store.journal_schema import JournalEvent as E
 
 Ints = NDArray[np.int64]
+Column = Ints | int | str
+"Numbers, or indices into the column's vocabulary; one for all events, if it is one."
 
 ANSWERS_NAME = "answers.json"
 ABSENT = -1
@@ -53,16 +56,20 @@ ERRORS = [
     "dropped",
     "down",
 ]
-RETRY_ERRORS, LOST, TOKEN_ERRORS = (0, 3), 3, (4, 8)
-REFUSED = ERRORS.index("UNAVAILABLE")
+RETRY_ERRORS, TOKEN_ERRORS = (0, 3), (4, 8)
+VOCABULARIES = {
+    "event": EVENTS,
+    "provider": PROVIDERS,
+    "status_from": STATUSES,
+    "status_to": STATUSES,
+    "error": ERRORS,
+    "kind": KINDS,
+    "daemon": DAEMONS,
+}
 ALIVE_EVERY, SAMPLE_EVERY = 10 * MINUTE_US, HOUR_US
 
 DETECTABLE_RATE = 80.0  # an hour with fewer expected notifications cannot be told from chance if it is empty
 QUIET = 2 * HOUR_US  # between planted incidents that touch all servers
-
-
-class PlanError(ValueError):
-    """The plan cannot be carried out; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +119,14 @@ class Part:
 
     NAMES = ("event", *[name for name in GIVEN_COLUMNS if name != "uptime_us"])  # known once writers are
 
-    def __init__(self, time: Ints, event: E, **columns: Ints | int) -> None:
-        self.time = time
-        given: dict[str, Ints | int] = {"event": EVENTS.index(event.value), **columns}
+    def __init__(self, time: Ints | int, event: E, **columns: Column) -> None:
+        self.time = np.atleast_1d(time)
+        given: dict[str, Column] = {**dict.fromkeys(self.NAMES, ABSENT), "event": event.value, **columns}
+        for name, value in given.items():
+            if isinstance(value, str):
+                given[name] = VOCABULARIES[name].index(value)
         self.columns = {
-            name: np.broadcast_to(np.asarray(given.get(name, ABSENT), dtype=np.int32), time.shape)
+            name: np.broadcast_to(np.asarray(given[name], dtype=np.int32), self.time.shape)
             for name in self.NAMES
         }
 
@@ -154,8 +164,7 @@ class Generator:
             yield from self._mass_disconnect(at)
         for number, at in enumerate(restart_times):
             yield from self._restart(at, clean=number % 2 == 0)
-        first = np.array([self.plan.start_us])
-        yield Part(first, E.SERVER_STARTED, count=0, daemon=0)
+        yield Part(self.plan.start_us, E.SERVER_STARTED, count=0, daemon=0)
         yield from self._provider_outage()
         yield from self._signs_of_life()
 
@@ -163,32 +172,30 @@ class Generator:
         """The first provider takes no pushes for some minutes, at a time when nothing else happens."""
         start = int(self.incident_times.min(initial=self.plan.end_us)) - QUIET
         lasted, waited = int(self._seconds(600, 0.3, 1)[0]), int(self.rng.integers(50, 500))
-        times = np.array([start]), np.array([start + lasted])
-        yield Part(times[0], E.PROVIDER_DOWN, provider=0, error=ERRORS.index("down"))
-        yield Part(times[1], E.PROVIDER_UP, provider=0, latency_us=lasted, count=waited)
+        yield Part(start, E.PROVIDER_DOWN, provider=0, error="down")
+        yield Part(start + lasted, E.PROVIDER_UP, provider=0, latency_us=lasted, count=waited)
         outage = {"provider": PROVIDERS[0], "start_us": start, "end_us": start + lasted, "waited": waited}
         self.answers.provider_outages.append(outage)
 
     def _signs_of_life(self) -> Iterator[Part]:
         """What the daemon says of itself: that it lives, how subscriptions are, what it could not write."""
-        plan, n = self.plan, self.plan.servers
+        plan = self.plan
         alive = np.arange(plan.start_us + ALIVE_EVERY, plan.end_us, ALIVE_EVERY)
         began, gone = np.sort(self.sub_active), np.sort(self.sub_gone)
         held = np.searchsorted(began, alive) - np.searchsorted(gone, alive)
         yield Part(alive, E.SERVER_ALIVE, daemon=0, count=held, total=held)
         hours = np.arange(plan.start_us + SAMPLE_EVERY, plan.end_us, SAMPLE_EVERY)
-        active = STATUSES.index("ACTIVE")
-        for server in range(n):
+        for server in range(plan.servers):
             held = self._held(np.full(hours.size, server), hours)
-            yield Part(hours, E.SMP_SAMPLED, server=server, count=held, status_to=active)
-        yield Part(alive[-1:], E.EVENTS_LOST, error=ERRORS.index("dropped"), count=3)
+            yield Part(hours, E.SMP_SAMPLED, server=server, count=held, status_to="ACTIVE")
+        yield Part(alive[-1:], E.EVENTS_LOST, error="dropped", count=3)
 
     def _incident_times(self) -> tuple[list[int], list[int]]:
         """Times for what touches all servers: apart from each other, not in the first or last three days."""
         plan = self.plan
         slots = np.arange(plan.start_us + 3 * DAY_US, plan.end_us - 3 * DAY_US, 2 * QUIET)
         if slots.size < plan.restarts + plan.mass_disconnects:
-            raise PlanError(f"{plan.days} days are too few for so many restarts and mass disconnects")
+            raise AnalyticsError(f"{plan.days} days are too few for so many restarts and mass disconnects")
         chosen = self.rng.choice(slots, plan.restarts + plan.mass_disconnects, replace=False)
         times = [int(t) + int(self.rng.integers(0, QUIET)) for t in chosen]
         return sorted(times[: plan.restarts]), sorted(times[plan.restarts :])
@@ -207,7 +214,7 @@ class Generator:
         is_confirmed, is_verified = takes < 0.97, takes < 0.93
         self.verified = np.where(is_verified, verified, 0)
 
-        def part(when: Ints, chosen: NDArray[np.bool_], event: E, **columns: Ints | int) -> Part:
+        def part(when: Ints, chosen: NDArray[np.bool_], event: E, **columns: Column) -> Part:
             who = ids[chosen]
             return Part(when[chosen], event, token=who, provider=self.token_provider[who], **columns)
 
@@ -221,8 +228,7 @@ class Generator:
         requested, superseded = inside & (fate < 0.03), inside & (fate >= 0.03) & (fate < 0.04)
         held = np.bincount(self.sub_token, minlength=n)
         for chosen, reason in ((requested, "requested"), (superseded, "superseded")):
-            code = ERRORS.index(reason)
-            yield part(later, chosen, E.TOKEN_DELETED, error=code, count=held[chosen])
+            yield part(later, chosen, E.TOKEN_DELETED, error=reason, count=held[chosen])
         replaced = inside & (fate >= 0.04) & (fate < 0.08)
         yield part(later, replaced, E.TOKEN_REPLACED)
         yield part(later + self._seconds(10, 1.0, n), replaced, E.TOKEN_VERIFIED)
@@ -245,14 +251,13 @@ class Generator:
         becomes_active = real & (fate > 0.03)
         self.sub_active = np.where(becomes_active, active, np.iinfo(np.int64).max)
 
-        def part(when: Ints, chosen: NDArray[np.bool_], event: E, **columns: Ints | int) -> Part:
+        def part(when: Ints, chosen: NDArray[np.bool_], event: E, **columns: Column) -> Part:
             who = ids[chosen]
             owner, server = self.sub_token[who], self.sub_server[who]
             return Part(when[chosen], event, subscription=who, token=owner, server=server, **columns)
 
         def change(when: Ints, chosen: NDArray[np.bool_], before: str, after: str) -> Part:
-            codes = {"status_from": STATUSES.index(before), "status_to": STATUSES.index(after)}
-            return part(when, chosen, E.SUB_STATUS_CHANGED, **codes)
+            return part(when, chosen, E.SUB_STATUS_CHANGED, status_from=before, status_to=after)
 
         yield part(created, real, E.SUB_CREATED)
         yield change(active, becomes_active, "PENDING", "ACTIVE")
@@ -265,7 +270,7 @@ class Generator:
         yield change(later, flaps, "ACTIVE", "SERVICE")
         yield change(later + self._seconds(600, 0.5, n), flaps & (fate > 0.92), "SERVICE", "ACTIVE")
         deleted = inside & (fate > 0.85) & (fate <= 0.90)
-        yield part(later, deleted, E.SUB_DELETED, error=ERRORS.index("requested"))
+        yield part(later, deleted, E.SUB_DELETED, error="requested")
         self.sub_gone = np.where(inside & (fate > 0.85), later, self.sub_gone)
 
     def _connections(self) -> Iterator[Part]:
@@ -277,7 +282,7 @@ class Generator:
         at = lonely + rng.integers(0, 6 * HOUR_US, lonely.size)
         at = at[(np.abs(at[:, None] - self.incident_times) > QUIET // 4).all(axis=1)]
         who = rng.integers(0, plan.servers, at.size)
-        yield Part(at, E.SMP_DISCONNECTED, server=who, error=LOST, changed=self._held(who, at))
+        yield Part(at, E.SMP_DISCONNECTED, server=who, error="CONNECTION_LOST", changed=self._held(who, at))
         back = at + self._seconds(5, 0.8, at.size)
         yield self._connected(back, who)
         yield self._service(back + self._seconds(0.1, 0.3, at.size), who)
@@ -289,7 +294,8 @@ class Generator:
         took = self._seconds(20, 0.4, int(drift.sum()))
         yield Part(seen + took, E.SMP_HEALED, server=who[drift], count=lost, latency_us=took)
         reset, who = at[:1] - HOUR_US // 2, who[:1]
-        yield Part(reset, E.SMP_SERVICE_RESET, server=who, error=REFUSED, changed=self._held(who, reset))
+        held = self._held(who, reset)
+        yield Part(reset, E.SMP_SERVICE_RESET, server=who, error="UNAVAILABLE", changed=held)
         yield self._service(reset + SECOND_US, who)
 
     def _held(self, servers: Ints, when: Ints) -> Ints:
@@ -302,9 +308,8 @@ class Generator:
         return held
 
     def _connected(self, when: Ints, servers: Ints) -> Part:
-        return Part(
-            when, E.SMP_CONNECTED, server=servers, latency_us=self.rng.integers(20_000, 400_000, when.size)
-        )
+        took = self.rng.integers(20_000, 400_000, when.size)
+        return Part(when, E.SMP_CONNECTED, server=servers, latency_us=took)
 
     def _service(self, when: Ints, servers: Ints) -> Part:
         held = self._held(servers, when)
@@ -362,7 +367,7 @@ class Generator:
         sent, retried, failed = fate < 0.90, (fate < 0.02), (fate >= 0.90) & (fate < 0.905)
         coalesced, trimmed = fate >= 0.905, (fate >= 0.5) & (fate < 0.501)
 
-        def push(event: E, chosen: NDArray[np.bool_], delay: Ints, **columns: Ints | int) -> Part:
+        def push(event: E, chosen: NDArray[np.bool_], delay: Ints | int, **columns: Column) -> Part:
             who = token[chosen]
             columns = {"server": server, "kind": 0, **columns}
             return Part(time[chosen] + delay, event, token=who, provider=self.token_provider[who], **columns)
@@ -376,16 +381,9 @@ class Generator:
             reasons = self.rng.integers(*RETRY_ERRORS, size)
             given_up = {"count": 1} if event is E.PUSH_FAILED else {}
             yield push(event, chosen, self._seconds(0.03, 0.5, size), error=reasons, **given_up)
-        size = int(coalesced.sum())
-        yield push(E.PUSH_COALESCED, coalesced, np.zeros(size, np.int64), count=1, server=ABSENT)
-        size = int(trimmed.sum())
-        yield push(
-            E.PUSH_TRIMMED,
-            trimmed,
-            np.zeros(size, np.int64),
-            count=self.rng.integers(1, 5, size),
-            server=ABSENT,
-        )
+        yield push(E.PUSH_COALESCED, coalesced, 0, count=1, server=ABSENT)
+        left_out = self.rng.integers(1, 5, int(trimmed.sum()))
+        yield push(E.PUSH_TRIMMED, trimmed, 0, count=left_out, server=ABSENT)
 
     def _mass_disconnect(self, at: int) -> Iterator[Part]:
         plan, rng = self.plan, self.rng
@@ -393,7 +391,7 @@ class Generator:
         who = rng.choice(plan.servers, hit, replace=False)
         when = at + rng.integers(0, 40 * SECOND_US, hit)
         held = self._held(who, when)
-        yield Part(when, E.SMP_DISCONNECTED, server=who, error=LOST, changed=held)
+        yield Part(when, E.SMP_DISCONNECTED, server=who, error="CONNECTION_LOST", changed=held)
         back = when + self._seconds(15, 0.5, hit) + 5 * SECOND_US
         yield self._connected(back, who)
         yield self._service(back + self._seconds(0.1, 0.3, hit), who)
@@ -414,8 +412,8 @@ class Generator:
         single = living[~by_service]
         single_at = connected[self.sub_server[single]] + self._seconds(6, 0.9, single.size)
         if clean:
-            yield Part(np.array([stop]), E.SERVER_STOPPED, daemon=0)
-        yield Part(np.array([start]), E.SERVER_STARTED, count=living.size, daemon=0)
+            yield Part(stop, E.SERVER_STOPPED, daemon=0)
+        yield Part(start, E.SERVER_STARTED, count=living.size, daemon=0)
         yield self._connected(connected, servers)
         held = self._held(servers, service_at)
         counts = {"count": associated, "expected": associated, "changed": associated, "total": held}
@@ -426,8 +424,8 @@ class Generator:
             subscription=single,
             token=self.sub_token[single],
             server=self.sub_server[single],
-            status_from=STATUSES.index("INACTIVE"),
-            status_to=STATUSES.index("ACTIVE"),
+            status_from="INACTIVE",
+            status_to="ACTIVE",
         )
         told_at = single_at - single_at % CONTRACT[E.SUB_STATUS_CHANGED].resolution_us
         when = np.concatenate([told_at, np.repeat(service_at, associated)])
@@ -464,17 +462,10 @@ def write_journal(plan: Plan, folder: Path) -> Answers:
     time, columns = columns_in_order(generator)
     ids = np.random.default_rng([plan.seed, 1])
     writers = id_column(ids, len(generator.downs) + 1, WRITER_ID_SIZE)
-    vocabularies = {
-        "event": pa.array(EVENTS),
+    vocabularies = {name: pa.array(words) for name, words in VOCABULARIES.items()} | {
         "server": pa.array(generator.server_names),
-        "provider": pa.array(PROVIDERS),
         "token": id_column(ids, generator.tokens, PSEUDONYM_SIZE),
         "subscription": id_column(ids, generator.subs, PSEUDONYM_SIZE),
-        "status_from": pa.array(STATUSES),
-        "status_to": pa.array(STATUSES),
-        "error": pa.array(ERRORS),
-        "kind": pa.array(KINDS),
-        "daemon": pa.array(DAEMONS),
     }
     starts = np.array(sorted(start for _, start in generator.downs), dtype=np.int64)
     began = np.array([plan.start_us, *starts])
@@ -512,9 +503,8 @@ def drawn_column(values: NDArray[np.int32], vocabulary: pa.Array | None) -> pa.A
 def add_down_times(answers: Answers, time: Ints, places: Ints) -> None:
     """Put into each restart's answer how long before its start the daemon before last gave a sign of life."""
     last = np.maximum.accumulate(time)
-    for restart, place in zip(
-        sorted(answers.restarts, key=lambda r: int(r["start_us"])), places, strict=True
-    ):
+    restarts = sorted(answers.restarts, key=lambda restart: int(restart["start_us"]))
+    for restart, place in zip(restarts, places, strict=True):
         restart["down_us"] = int(time[place] - last[place - 1])
 
 
@@ -527,9 +517,8 @@ def segment_bounds(time: Ints, starts: Ints, rows: int) -> list[tuple[int, int, 
     for begin, end in pairwise(cuts):
         writer = int(np.searchsorted(restarts, begin, side="right"))
         origin = int(restarts[writer - 1]) if writer else 0
-        bounds += [
-            (first, min(first + rows, end), writer, first - origin) for first in range(begin, end, rows)
-        ]
+        firsts = range(begin, end, rows)
+        bounds += [(first, min(first + rows, end), writer, first - origin) for first in firsts]
     return bounds
 
 

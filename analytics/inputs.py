@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from analytics.times import DAY_US, HOUR_US
+from analytics.times import HOUR_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,6 @@ class Window:
     def first_hour(self) -> int:
         """Traffic is summed by hours: the one in which the window starts counts as a whole."""
         return self.start - self.start % HOUR_US
-
-    @property
-    def days(self) -> float:
-        """Its length."""
-        return (self.end - self.start) / DAY_US
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from analytics.errors import AnalyticsError
+
 OLDEST_JAVA = 17
 ADVICE = (
     "Spark needs Java 17 or newer. On Debian or Ubuntu: apt-get install openjdk-17-jre-headless "
@@ -15,22 +17,18 @@ ADVICE = (
 VERSION_TIMEOUT = 30.0
 
 
-class JavaNotFoundError(Exception):
-    """No usable Java; the message says what to install."""
-
-
 def find_java(environment: Mapping[str, str] = os.environ) -> Path:
     """The java command: of JAVA_HOME if set, else of the PATH; its version is checked."""
     home = environment.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))
     if command is None:
-        raise JavaNotFoundError(f"No java command was found. {ADVICE}")
+        raise AnalyticsError(f"No java command was found. {ADVICE}")
     version = java_version(command)
     if version is None:
         where = f"JAVA_HOME is {home}, but" if home else "The java command at"
-        raise JavaNotFoundError(f"{where} {command} does not work. {ADVICE}")
+        raise AnalyticsError(f"{where} {command} does not work. {ADVICE}")
     if version < OLDEST_JAVA:
-        raise JavaNotFoundError(f"{command} is Java {version}. {ADVICE}")
+        raise AnalyticsError(f"{command} is Java {version}. {ADVICE}")
     return Path(command)
 
 

@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from analytics.errors import JournalNotFoundError
 from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
 from analytics.findings import Thresholds, find
@@ -16,7 +17,7 @@ from analytics.making import Progress, update_rollups
 from analytics.manifest import UNKNOWN_DAY, day_of_folder
 from analytics.page import ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
-from analytics.segments import Checked, JournalNotFoundError, Segment
+from analytics.segments import Checked, Segment
 from analytics.spark import LazySpark
 from analytics.tables import TIME_COLUMNS, as_csv, as_parquet, iso_time
 from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
@@ -34,6 +35,7 @@ COMPARED = ("health", "delivery")
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
 FEWEST = 5
+TOLD_OF_ROUTERS = ("server", "score", "subscriptions", "active", "lost", "availability")
 ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
 
@@ -55,6 +57,11 @@ class ReportJob:
     limits: Limits = field(default_factory=Limits)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
+    @property
+    def result(self) -> str:
+        """What to look at: the page, or the folder of the tables."""
+        return self.out if self.for_others else f"{self.out.rstrip('/')}/{PAGE_NAME}"
+
 
 @dataclass(frozen=True)
 class Before:
@@ -64,27 +71,13 @@ class Before:
     scores: dict[str, float]
 
 
-@dataclass(frozen=True)
-class ReportResult:
-    """What was read and written."""
-
-    page: ReportPage
-    checked: Checked
-    tables: dict[str, int]
-    path: str
-
-
-def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportResult:
+def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportPage:
     """Bring the rollups up to date, ask them, write Parquet, CSV and one HTML page."""
     os.umask(0o077)  # what reports tell is for their owner
-    journal = folder(spark, job.journal)
-    rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
-    with rollups.reserved():
-        checked = update_rollups(journal, rollups, spark, progress, full=job.full)
+    with current_rollups(spark, job.journal, job.rollups, progress, full=job.full) as (checked, rollups):
         progress("reading rollups")
-        with rollups.local_copy() as local:
-            warehouse = ask(spark, job, local)
-            before = look_back(spark, job, local, warehouse)
+        warehouse = ask(spark, job, rollups)
+        before = look_back(spark, job, rollups, warehouse)
     sections = {}
     for name in job.names:
         progress(name)
@@ -93,27 +86,30 @@ def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportR
     tables = {name: rows for section in sections.values() for name, rows in section.items()}
     page = ReportPage(
         window=warehouse.window,
-        segments=len(checked.good),
-        events=checked.rows,
-        bad=[(segment.path, segment.error or "") for segment in checked.bad],
+        checked=checked,
         notes=warehouse.notes,
         findings=find(tables, job.thresholds, of_the_time(checked.bad, warehouse.window)),
         figures=compared(figures(warehouse, tables), None if before is None else before.figures),
         sections=sections,
     )
     out = folder(spark, job.out)
-    if job.for_others:
-        write_tables(out, suppressed(tables))
-        return ReportResult(page, checked, {name: len(rows) for name, rows in tables.items()}, job.out)
-    write_tables(out, tables)
-    out.write(SUMMARY_NAME, json.dumps(summary(page, tables, before), indent=1))
-    out.write(PAGE_NAME, render(page))
-    return ReportResult(
-        page,
-        checked,
-        {name: len(rows) for name, rows in tables.items()},
-        f"{job.out.rstrip('/')}/{PAGE_NAME}",
-    )
+    write_tables(out, suppressed(tables) if job.for_others else tables)
+    if not job.for_others:
+        out.write(SUMMARY_NAME, json.dumps(summary(page, before), indent=1))
+        out.write(PAGE_NAME, render(page))
+    return page
+
+
+@contextmanager
+def current_rollups(
+    spark: LazySpark, journal: str, rollups: str | None, progress: Progress, *, full: bool = False
+) -> Iterator[tuple[Checked, Path]]:
+    """What was found in a journal, and its rollups up to date, while no other process changes them."""
+    made = folder(spark, rollups or f"{journal.rstrip('/')}/{ROLLUPS_FOLDER}")
+    with made.reserved():
+        checked = update_rollups(folder(spark, journal), made, spark, progress, full=full)
+        with made.local_copy() as local:
+            yield checked, local
 
 
 def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
@@ -141,27 +137,20 @@ def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Wareho
     return Before(figures(earlier, tables), scores)
 
 
-def summary(page: ReportPage, tables: Mapping[str, Rows], before: Before | None) -> dict[str, Any]:
+def summary(page: ReportPage, before: Before | None) -> dict[str, Any]:
     """The report for machines."""
     scores = before.scores if before is not None else {}
     return {
         "from": iso_time(page.window.start),
         "to": iso_time(page.window.end),
-        "events": page.events,
-        "bad_segments": len(page.bad),
+        "events": page.checked.rows,
+        "bad_segments": len(page.checked.bad),
         "notes": list(page.notes),
-        "problems": [
-            {"kind": finding.kind, "text": finding.text, "is_over": finding.is_over}
-            for finding in page.findings
-        ],
+        "problems": [{"kind": f.kind, "text": f.text, "is_over": f.is_over} for f in page.findings],
         "figures": page.figures,
         "routers": [
-            {
-                name: row[name]
-                for name in ("server", "score", "subscriptions", "active", "lost", "availability")
-            }
-            | {"previous_score": scores.get(row["server"])}
-            for row in tables.get("health", ())
+            {name: row[name] for name in TOLD_OF_ROUTERS} | {"previous_score": scores.get(row["server"])}
+            for row in page.tables.get("health", ())
         ],
     }
 
@@ -173,10 +162,8 @@ def folder(spark: LazySpark, path: str) -> Folder:
 
 def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
     """The rollups, ready for questions."""
-    with ExitStack() as stack:
-        snapshots = None
-        if job.snapshots is not None:
-            snapshots = stack.enter_context(folder(spark, job.snapshots).local_copy())
+    kept = nullcontext() if job.snapshots is None else folder(spark, job.snapshots).local_copy()
+    with kept as snapshots:
         return open_warehouse(
             rollups, limits=job.limits, now_us=job.now, start=job.start, end=job.end, snapshots=snapshots
         )

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.files import ROLLUPS_FOLDER, LocalFolder
 from analytics.manifest import MANIFEST_NAME, Manifest
-from analytics.segments import Segment, check_segment
+from analytics.segments import EVENT_ID, Segment, check_segment
 from store.journal_files import SCHEMA, atomic_file, parquet_writer, sync_folder
 
 DELETED_PREFIX = ".deleted-"
@@ -95,27 +95,16 @@ def join_segments(folder: Path, segments: Sequence[Segment], taken: Sequence[Pat
     tables = pa.concat_tables(
         [pq.read_table(s.path, columns=SCHEMA.names, partitioning=None).cast(SCHEMA) for s in segments]
     )
-    ordered = tables.sort_by([("writer", "ascending"), ("seq", "ascending")]).combine_chunks()
-    events = ordered.filter(first_of_each(ordered))
+    numbered = tables.append_column("row", pa.array(np.arange(tables.num_rows)))
+    firsts = numbered.group_by(EVENT_ID).aggregate([("row", "min")])
+    events = tables.take(firsts.sort_by([(name, "ascending") for name in EVENT_ID])["row_min"])
     writer, seq = segments[0].first
     target = folder / f"compact-{writer.hex()}-{seq:015d}-{len(segments)}.parquet"
     while target in taken or target.exists():
         target = target.with_name(f"{target.stem}-again.parquet")
     with atomic_file(target) as file, parquet_writer(file) as parquet:
         parquet.write_table(events)
-    return events.num_rows, ordered.num_rows - events.num_rows, target
-
-
-def first_of_each(ordered: pa.Table) -> pa.Array:
-    """For events in the order of their ids: which are not the same as the one before."""
-    if ordered.num_rows < 2:
-        return pa.repeat(True, ordered.num_rows)
-    later, earlier = ordered.slice(1), ordered.slice(0, ordered.num_rows - 1)
-    differs = pc.or_(
-        pc.not_equal(later.column("writer").combine_chunks(), earlier.column("writer").combine_chunks()),
-        pc.not_equal(later.column("seq").combine_chunks(), earlier.column("seq").combine_chunks()),
-    )
-    return pa.concat_arrays([pa.array([True]), differs])
+    return events.num_rows, tables.num_rows - events.num_rows, target
 
 
 def not_rolled_up(journal: Path, oldest: date) -> list[date]:

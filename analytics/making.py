@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from analytics.distribution import make_days
+from analytics.errors import JournalNotFoundError
 from analytics.files import Folder
 from analytics.manifest import MANIFEST_NAME, UNKNOWN_DAY, FoundFile, Manifest
 from analytics.rollups import ROLLUPS, Made
-from analytics.segments import Checked, JournalNotFoundError
+from analytics.segments import Checked
 from analytics.spark import LazySpark
 
 Progress = Callable[[str], None]
@@ -69,7 +70,5 @@ def take(made: Made, files: Sequence[FoundFile], manifest: Manifest, rollups: Fo
 
 def checked(manifest: Manifest) -> Checked:
     """What is good and what is not."""
-    outcome = Checked()
-    for segment in manifest.segments.values():
-        (outcome.good if segment.error is None else outcome.bad).append(segment)
-    return outcome
+    segments = manifest.segments.values()
+    return Checked([s for s in segments if s.error is None], [s for s in segments if s.error is not None])

@@ -6,7 +6,6 @@ Sentences, tiles, heat map, bars and tables need no JavaScript; uPlot draws what
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
@@ -16,6 +15,7 @@ from analytics.figures import WELL, Figures
 from analytics.findings import Finding, moment, number
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
+from analytics.segments import Checked
 from analytics.tables import TIME_COLUMNS, iso_time
 from analytics.times import DAY_US, HOUR_US
 from analytics.warehouse import Row, Rows
@@ -54,13 +54,16 @@ class ReportPage:
     """Everything the page shows."""
 
     window: Window
-    segments: int
-    events: int
-    bad: Sequence[tuple[str, str]]
+    checked: Checked
     notes: Sequence[str]
     findings: Sequence[Finding]
     figures: Figures
     sections: Mapping[str, Mapping[str, Rows]]
+
+    @property
+    def tables(self) -> dict[str, Rows]:
+        """Of all sections."""
+        return {name: rows for section in self.sections.values() for name, rows in section.items()}
 
 
 def asset(name: str) -> str:
@@ -70,9 +73,8 @@ def asset(name: str) -> str:
 
 def render(page: ReportPage) -> str:
     """The whole page."""
-    tables = {name: rows for section in page.sections.values() for name, rows in section.items()}
-    charts = charts_of(tables, page.window)
-    body = [header(page), problems(page), tiles(page, tables), contents(page)]
+    charts = charts_of(page.tables, page.window)
+    body = [header(page), problems(page), tiles(page), contents(page)]
     body += [section(name, page.sections[name], charts, page.window) for name in page.sections]
     body.append(inputs(page))
     data = json.dumps({name: chart.data for name, chart in charts.items()}).replace("<", "\\u003c")
@@ -104,10 +106,7 @@ def problems(page: ReportPage) -> str:
     notes = "".join(f"<p class=soft>{escape(note)}</p>" for note in page.notes)
     if not page.findings:
         return f'<main><p class="well">All is well: no router, provider or daemon needs attention.</p>{notes}'
-    sentences = [
-        f"<li{' class=over' if finding.is_over else ''}>{escape(finding.text)}</li>"
-        for finding in page.findings
-    ]
+    sentences = [f"<li{' class=over' * each.is_over}>{escape(each.text)}</li>" for each in page.findings]
     shown, rest = "".join(sentences[:MOST_PROBLEMS]), sentences[MOST_PROBLEMS:]
     more = ""
     if rest:
@@ -116,9 +115,9 @@ def problems(page: ReportPage) -> str:
     return f'<main><h2 id="problems">What needs attention</h2><ul class="problems">{shown}</ul>{more}{notes}'
 
 
-def tiles(page: ReportPage, tables: Mapping[str, Rows]) -> str:
+def tiles(page: ReportPage) -> str:
     """The figures that say most, with their change."""
-    shown = []
+    shown, tables = [], page.tables
     if tables.get("health"):
         shown += router_tiles(page.figures)
     names = {
@@ -214,13 +213,11 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
     legend = (
         '<p class="legend"><span><i style="background:var(--heat0)"></i>nothing lost</span><span>'
         '<i style="background:color-mix(in srgb,var(--bad) 50%,var(--heat0))"></i>lost for a part of the time'
-        "</span>"
-        '<span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
+        '</span><span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
     )
     return (
         f"<h3>Lost subscriptions by router and time</h3>{legend}{SCROLL.format('Lost subscriptions')}"
-        "<table class=heat>"
-        "<colgroup><col class=name></colgroup><thead><tr>"
+        "<table class=heat><colgroup><col class=name></colgroup><thead><tr>"
         f'<th scope="col">score, router</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
@@ -233,7 +230,7 @@ def heat_heads(start: int, step: int, number: int) -> str:
     places = [(at - start) // step for at in times]
     first = f'<td class="blank" colspan="{places[0]}"></td>' if places[0] else ""
     return first + "".join(
-        f'<th scope="col" colspan="{following - place}">{stamp(at, label)}</th>'
+        f'<th scope="col" colspan="{following - place}">{moment(at, label)}</th>'
         for at, (place, following) in zip(times, pairwise([*places, number]), strict=True)
     )
 
@@ -249,11 +246,9 @@ def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, s
         seconds, lost, received = cell
         share = min(1.0, seconds / (max(1, router["subscriptions"]) * step / 1e6))
         percent = 0 if not lost else round(40 + 60 * share**0.5)  # what happened at all is seen
-        style = (
-            f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"' if percent else ""
-        )
+        style = f' style="background:color-mix(in srgb,var(--bad) {percent}%,var(--heat0))"'
         text = f"{when}: {number(lost)} lost, {number(received)} notifications"
-        shown.append(f'<td title="{text}"{style}></td>')
+        shown.append(f'<td title="{text}"{style if percent else ""}></td>')
     score = f"<span{'' if router['score'] >= WELL else ' class=low'}>{int(router['score'])}</span>"
     name = f'<th scope="row" title="score of 100">{score} {escape(router["server"])}</th>'
     return f"<tr>{name}{''.join(shown)}</tr>"
@@ -262,9 +257,7 @@ def heat_row(router: Row, cells: Sequence[list[float] | None], window: Window, s
 def bars(rows: Rows, title: str, value: str, names: tuple[str, ...]) -> str:
     """Horizontal bars with their labels and values."""
     most = max((row[value] or 0 for row in rows), default=0) or 1
-    ordered = (
-        rows if value == "tokens" and names == ("stage",) else sorted(rows, key=lambda r: -(r[value] or 0))
-    )
+    ordered = rows if names == ("stage",) else sorted(rows, key=lambda row: -(row[value] or 0))
     lines = "".join(
         f'<div class="bar"><span>{escape(" ".join(str(row[n]).removeprefix("push_") for n in names))}</span>'
         f'<div style="width:{100 * (row[value] or 0) / most:.1f}%"></div>'
@@ -284,11 +277,9 @@ def table_html(name: str, rows: Rows) -> str:
         f"<tr>{''.join(cell(column, row[column]) for column in rows.columns)}</tr>"
         for row in rows[:ROWS_SHOWN]
     )
-    first = (
-        f"first {ROWS_SHOWN} of {len(rows):,} rows"
-        if len(rows) > ROWS_SHOWN
-        else f"{len(rows)} {plural('row', len(rows))}"
-    )
+    first = f"{len(rows)} {plural('row', len(rows))}"
+    if len(rows) > ROWS_SHOWN:
+        first = f"first {ROWS_SHOWN} of {len(rows):,} rows"
     return (
         f"<details><summary>{title} ({first})</summary>{SCROLL.format(title)}<table class=data>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -310,29 +301,21 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"<td>{'yes' if value else 'no'}</td>"
     if isinstance(value, int | float):
-        shown = (
-            f"{value:,}"
-            if isinstance(value, int) or (value == int(value) and abs(value) < 1e15)
-            else f"{value:,.4g}"
-        )
-        return f'<td data-v="{value}">{shown}</td>'
+        is_plain = isinstance(value, int) or (value == int(value) and abs(value) < 1e15)
+        return f'<td data-v="{value}">{value:{"," if is_plain else ",.4g"}}</td>'
     return f'<td class="text">{escape(str(value))}</td>'
 
 
 def inputs(page: ReportPage) -> str:
     """What was read, and what had to be left out."""
-    read = f"<p>{page.events:,} events in {page.segments:,} {plural('segment', page.segments)}."
-    if not page.bad:
-        return f'<h2 id="inputs">Read</h2>{read} No segment was skipped.</p></main>'
-    items = "".join(f"<li>{escape(path)}: {escape(error)}</li>" for path, error in page.bad[:ROWS_SHOWN])
-    return f'<h2 id="inputs">Read</h2>{read} {len(page.bad)} could not be read:</p><ul>{items}</ul></main>'
+    good, bad = len(page.checked.good), page.checked.bad
+    read = f'<h2 id="inputs">Read</h2><p>{page.checked.rows:,} events in {good:,} {plural("segment", good)}.'
+    if not bad:
+        return f"{read} No segment was skipped.</p></main>"
+    items = "".join(f"<li>{escape(each.path)}: {escape(each.error or '')}</li>" for each in bad[:ROWS_SHOWN])
+    return f"{read} {len(bad)} could not be read:</p><ul>{items}</ul></main>"
 
 
 def plural(noun: str, count: int) -> str:
     """One of them, or several."""
     return noun if count == 1 else f"{noun}s"
-
-
-def stamp(us: int, form: str) -> str:
-    """A time for an axis."""
-    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):{form}}"

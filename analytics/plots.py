@@ -44,6 +44,11 @@ def lines(x: Sequence[int], **series: Sequence[Any]) -> dict[str, Any]:
     return {"x": [seconds(at) for at in x], "series": listed}
 
 
+def columns(rows: Sequence[Row], x: str, *names: str) -> dict[str, Any]:
+    """Lines of whole columns."""
+    return lines([row[x] for row in rows], **{name: [row[name] for row in rows] for name in names})
+
+
 def routers(tables: Tables, window: Window) -> Iterator[tuple[str, Chart]]:
     """The worst routers: active, pending and lost subscriptions, with their incidents marked."""
     hours, outages = tables.get("health_hours"), tables.get("health_outages")
@@ -55,12 +60,7 @@ def routers(tables: Tables, window: Window) -> Iterator[tuple[str, Chart]]:
         known = [row for row in mine if row["subscriptions"] is not None]
         if not known:
             continue
-        data = lines(
-            [row["hour"] for row in known],
-            active=[row["active"] for row in known],
-            lost=[row["lost"] for row in known],
-            pending=[row["pending"] for row in known],
-        )
+        data = columns(known, "hour", "active", "lost", "pending")
         data["stepped"] = True  # what is told of an hour is true of all of it
         data["marks"] = [
             [seconds(o["start"]), seconds(o["end"] if o["end"] is not None else window.end)]
@@ -98,36 +98,28 @@ def by_provider(rows: Sequence[Row], column: str) -> dict[str, Any]:
 def tokens(tables: Tables) -> Iterator[tuple[str, Chart]]:
     """Who comes and goes."""
     if days := tables.get("tokens_churn"):
-        x = [row["day"] for row in days]
-        flow = {
-            name: [row[name] for row in days] for name in ("registered", "verified", "deleted", "invalid")
-        }
-        yield "churn", Chart("tokens", "Tokens that came and went, by day", lines(x, **flow))
-        level = lines(x, active_at_end=[row["active_at_end"] for row in days])
+        flow = columns(days, "day", "registered", "verified", "deleted", "invalid")
+        yield "churn", Chart("tokens", "Tokens that came and went, by day", flow)
+        level = columns(days, "day", "active_at_end")
         yield "active-tokens", Chart("tokens", "Active tokens at the end of the day", level)
 
 
 def capacity(tables: Tables) -> Iterator[tuple[str, Chart]]:
     """Growth, and where it leads."""
-    days, ahead = (
-        tables.get("capacity_trend") or tables.get("capacity_daily"),
-        tables.get("capacity_projection"),
-    )
-    if not days or ahead is None:
+    days = tables.get("capacity_trend") or tables.get("capacity_daily")
+    if not days:
         return
+    ahead = {row["measure"]: row for row in tables["capacity_projection"]}
     for measure in ("subscriptions", "notifications"):
-        (row,) = [r for r in ahead if r["measure"] == measure]
-        yield (
-            measure,
-            Chart("capacity", f"{measure.capitalize()} by day, projected", projected(days, measure, row)),
-        )
+        title = f"{measure.capitalize()} by day, projected"
+        yield measure, Chart("capacity", title, projected(days, measure, ahead[measure]))
 
 
 def projected(days: Sequence[Row], measure: str, row: Row) -> dict[str, Any]:
     """A measure and, if there is a trend, its expected value with a range."""
     known = [(day["day"], day[measure]) for day in days]
     if row["in_30_days"] is None:
-        return lines([at for at, _ in known], **{measure: [value for _, value in known]})
+        return columns(days, "day", measure)
     last = known[-1][0]
     times = [*[at for at, _ in known], *[last + n * DAY_US for n in (30, 90)]]
     past: list[Any] = [None] * (len(known) - 1)

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,14 +25,6 @@ REPETITIVE = [c.name for c in COLUMNS if c.type in ("string", "binary") and c.na
 
 Take = Callable[[pa.Table], None]
 "Who is given the events of a segment."
-
-
-class JournalNotFoundError(Exception):
-    """There is no journal where one was expected."""
-
-
-class UnreadableError(JournalNotFoundError):
-    """What was made of a journal, or of the store, cannot be read; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ class Segment:
 class Checked:
     """The outcome for a whole journal."""
 
-    good: list[Segment] = field(default_factory=list)
-    bad: list[Segment] = field(default_factory=list)
+    good: list[Segment]
+    bad: list[Segment]
 
     @property
     def rows(self) -> int:
@@ -156,18 +148,14 @@ def with_range(path: str, ids: pa.Table) -> Segment:
     first = (writers["min"].as_py(), numbers["min"].as_py())
     last = (writers["max"].as_py(), numbers["max"].as_py())
     one_writer = first[0] == last[0]
-    repeats = not (one_writer and is_rising(ids.column("seq"))) and count_ids(ids) != ids.num_rows
+    in_order = one_writer and is_rising(ids.column("seq"))
+    repeats = not in_order and ids.group_by(EVENT_ID).aggregate([]).num_rows != ids.num_rows
     return Segment(path, ids.num_rows, first, last, repeats, days_of(ids.column("time")))
 
 
 def is_rising(numbers: pa.ChunkedArray) -> bool:
     """Whether each is above the one before it, as a daemon writes them."""
     return bool(pc.all(pc.greater(numbers[1:], numbers[:-1]), min_count=0).as_py())
-
-
-def count_ids(ids: pa.Table) -> int:
-    """How many different events there are."""
-    return int(ids.group_by(EVENT_ID).aggregate([]).num_rows)
 
 
 def days_of(times: pa.ChunkedArray) -> tuple[str, ...]:

@@ -5,14 +5,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from analytics.errors import AnalyticsError
 from analytics.findings import Thresholds
 from analytics.inputs import Limits
 
 SECTION = "ANALYTICS"
-
-
-class SettingsError(ValueError):
-    """The configuration cannot be used; the message says why."""
 
 
 def load_settings(path: Path | None, given: Mapping[str, int | None]) -> tuple[Limits, Thresholds]:
@@ -32,12 +29,12 @@ def read_section(path: Path) -> dict[str, float | int]:
     try:
         parser.read_string(path.read_text("utf-8"), str(path))
     except configparser.Error as error:
-        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from None
+        raise AnalyticsError(f"{path}: {str(error).splitlines()[0]}") from None
     kinds = {f.name: f.type for kind in (Limits, Thresholds) for f in fields(kind)}
     found: dict[str, float | int] = {}
     for name, text in parser[SECTION].items() if parser.has_section(SECTION) else ():
         if name not in kinds:
-            raise SettingsError(f"{path}: [{SECTION}] has no {name}")
+            raise AnalyticsError(f"{path}: [{SECTION}] has no {name}")
         found[name] = positive(path, name, text, whole=kinds[name] in (int, "int"))
     return found
 
@@ -49,5 +46,5 @@ def positive(path: Path, name: str, text: str, *, whole: bool) -> float | int:
     except ValueError:
         value = -1
     if not 0 < value < 1e12:
-        raise SettingsError(f"{path}: {name} = {text} is no {'whole ' if whole else ''}number above zero")
+        raise AnalyticsError(f"{path}: {name} = {text} is no {'whole ' if whole else ''}number above zero")
     return value

@@ -2,140 +2,89 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analytics.errors import AnalyticsError
 from protocol.addresses import SmpServer
 from store.journal_schema import epoch_of, pseudonym
 from store.rows import DELETED
 from store.sums import STATE_COLUMNS, read_state
 
-Rows = Iterator[Sequence[Any]]
+Ask = Callable[[str], Iterable[Sequence[Any]]]
+"A store at one moment: whoever is given a query gives its rows."
 
 PAGE = 20_000
 BUSY_SECONDS = 10.0
 
-TAKEN = pa.field("taken", pa.timestamp("us", tz="UTC"), nullable=False)
-EPOCH = pa.field("epoch", pa.int64(), nullable=False)
+ID, TEXT, NUMBER, TIME = pa.binary(), pa.string(), pa.int64(), pa.timestamp("us", tz="UTC")
+
+
+def table(**columns: pa.DataType) -> pa.Schema:
+    """Each row says when it was taken, and with which key its pseudonyms were made."""
+    taken, epoch = pa.field("taken", TIME, nullable=False), pa.field("epoch", NUMBER, nullable=False)
+    return pa.schema([taken, epoch, *columns.items()])
+
+
 TABLES: Mapping[str, pa.Schema] = {
-    "tokens": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("token", pa.binary()),
-            ("provider", pa.string()),
-            ("status", pa.string()),
-            ("cron_minutes", pa.int64()),
-            ("updated", pa.timestamp("us", tz="UTC")),
-        ]
-    ),
-    "subscriptions": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("subscription", pa.binary()),
-            ("token", pa.binary()),
-            ("server", pa.string()),
-            ("status", pa.string()),
-            ("associated", pa.bool_()),
-        ]
-    ),
-    "servers": pa.schema(
-        [
-            TAKEN,
-            EPOCH,
-            ("server", pa.string()),
-            ("subscriptions", pa.int64()),
-            ("associated", pa.int64()),
-            ("has_service", pa.bool_()),
-        ]
-    ),
+    "tokens": table(token=ID, provider=TEXT, status=TEXT, cron_minutes=NUMBER, updated=TIME),
+    "subscriptions": table(subscription=ID, token=ID, server=TEXT, status=TEXT, associated=pa.bool_()),
+    "servers": table(server=TEXT, subscriptions=NUMBER, associated=NUMBER, has_service=pa.bool_()),
+}
+QUERIES: Mapping[str, str] = {
+    "tokens": "SELECT token_id, substr(device_token, 1, 2), status, cron_minutes, updated_on * 1000000"
+    f" FROM tokens WHERE status <> '{DELETED}'",
+    "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
+    " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
+    f" WHERE t.status <> '{DELETED}'",
+    "servers": "SELECT hosts, port,"
+    " (SELECT count(*) FROM subscriptions s JOIN tokens t USING (token_key)"
+    f" WHERE s.server_key = v.server_key AND t.status <> '{DELETED}'),"
+    " associated_count, service_id IS NOT NULL FROM smp_servers v",
 }
 
 
-class SnapshotError(Exception):
-    """The store cannot be read; the message says why."""
-
-
-class SnapshotSource(Protocol):
-    """A store at one moment. Ids come raw, in the order of the columns of `TABLES` after `epoch`."""
-
-    def tables(self) -> Iterator[tuple[str, Rows]]:
-        """Each table's name and rows, all of the same moment."""
-
-
-HOSTS_AT: Mapping[str, int] = {"subscriptions": 2, "servers": 0}
-"Where rows of stores have hosts and port, which together are one column of a snapshot."
-STATE_AT = 4
-"Where rows of subscriptions have what their state follows from."
-
-
-def with_names(table: str, row: Sequence[Any]) -> Sequence[Any]:
-    """A row with its server as the journal names it, and its state as it is now."""
+def shown(table: str, row: Sequence[Any], key: bytes) -> list[Any]:
+    """A row in the columns of its table: pseudonyms for ids, the state as it is now."""
+    if table == "tokens":
+        token_id, provider, *others = row
+        return [pseudonym(key, token_id), provider.decode(), *others]
     if table == "subscriptions":
-        stored, turns = read_state(row[STATE_AT:])
-        row = [*row[:STATE_AT], stored.now(turns).value, stored.associated]
-    at = HOSTS_AT.get(table)
-    if at is None:
-        return row
-    hosts, port = row[at : at + 2]
-    name = SmpServer(tuple(hosts.split(",")), port, b"").host_port
-    return [*row[:at], name, *row[at + 2 :]]
+        subscription_id, token_id, hosts, port, *state = row
+        stored, turns = read_state(state)
+        ids = [pseudonym(key, subscription_id), pseudonym(key, token_id)]
+        return [*ids, server_name(hosts, port), stored.now(turns).value, stored.associated]
+    hosts, port, subscriptions, associated, has_service = row
+    return [server_name(hosts, port), subscriptions, associated, bool(has_service)]
 
 
-def queries(*, provider: str) -> Mapping[str, str]:
-    """One for each table; `provider` is how a database takes it out of a device token."""
-    return {
-        "tokens": f"SELECT token_id, {provider}, status, cron_minutes, updated_on * 1000000 FROM tokens"
-        f" WHERE status <> '{DELETED}'",
-        "subscriptions": f"SELECT s.subscription_id, t.token_id, v.hosts, v.port, {STATE_COLUMNS}"
-        " FROM subscriptions s JOIN tokens t USING (token_key) JOIN smp_servers v USING (server_key)"
-        f" WHERE t.status <> '{DELETED}'",
-        "servers": "SELECT hosts, port,"
-        " (SELECT count(*) FROM subscriptions s JOIN tokens t USING (token_key)"
-        f" WHERE s.server_key = v.server_key AND t.status <> '{DELETED}'),"
-        " associated_count, service_id IS NOT NULL FROM smp_servers v",
-    }
+def server_name(hosts: str, port: str) -> str:
+    """As the journal has it."""
+    return SmpServer(tuple(hosts.split(",")), port, b"").host_port
 
 
-class SqliteSource:
+@contextmanager
+def sqlite_store(path: Path) -> Iterator[Ask]:
     """The embedded store, read in one transaction beside a running daemon."""
-
-    QUERIES = queries(provider="CAST(substr(device_token, 1, 2) AS TEXT)")
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def tables(self) -> Iterator[tuple[str, Rows]]:
-        """See `SnapshotSource.tables`."""
-        if not self._path.is_file():
-            raise SnapshotError(f"no such file: {self._path}")
-        uri = f"file:{quote(str(self._path.absolute()))}?mode=ro"
-        with self._explained(), closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as db:
+    if not path.is_file():
+        raise AnalyticsError(f"no such file: {path}")
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as db:
             db.isolation_level = None
             db.execute("BEGIN")
-            for name, query in self.QUERIES.items():
-                yield name, self._rows(db, name, query)
-
-    def _rows(self, db: sqlite3.Connection, name: str, query: str) -> Rows:
-        with self._explained():
-            for row in db.execute(query):
-                yield with_names(name, row)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise SnapshotError(f"cannot read {self._path}: {error}") from error
+            yield db.execute
+    except sqlite3.Error as error:
+        raise AnalyticsError(f"cannot read {path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -146,17 +95,18 @@ class SnapshotResult:
     files: Sequence[Path]
 
 
-def write_snapshot(source: SnapshotSource, key: bytes, taken: datetime, out: Path) -> SnapshotResult:
+def write_snapshot(ask: Ask, key: bytes, taken: datetime, out: Path) -> SnapshotResult:
     """Write every table to `out/<table>/date=<day>/<time>.parquet`; complete files appear, or none."""
     rows: dict[str, int] = {}
     drafts: dict[Path, Path] = {}
     try:
-        for name, values in source.tables():
+        for name, query in QUERIES.items():
             folder = out / name / f"date={taken.astimezone(UTC):%Y-%m-%d}"
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"{taken.astimezone(UTC):%H%M%S}.parquet"
             drafts[target] = folder / f".{target.name}.draft"
-            rows[name] = write_table(drafts[target], TABLES[name], values, key, taken)
+            found = (shown(name, row, key) for row in ask(query))
+            rows[name] = write_table(drafts[target], TABLES[name], found, epoch_of(key), taken)
         for target, draft in drafts.items():
             draft.rename(target)
     finally:
@@ -165,37 +115,16 @@ def write_snapshot(source: SnapshotSource, key: bytes, taken: datetime, out: Pat
     return SnapshotResult(rows, list(drafts))
 
 
-def write_table(path: Path, schema: pa.Schema, rows: Rows, key: bytes, taken: datetime) -> int:
-    """Write one table page by page; ids are replaced by pseudonyms before anything reaches the disk."""
-    given, epoch = schema.names[2:], epoch_of(key)
-    ids = [i for i, column in enumerate(given) if column in ("token", "subscription")]
+def write_table(
+    path: Path, schema: pa.Schema, rows: Iterator[Sequence[Any]], epoch: int, taken: datetime
+) -> int:
+    """Write one table page by page; returns the number of its rows."""
     written = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for page in pages(rows):
-            named = [[pseudonym(key, v) if i in ids else v for i, v in enumerate(row)] for row in page]
-            columns = [[taken] * len(named), [epoch] * len(named), *zip(*named, strict=True)]
-            arrays = [
-                pa.array(bools(column) if field.type == pa.bool_() else column, field.type)
-                for column, field in zip(columns, schema, strict=True)
-            ]
+        while page := list(islice(rows, PAGE)):
+            columns = [[taken] * len(page), [epoch] * len(page), *zip(*page, strict=True)]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-            written += len(named)
+            written += len(page)
     return written
-
-
-def pages(rows: Rows) -> Iterator[list[Sequence[Any]]]:
-    """Rows in lists of at most `PAGE`."""
-    page: list[Sequence[Any]] = []
-    for row in rows:
-        page.append(row)
-        if len(page) == PAGE:
-            yield page
-            page = []
-    if page:
-        yield page
-
-
-def bools(values: Sequence[Any]) -> list[bool]:
-    """SQLite has no booleans."""
-    return [bool(value) for value in values]

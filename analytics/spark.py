@@ -5,10 +5,9 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from analytics.java import find_java
@@ -23,7 +22,7 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 "What takes long is no Java: JVMs that start quickly are the best ones."
 
 
-class LazySpark:
+class LazySpark(AbstractContextManager["LazySpark"]):
     """A context that is made when first asked for, and stopped at the end. Executors are sent this package.
 
     Without a `master`, that of spark-submit is taken, else this machine with all its cores.
@@ -94,12 +93,7 @@ class LazySpark:
             settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         return settings
 
-    def __enter__(self) -> "LazySpark":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from analytics.files import ROLLUPS_FOLDER, SEGMENT_SUFFIXES
+from analytics.errors import JournalNotFoundError
+from analytics.files import SEGMENT_SUFFIXES
 from analytics.inputs import Limits
-from analytics.job import folder, write_tables
-from analytics.making import Progress, update_rollups
+from analytics.job import current_rollups, folder, write_tables
+from analytics.making import Progress
 from analytics.reports import health
-from analytics.segments import JournalNotFoundError
 from analytics.spark import LazySpark
 from analytics.warehouse import open_warehouse
 
@@ -92,13 +92,9 @@ def start(spark: LazySpark, job: StreamJob, progress: Progress) -> StreamingQuer
 
 def update(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
     """Bring rollups and tables up to date."""
-    journal = folder(spark, job.journal)
-    rollups = folder(spark, job.rollups or f"{job.journal.rstrip('/')}/{ROLLUPS_FOLDER}")
     try:
-        with rollups.reserved():
-            checked = update_rollups(journal, rollups, spark, progress)
-            with rollups.local_copy() as local:
-                tables = health.tables(open_warehouse(local, limits=job.limits, now_us=job.now()))
+        with current_rollups(spark, job.journal, job.rollups, progress) as (checked, rollups):
+            tables = health.tables(open_warehouse(rollups, limits=job.limits, now_us=job.now()))
     except JournalNotFoundError as error:  # nothing that can be read yet
         progress(str(error))
         return

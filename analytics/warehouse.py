@@ -2,8 +2,9 @@
 
 `life`, `hours` and `tokens` are the rollups (see `analytics.rollups`) up to the window's end, without events
 whose times cannot be. From them come `subs` (one row per subscription ever seen) and `states` (those that
-live), `token_lives`, `token_activity` (changes of the number of active tokens), `contacts` (one row per
-router) and `days` (of the window). Times are microseconds.
+live), `token_lives`, `token_activity` and `sub_changes` (changes of the number of active tokens and of
+subscriptions), `contacts` (one row per router) and `runs` (one row per process of a daemon). Times are
+microseconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 
 import duckdb
 
+from analytics.errors import JournalNotFoundError, UnreadableError
 from analytics.inputs import Limits, Window
-from analytics.segments import JournalNotFoundError, UnreadableError
+from analytics.rollups import ROLLUPS
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from store.journal_schema import COLUMNS, ColumnType
+from store.journal_files import SCHEMA
 
 EARLIEST_US = 1_577_836_800 * SECOND_US
 "2020-01-01: no journal is older."
@@ -27,28 +29,18 @@ SLACK_US = HOUR_US
 Row = dict[str, Any]
 
 LOAD: Mapping[str, str] = {
-    "life": "SELECT * EXCLUDE (date, time), epoch_us(time) AS us"
-    " FROM read_parquet($files, hive_partitioning = true, union_by_name = true)",
-    "hours": "SELECT * EXCLUDE (date) FROM read_parquet($files, hive_partitioning = true)",
-    "tokens": "SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us"
-    " FROM read_parquet($files, hive_partitioning = true)",
+    "life": "SELECT * EXCLUDE (date, time), epoch_us(time) AS us",
+    "hours": "SELECT * EXCLUDE (date)",
+    "tokens": "SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us",
 }
-TYPES: Mapping[ColumnType, str] = {"string": "VARCHAR", "binary": "BLOB", "int64": "BIGINT"}
-EMPTY: Mapping[str, str] = {
-    "life": ", ".join(f'"{c.name}" {TYPES[c.type]}' for c in COLUMNS if c.type in TYPES) + ", us BIGINT",
-    "hours": "hour_us BIGINT, event VARCHAR, server VARCHAR, provider VARCHAR, kind VARCHAR, error VARCHAR,"
-    " bucket INTEGER, number BIGINT, entries BIGINT, total BIGINT",
-    "tokens": "token BLOB, received BIGINT, pushes BIGINT, last_push_us BIGINT, day_us BIGINT",
-}
-"A journal that has just begun may have no traffic, and so no rollups of it."
+FILES = "read_parquet($files, hive_partitioning = true, union_by_name = true)"
 
 CLOCKS = """
 CREATE TABLE writers AS
 WITH told AS (SELECT writer, median(us - uptime_us)::BIGINT AS began_us, max(uptime_us) AS uptime_us
-              FROM life WHERE uptime_us IS NOT NULL GROUP BY writer),
-good AS (SELECT *, began_us - $slack AS from_us, began_us + uptime_us + $slack AS to_us FROM told
-         WHERE began_us BETWEEN $earliest AND $now + $day)
-SELECT * FROM good;
+              FROM life WHERE uptime_us IS NOT NULL GROUP BY writer)
+SELECT *, began_us - $slack AS from_us, began_us + uptime_us + $slack AS to_us FROM told
+WHERE began_us BETWEEN $earliest AND $now + $day;
 
 CREATE TABLE bounds AS
 SELECT coalesce(min(from_us), $earliest) AS from_us, coalesce(max(to_us), $now + $day) AS to_us FROM writers;
@@ -94,6 +86,14 @@ FROM changed GROUP BY epoch;
 that is only gone may still live."""
 
 LIVES = """
+CREATE TABLE runs AS
+SELECT writer, max(daemon) AS daemon, min(us) AS first_us, max(us) AS last_us,
+  min(us) FILTER (event = 'server_started') AS started_us,
+  arg_min("count", seq) FILTER (event = 'server_started') AS started_with,
+  arg_max(coalesce(total, "count"), seq) FILTER (daemon IS NOT NULL) AS ended_with,
+  bool_or(event = 'server_stopped') AS stopped
+FROM life GROUP BY writer;
+
 CREATE TABLE token_ends AS
 SELECT token, min(us) AS deleted_us FROM history WHERE event = 'token_deleted' GROUP BY token;
 
@@ -155,8 +155,26 @@ WITH moves AS (
 SELECT us, active - coalesce(lag(active) OVER (PARTITION BY token ORDER BY us, writer, seq), 0) AS change
 FROM moves;
 
-CREATE TABLE days AS SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us;
+CREATE TABLE sub_changes AS
+SELECT server, first_us AS us, 1 AS change FROM subs
+UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL;
 """
+
+DAILY_TOTALS = """
+days AS (SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us),
+changes AS (
+  SELECT us, 0 AS token, change AS sub FROM sub_changes UNION ALL SELECT us, change, 0 FROM token_activity),
+net AS (
+  SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, sum(token) AS token,
+    sum(sub) AS sub FROM changes GROUP BY 1),
+totals AS (
+  SELECT day_us, coalesce(token, 0)::BIGINT AS tokens_net, coalesce(sub, 0)::BIGINT AS subscriptions_net,
+    coalesce(sum(token) OVER so_far, 0)::BIGINT AS tokens,
+    coalesce(sum(sub) OVER so_far, 0)::BIGINT AS subscriptions
+  FROM (FROM days UNION SELECT day_us FROM net) LEFT JOIN net USING (day_us)
+  WINDOW so_far AS (ORDER BY day_us) QUALIFY day_us IN (FROM days))
+"""
+"For `WITH`: one row per day of the window with active tokens and subscriptions at its end."
 
 SNAPSHOT_TIMES = """
 SELECT epoch, coalesce(max(us) FILTER (us <= $start), min(us)) AS taken
@@ -248,12 +266,14 @@ def open_warehouse(
 
 def load_rollups(db: duckdb.DuckDBPyConnection, rollups: Path) -> None:
     """All days of all rollups."""
+    db.register("events", SCHEMA.empty_table())
     for name, query in LOAD.items():
-        if not any((rollups / name).glob("*/*.parquet")):
-            db.execute(f"CREATE TABLE {name} ({EMPTY[name]})")
-            continue
+        source, values = FILES, {"files": f"{rollups / name}/*/*.parquet"}
+        if not any((rollups / name).glob("*/*.parquet")):  # there may have been no traffic yet
+            source, values = f"(SELECT *, NULL::DATE AS date FROM ({ROLLUPS[name]}))", {"day": "0"}
         with told(f"the rollups in {rollups} are damaged; --full makes those of days in the journal anew"):
-            db.execute(f"CREATE TABLE {name} AS {query}", {"files": f"{rollups / name}/*/*.parquet"})
+            db.execute(f"CREATE TABLE {name} AS {query} FROM {source}", values)
+    db.unregister("events")
 
 
 @contextmanager
@@ -274,17 +294,13 @@ def run_all(db: duckdb.DuckDBPyConnection, script: str, values: Mapping[str, Any
 
 def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | None) -> Window:
     """What was asked for; by default from the first believable event to the last."""
-    limit = 2**62 if end is None else end
+    # Received notifications are known by the hour and may seem older than the start of their daemon.
     query = """
-    SELECT min(us), max(us) FROM (
-      SELECT us FROM life WHERE us < $limit UNION ALL SELECT hour_us FROM hours WHERE hour_us < $limit)"""
-    found = db.execute(query, {"limit": limit}).fetchone()
-    first, last = found if found is not None else (None, None)
+    SELECT coalesce(min(us) FILTER (is_exact), min(us)), max(us) FROM (
+      SELECT us, true AS is_exact FROM life UNION ALL SELECT hour_us, false FROM hours) WHERE us < $limit"""
+    ((first, last),) = db.execute(query, {"limit": 2**62 if end is None else end}).fetchall()
     if first is None:
         raise JournalNotFoundError("no readable events of the time asked for")
-    # Received notifications are known by the hour and may seem older than the start of their daemon.
-    began = db.execute("SELECT min(us) FROM life WHERE us < $limit", {"limit": limit}).fetchone()
-    first = began[0] if began is not None and began[0] is not None else first
     window = Window(first if start is None else start, last + 1 if end is None else end)
     if window.start >= window.end:
         raise JournalNotFoundError(f"the last event is of {day_text(last)}, before the time asked for")
@@ -296,7 +312,7 @@ def clock_notes(db: duckdb.DuckDBPyConnection) -> list[str]:
     query = """
     SELECT coalesce(sum(n), 0), min(us), max(us) FROM (
       SELECT us, 1 AS n FROM put_aside UNION ALL SELECT us, number FROM traffic_aside)"""
-    number, first, last = db.execute(query).fetchall()[0]
+    ((number, first, last),) = db.execute(query).fetchall()
     if not number:
         return []
     return [
@@ -332,7 +348,5 @@ def add_snapshot(warehouse: Warehouse, snapshots: Path) -> None:
 
 def day_text(us: int) -> str:
     """A day for a sentence."""
-    found: Sequence[Any] = duckdb.execute(
-        "SELECT strftime(make_timestamp($us), '%-d %B %Y')", {"us": us}
-    ).fetchall()
-    return str(found[0][0])
+    ((text,),) = duckdb.execute("SELECT strftime(make_timestamp($us), '%-d %B %Y')", {"us": us}).fetchall()
+    return str(text)

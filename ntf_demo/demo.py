@@ -56,6 +56,9 @@ BAR_WIDTH = 20
 EXCERPT = 14
 LINK_EXCERPT = 20
 
+Leg = tuple[str, str, float]
+"A part of the way: what happens, where, and the seconds it took."
+
 
 @dataclass(frozen=True, slots=True)
 class Playground:
@@ -72,11 +75,7 @@ class Playground:
 
 @asynccontextmanager
 async def playground(
-    folder: Path,
-    *,
-    record_file: Path | None = None,
-    postgres_url: str = "",
-    journal: bool = False,
+    folder: Path, *, record_file: Path | None = None, postgres_url: str = "", journal: bool = False
 ) -> AsyncIterator[Playground]:
     """All three on free ports of this machine, with everything they write in `folder`."""
     async with AsyncExitStack() as stack:
@@ -110,50 +109,31 @@ class Story:
         self._console.print(Text(f"\n {self._chapters}  {text}", style="bold cyan"))
 
     def step(self, word: str, way: str, what: str) -> None:
-        self._console.print(
-            Text.assemble("    ", (f"{word:<11}", "green"), f"{way:<41}", (what, "dim")), soft_wrap=True
-        )
+        self._line("    ", (f"{word:<11}", "green"), f"{way:<41}", (what, "dim"))
 
     def fact(self, name: str, value: str, style: str = "") -> None:
-        line = Text.assemble("    ", (f"{name:<22}", "yellow"), (value, style))
-        self._console.print(line, soft_wrap=True)
+        self._line("    ", (f"{name:<22}", "yellow"), (value, style))
 
     def leg(self, words: str, way: str, seconds: float, bar: str) -> None:
         time_taken = f"{seconds * 1000:7.1f} ms" + ("  " if bar else "")
-        line = Text.assemble(
-            "    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan")
-        )
-        self._console.print(line, soft_wrap=True)
+        self._line("    ", (f"{words:<18}", "green"), f"{way:<45}", (time_taken, "bold"), (bar, "cyan"))
 
     def text(self, text: str, style: str = "") -> None:
-        self._console.print(Text(f"    {text}", style=style), soft_wrap=True)
+        self._line((f"    {text}", style))
 
     def plain(self, text: str = "") -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._line(text)
 
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """A part of the way and the seconds it took."""
-
-    words: str
-    way: str
-    seconds: float
+    def _line(self, *parts: str | tuple[str, str]) -> None:
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the demonstration."""
-    parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="afterwards leave everything running, with addresses to play with, until Ctrl-C",
-    )
-
-    parser.add_argument(
-        "--statements",
-        action="store_true",
-        help="the statement gateway instead: signed statements wake those who asked for them",
-    )
+    about = "afterwards leave everything running, with addresses to play with, until Ctrl-C"
+    parser.add_argument("--keep", action="store_true", help=about)
+    about = "the statement gateway instead: signed statements wake those who asked for them"
+    parser.add_argument("--statements", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -294,15 +274,12 @@ async def _one_message(
     told = f"from Bob, {at:%H:%M:%S}: “{message.body.decode()}”"
     story.fact("Alice's phone", told, style="bold green")
     in_server = _server_seconds() - in_server
+    outside = push.received - sent_at - in_server
     return [
-        Leg(
-            "SEND, NMSG, push",
-            "Bob → router → notification server → provider",
-            push.received - sent_at - in_server,
-        ),
-        Leg("store, encrypt", "inside the notification server", in_server),
-        Leg("wake", "phone: opens its file", woken - started),
-        Leg("GET, ACK", "phone ↔ router, push and message opened", finished - opening),
+        ("SEND, NMSG, push", "Bob → router → notification server → provider", outside),
+        ("store, encrypt", "inside the notification server", in_server),
+        ("wake", "phone: opens its file", woken - started),
+        ("GET, ACK", "phone ↔ router, push and message opened", finished - opening),
     ]
 
 
@@ -375,11 +352,10 @@ async def _burst(
 
 def _show_legs(story: Story, legs: Sequence[Leg]) -> None:
     story.chapter("How long the first message took")
-    longest = max(leg.seconds for leg in legs)
-    for leg in legs:
-        bar = "█" * max(1, round(BAR_WIDTH * leg.seconds / longest))
-        story.leg(leg.words, leg.way, leg.seconds, bar)
-    story.leg("", "together", sum(leg.seconds for leg in legs), "")
+    longest = max(seconds for _, _, seconds in legs)
+    for words, way, seconds in legs:
+        story.leg(words, way, seconds, "█" * max(1, round(BAR_WIDTH * seconds / longest)))
+    story.leg("", "together", sum(seconds for _, _, seconds in legs), "")
 
 
 async def _keep(story: Story, world: Playground, folder: Path, pushes: Path) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,13 +54,13 @@ class Answer(NamedTuple):
     body: Any
 
 
+@dataclass
 class GatewayClient:
     """A client's app: signs what it asks for."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, pair: KeyPair) -> None:
-        self._session = session
-        self._url = url
-        self.pair = pair
+    _session: aiohttp.ClientSession
+    _url: str
+    pair: KeyPair = field(repr=False)
 
     def authorization(self, method: str, path: str, body: bytes, at: int | None = None) -> str:
         at = int(SystemClock().now()) if at is None else at
@@ -94,18 +94,16 @@ class GatewayClient:
         assert answer.status == 204, answer
 
 
+@dataclass
 class GatewayWorld:
     """A node, a push provider and a configuration; `serving` as often as a test restarts the server."""
 
-    def __init__(
-        self, node: FakeNode, push: FakePushServer, session: aiohttp.ClientSession, folder: Path
-    ) -> None:
-        self.node = node
-        self.push = push
-        self.folder = folder
-        self._session = session
-        self.config: Config
-        self.server: App
+    node: FakeNode
+    push: FakePushServer
+    folder: Path
+    config: Config
+    _session: aiohttp.ClientSession
+    server: App = field(init=False)
 
     @asynccontextmanager
     async def serving(self, clock: Clock | None = None) -> AsyncIterator[App]:
@@ -133,10 +131,8 @@ async def gateway_parts(
         FakePushServer(FakePushConfig(folder=folder / "push", body_limit=4096)) as push,
         aiohttp.ClientSession() as session,
     ):
-        world = GatewayWorld(node, push, session, folder)
-        config = fresh_config(folder, push, postgres_url)
-        world.config = _with_gateway(config, push, folder, node.url, **settings)
-        yield world
+        config = _with_gateway(fresh_config(folder, push, postgres_url), push, folder, node.url, **settings)
+        yield GatewayWorld(node, push, folder, config, session)
 
 
 @asynccontextmanager

@@ -21,14 +21,7 @@ from typing import Any
 from ntf_server import backup, checks, setup, workers
 from ntf_server.asking import confirmed
 from ntf_server.clock import utc_now
-from ntf_server.config import (
-    CONFIG_FILE,
-    Config,
-    ConfigError,
-    StoreConfig,
-    load_config,
-    unknown_variables,
-)
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, StoreConfig, configured, unknown_variables
 from ntf_server.daemon import run_until_signal
 from ntf_server.data_folder import FolderInUse, held, holder
 from ntf_server.logs import set_up_logging
@@ -117,22 +110,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ntf-server')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     folders = CommandParser(add_help=False)
-    folders.add_argument(
-        "--config-dir",
-        type=Path,
-        default=_folder("NTF_SERVER_CFG_PATH", "~/.config/ntf-server"),
-        help="folder of the configuration and the identity (%(default)s; env NTF_SERVER_CFG_PATH)",
-    )
-    _add_init(commands.add_parser("init", parents=[folders], help="make configuration, identity and keys"))
-    _add_start(commands.add_parser("start", parents=[folders], help="run the server"))
-    _add_cert(commands.add_parser("cert", parents=[folders], help="renew the online certificate"))
-    _add_backup(commands.add_parser("backup", parents=[folders], help="copy the data of a running server"))
-    _add_restore(commands.add_parser("restore", parents=[folders], help="put a backup in place"))
-    status = commands.add_parser("status", parents=[folders], help="show configuration, store and liveness")
-    status.set_defaults(run=_status)
-    delete = commands.add_parser("delete", parents=[folders], help="remove configuration, identity and data")
-    delete.add_argument("--yes", action="store_true", help="do not ask")
-    delete.set_defaults(run=_delete)
+    about = "folder of the configuration and the identity"
+    _add_folder(folders, "--config-dir", about, "NTF_SERVER_CFG_PATH", "~/.config/ntf-server")
+    for name, (add_options, run, about) in {
+        "init": (_add_init, _init, "make configuration, identity and keys"),
+        "start": (_add_start, _start, "run the server"),
+        "cert": (_add_cert, _cert, "renew the online certificate"),
+        "backup": (_add_backup, _backup, "copy the data of a running server"),
+        "restore": (_add_restore, _restore, "put a backup in place"),
+        "status": (lambda _: None, _status, "show configuration, store and liveness"),
+        "delete": (_add_delete, _delete, "remove configuration, identity and data"),
+    }.items():
+        command = commands.add_parser(name, parents=[folders], help=about)
+        add_options(command)
+        command.set_defaults(run=run)
     for name, module, about in ELSEWHERE:
         commands.add_parser(name, parents=[folders], module=module, help=about)
     for name, module, about in DEMONSTRATIONS:
@@ -140,48 +131,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _folder(variable: str, default: str) -> Path:
-    return Path(os.environ.get(variable, default)).expanduser()
+def _add_folder(parser: argparse.ArgumentParser, name: str, about: str, variable: str, default: str) -> None:
+    folder = Path(os.environ.get(variable, default)).expanduser()
+    parser.add_argument(name, type=Path, default=folder, help=f"{about} (%(default)s; env {variable})")
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    default = "~/.local/state/ntf-server"
+    _add_folder(parser, "--data-dir", "folder of the database", "NTF_SERVER_LOG_PATH", default)
+
+
+def _add_algorithm(parser: argparse.ArgumentParser, about: str, default: KeyAlgorithm | None = None) -> None:
+    words = ("-a", "--algorithm")
+    parser.add_argument(*words, type=_algorithm, default=default, metavar="ED25519|ED448", help=about)
 
 
 def _add_init(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ip", type=_ip, help="address of the server, as clients will know it")
-    where.add_argument(
-        "--fqdn", type=host_option, help="name of the server, as clients will know it (this machine's name)"
-    )
-    parser.add_argument(
-        "--port",
-        type=client_port_option,
-        default=NTF_PORT,
-        help="that clients will connect to (%(default)s)",
-    )
+    about = "name of the server, as clients will know it (this machine's name)"
+    where.add_argument("--fqdn", type=host_option, help=about)
+    about = "that clients will connect to (%(default)s)"
+    parser.add_argument("--port", type=client_port_option, default=NTF_PORT, help=about)
     _add_data_dir(parser)
     _add_algorithm(parser, "of the certificates (ED448)", KeyAlgorithm.ED448)
-    parser.add_argument(
-        "--store",
-        nargs="+",
-        default=["sqlite"],
-        metavar=("sqlite|postgres", "URL"),
-        help="kind of database (sqlite); postgres with postgresql://user:password@host:port/database",
-    )
+    kinds = ("sqlite|postgres", "URL")
+    about = "kind of database (sqlite); postgres with postgresql://user:password@host:port/database"
+    parser.add_argument("--store", nargs="+", default=["sqlite"], metavar=kinds, help=about)
     parser.add_argument("--force", action="store_true", help="replace an existing configuration and identity")
-    parser.set_defaults(run=_init)
-
-
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=_folder("NTF_SERVER_LOG_PATH", "~/.local/state/ntf-server"),
-        help="folder of the database (%(default)s; env NTF_SERVER_LOG_PATH)",
-    )
-
-
-def _add_algorithm(parser: argparse.ArgumentParser, about: str, default: KeyAlgorithm | None = None) -> None:
-    parser.add_argument(
-        "-a", "--algorithm", type=_algorithm, default=default, metavar="ED25519|ED448", help=about
-    )
 
 
 def _algorithm(text: str) -> KeyAlgorithm:
@@ -236,7 +213,7 @@ def _store(words: Sequence[str]) -> StoreConfig:
 
 def _refuse_while_running(args: argparse.Namespace) -> None:
     try:
-        data_dir = _load(args).STORE.data_dir
+        data_dir = configured(args.config_dir).STORE.data_dir
     except ConfigError:
         return  # nothing runs with it
     if data_dir is not None and (process := holder(data_dir)) is not None:
@@ -244,32 +221,19 @@ def _refuse_while_running(args: argparse.Namespace) -> None:
 
 
 def _add_start(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--maintenance", action="store_true", help="check and migrate everything, do not serve"
-    )
-    parser.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], help="instead of [LOG] level"
-    )
-    parser.add_argument(
-        "--workers",
-        type=number_option(1, MAX_WORKERS, f"a number from 1 to {MAX_WORKERS}"),
-        help="so many daemons on this machine, one for each core; needs PostgreSQL",
-    )
-    parser.add_argument(
-        workers.WORKER,
-        action="store_true",
-        help="end when standard input ends: how --workers starts its workers",
-    )
-    parser.set_defaults(run=_start)
-
-
-def _load(args: argparse.Namespace) -> Config:
-    return load_config(args.config_dir / CONFIG_FILE, os.environ)
+    option = parser.add_argument
+    option("--maintenance", action="store_true", help="check and migrate everything, do not serve")
+    option("--log-level", choices=["debug", "info", "warning", "error"], help="instead of [LOG] level")
+    number = number_option(1, MAX_WORKERS, f"a number from 1 to {MAX_WORKERS}")
+    about = "so many daemons on this machine, one for each core; needs PostgreSQL"
+    option("--workers", type=number, help=about)
+    about = "end when standard input ends: how --workers starts its workers"
+    option(workers.WORKER, action="store_true", help=about)
 
 
 def _start(args: argparse.Namespace) -> int:
     def load() -> Config:
-        config = _load(args)
+        config = configured(args.config_dir)
         return replace(config, LOG=replace(config.LOG, level=args.log_level or config.LOG.level))
 
     config = load()
@@ -296,11 +260,10 @@ def _start(args: argparse.Namespace) -> int:
 
 def _add_cert(parser: argparse.ArgumentParser) -> None:
     _add_algorithm(parser, "of the new certificate (the CA's)")
-    parser.set_defaults(run=_cert)
 
 
 def _cert(args: argparse.Namespace) -> int:
-    config = _load(args)
+    config = configured(args.config_dir)
     if not (ca_key := args.config_dir / CA_KEY).exists():
         raise ConfigError(f"{ca_key} is not here; bring it from where it is kept")
     renew_online(args.config_dir, args.algorithm, config.TRANSPORT.host, utc_now())
@@ -312,16 +275,13 @@ def _cert(args: argparse.Namespace) -> int:
 
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="a new folder for the copy")
-    parser.add_argument(
-        "--identity", action="store_true", help="also configuration, certificates and keys: enough to move"
-    )
-    parser.set_defaults(run=_backup)
+    about = "also configuration, certificates and keys: enough to move"
+    parser.add_argument("--identity", action="store_true", help=about)
 
 
 def _backup(args: argparse.Namespace) -> int:
-    made = backup.make_backup(
-        args.config_dir, _load(args), args.folder, with_identity=args.identity, now=utc_now()
-    )
+    config, now = configured(args.config_dir), utc_now()
+    made = backup.make_backup(args.config_dir, config, args.folder, with_identity=args.identity, now=now)
     print(f"{args.folder}: {', '.join(made.files)}; schema version {made.schema}, checked")
     return 0
 
@@ -329,7 +289,6 @@ def _backup(args: argparse.Namespace) -> int:
 def _add_restore(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="what `backup` made")
     _add_data_dir(parser)
-    parser.set_defaults(run=_restore)
 
 
 def _restore(args: argparse.Namespace) -> int:
@@ -342,14 +301,18 @@ def _restore(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    return asyncio.run(print_status(args.config_dir, _load(args)))
+    return asyncio.run(print_status(args.config_dir, configured(args.config_dir)))
+
+
+def _add_delete(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _delete(args: argparse.Namespace) -> int:
     config_file = args.config_dir / CONFIG_FILE
     if not config_file.exists():
         raise ConfigError(f"{config_file} does not exist: nothing to delete")
-    data_dir = _load(args).STORE.data_dir
+    data_dir = configured(args.config_dir).STORE.data_dir
     question = f"Remove the configuration and identity in {args.config_dir} and all data in {data_dir}?"
     if not (args.yes or confirmed(question)):
         return 1

@@ -206,7 +206,7 @@ class App:
                 writing = write_metrics_file(self._config.METRICS.file, self._config.METRICS)
                 background.append(tasks.create_task(writing, name="metrics file"))
             if self._gateway is not None:
-                self.gateway_port = await self._gateway.open()
+                self.gateway_port = await self._gateway.api.open()
                 background.append(tasks.create_task(self._gateway.run(), name="statement gateway"))
             sharing = None
             if self._sharing is not None:
@@ -220,7 +220,7 @@ class App:
                 self.health.listening = False
                 await self.listener.close()
                 if self._gateway is not None:
-                    await self._gateway.close()
+                    await self._gateway.api.close()
                 if sharing is not None:
                     sharing.cancel()
                 await self.dispatcher.stop(PUSH_DRAIN_TIMEOUT)
@@ -285,23 +285,24 @@ class App:
 
     def _make_gateway(self) -> StatementGateway:
         try:
-            from ntf_server.statements.service import StatementGateway  # with libraries of its own
+            from ntf_server.statements.api import GatewayApi  # with libraries of its own
+            from ntf_server.statements.service import StatementGateway
         except ImportError as error:
             raise ConfigError(
                 f"[STATEMENTS] needs {error.name}: install ntf-server with the extra statements"
             ) from None
 
-        return StatementGateway(
+        config = self._config.STATEMENTS
+        api = GatewayApi(
             self.store,
-            self.dispatcher,
-            self._config.STATEMENTS,
+            config,
             self._clock,
             self._random,
-            self.store.ownership,
             addresses=self._addresses,
             most_connections=self.descriptors.gateway,
             reuse_port=self._config.TRANSPORT.reuse_port,
         )
+        return StatementGateway(self.store, self.dispatcher, config, self._clock, api, self.store.ownership)
 
     def _make_listener(self) -> Listener:
         config = self._config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import metadata
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ntf_server import setup
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config, render_config
+from ntf_server.config import CONFIG_FILE, Config, ConfigError, configured, load_config, render_config
 from ntf_server.data_folder import held, remember_database
 from ntf_server.secret_files import write_secret
 from store.backup import check_database, copy_database
@@ -87,7 +86,7 @@ def restore_backup(folder: Path, config_dir: Path, data_dir: Path | None, now: d
     """
     manifest = check_backup(folder)
     if (config_dir / CONFIG_FILE).exists():
-        config = load_config(config_dir / CONFIG_FILE, os.environ)
+        config = configured(config_dir)
     elif CONFIG_FILE in manifest.files:
         config = _restore_identity(folder, config_dir, data_dir, manifest)
     else:

@@ -254,7 +254,7 @@ class ClientSession:
         now, amount = self._clock.monotonic(), len(run)
         if not self._accepted.take(self._rate, now, amount):
             return "connection"
-        if not self._addresses.allow_commands(self._source, now, amount):
+        if not self._addresses.commands.allows(self._source, now, amount):
             return "address"
         first = run[0]
         if isinstance(first, Received) and isinstance(first.message, REGISTRATIONS):
@@ -266,9 +266,9 @@ class ClientSession:
         self._tokens += 1
         if self._limits.tokens_per_connection and self._tokens > self._limits.tokens_per_connection:
             return "tokens"
-        if not self._addresses.allow_verification(self._source, now):
+        if not self._addresses.verifications.allows(self._source, now):
             return "verifications"
-        if isinstance(request.message, Tnew) and not self._addresses.allow_token(self._source, now):
+        if isinstance(request.message, Tnew) and not self._addresses.tokens.allows(self._source, now):
             return "address tokens"
         return None
 

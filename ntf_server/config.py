@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -325,6 +326,8 @@ class Config:
 
 
 SECTIONS: Mapping[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+OPTIONS = [(name, option.name) for name, kind in SECTIONS.items() for option in dataclasses.fields(kind)]
+"Section and key of every value."
 _WELL_KNOWN_ENV = {("APNS", "key_file"): "APNS_KEY_FILE", ("APNS", "key_id"): "APNS_KEY_ID"}
 
 
@@ -336,11 +339,10 @@ RESTART_ONLY = frozenset({("LIMITS", "handshake_timeout"), ("LOG", "format")})
 def unlike(old: Config, new: Config) -> list[str]:
     """Keys whose new value counts after a restart only."""
     return [
-        f"[{section}] {option.name}"
-        for section, kind in SECTIONS.items()
-        for option in dataclasses.fields(kind)
-        if section not in RELOADED or (section, option.name) in RESTART_ONLY
-        if getattr(getattr(old, section), option.name) != getattr(getattr(new, section), option.name)
+        f"[{section}] {option}"
+        for section, option in OPTIONS
+        if section not in RELOADED or (section, option) in RESTART_ONLY
+        if getattr(getattr(old, section), option) != getattr(getattr(new, section), option)
     ]
 
 
@@ -357,6 +359,11 @@ def load_config(path: Path, env: Mapping[str, str]) -> Config:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     return parse_config(text, str(path), env)
+
+
+def configured(config_dir: Path) -> Config:
+    """What commands go by: the file in the folder, and the environment they run in."""
+    return load_config(config_dir / CONFIG_FILE, os.environ)
 
 
 def parse_config(text: str, name: str, env: Mapping[str, str]) -> Config:
@@ -417,17 +424,12 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """A line for each variable that looks like one of ours and is none."""
-    known = {
-        _variable(section, option.name)
-        for section, kind in SECTIONS.items()
-        for option in dataclasses.fields(kind)
-    }
+    known = {_variable(section, option) for section, option in OPTIONS}
     for name in sorted(env):
         if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_VARIABLES:
             close = difflib.get_close_matches(name, known, n=1)
-            yield f"unknown variable {name} in the environment" + (
-                f"; did you mean {close[0]}?" if close else ""
-            )
+            meant = f"; did you mean {close[0]}?" if close else ""
+            yield f"unknown variable {name} in the environment{meant}"
 
 
 def _variable(section: str, option: str) -> str:

@@ -15,6 +15,7 @@ from transport.hosts import MAX_PORT, bracketed, check_host
 T = TypeVar("T")
 SHORT_TEXT = 500
 "Bytes: fits into a push beside what else is in it."
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
 _PROXY = re.compile(r"(?:socks5h?://)?(?:[^\s@/]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
@@ -52,13 +53,15 @@ def choice(*words: str) -> ValueKind:
     return ValueKind({word: word for word in words}.__getitem__, "one of " + ", ".join(words))
 
 
-def _or_nothing(check: Callable[[str], object]) -> Callable[[str], str]:
+def text(is_allowed: Callable[[str], object], allowed: str) -> ValueKind:
+    """Nothing, or what passes the check, which may also raise ValueError."""
+
     def parse(text: str) -> str:
-        if text:
-            check(text)
+        if text and not is_allowed(text):
+            raise ValueError
         return text
 
-    return parse
+    return ValueKind(parse, allowed)
 
 
 def _hosts(text: str) -> tuple[str, ...]:
@@ -67,47 +70,35 @@ def _hosts(text: str) -> tuple[str, ...]:
     return tuple(bracketed(check_host(host)) for host in bare)
 
 
-def _local_address(text: str) -> None:
-    if text != "localhost":
-        ipaddress.ip_address(text)
+def _is_local_address(text: str) -> bool:
+    return text == "localhost" or bool(ipaddress.ip_address(text))
 
 
-def _proxy(text: str) -> None:
+def _is_proxy(text: str) -> bool:
     found = _PROXY.fullmatch(text)
-    if found is None or not 0 < int(found[1]) < 65536:
-        raise ValueError
+    return found is not None and 0 < int(found[1]) <= MAX_PORT
 
 
-def _url(*schemes: str) -> Callable[[str], None]:
-    def check(text: str) -> None:
-        parts = urlsplit(text)
-        if parts.scheme not in schemes or not parts.hostname or parts.port == 0:
-            raise ValueError
-
-    return check
+def _is_url(text: str, *schemes: str) -> bool:
+    parts = urlsplit(text)
+    return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
 
 
-def _header(text: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", text) or text.lower() in ("host", "content-length"):
-        raise ValueError
-
-
-def _short(text: str) -> None:
-    if len(text.encode()) > SHORT_TEXT:
-        raise ValueError
+def _is_header(text: str) -> bool:
+    return bool(_HEADER.fullmatch(text)) and text.lower() not in ("host", "content-length")
 
 
 SWITCH = ValueKind(lambda text: _SWITCHES[text.lower()], "on or off", lambda value: "on" if value else "off")
 TEXT = ValueKind(str, "text")
-SHORT = ValueKind(_or_nothing(_short), f"text of at most {SHORT_TEXT} bytes")
+SHORT = text(lambda text: len(text.encode()) <= SHORT_TEXT, f"text of at most {SHORT_TEXT} bytes")
 FILE = ValueKind(
     lambda text: Path(text).expanduser() if text else None, "a path, or nothing", lambda path: str(path or "")
 )
 PORT = whole(0, MAX_PORT)
 HOSTS = ValueKind(_hosts, "host names or IP addresses without a port, separated by commas", ", ".join)
-HOST = ValueKind(_or_nothing(check_host), "a host name or an IP address")
-LISTEN = ValueKind(_or_nothing(_local_address), "an IP address of this machine, or nothing")
-PROXY = ValueKind(_or_nothing(_proxy), "host:port, or nothing")
-WEBSOCKET = ValueKind(_or_nothing(_url("ws", "wss")), "a ws: or wss: URL, or nothing")
-HEADER = ValueKind(_or_nothing(_header), "the name of a header, or nothing")
-HTTPS = ValueKind(_or_nothing(_url("https")), "an https: URL, or nothing")
+HOST = text(check_host, "a host name or an IP address")
+LISTEN = text(_is_local_address, "an IP address of this machine, or nothing")
+PROXY = text(_is_proxy, "host:port, or nothing")
+WEBSOCKET = text(lambda text: _is_url(text, "ws", "wss"), "a ws: or wss: URL, or nothing")
+HEADER = text(_is_header, "the name of a header, or nothing")
+HTTPS = text(lambda text: _is_url(text, "https"), "an https: URL, or nothing")

@@ -26,10 +26,6 @@ MINIMUM = 256
 "A server with fewer serves nobody well."
 
 
-class TooFewDescriptors(ConfigError):
-    """The limit of open files is so low that the server would fail under an ordinary load."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptorBudget:
     """Open files by use. The parts never exceed the limit together."""
@@ -62,10 +58,10 @@ class DescriptorBudget:
 def descriptor_budget(limit: int, max_clients: int = 0, *, with_gateway: bool = False) -> DescriptorBudget:
     """Share out `limit` descriptors; `max_clients` is what the configuration allows (0: any number).
 
-    Raises `TooFewDescriptors`.
+    ConfigError if they are so few that the server would fail under an ordinary load.
     """
     if limit < MINIMUM:
-        raise TooFewDescriptors(
+        raise ConfigError(
             f"only {limit} files may be open at once; allow at least {MINIMUM} (ulimit -n, LimitNOFILE=)"
         )
     pushes = min(PUSHES, limit // PUSH_SHARE)

@@ -71,11 +71,7 @@ NOBODY: Mapping[Provider, DeviceToken] = {
 }
 "Tokens that no device has: a provider that knows us says so, and no push goes out."
 
-
-UNUSED = {
-    Provider.APNS_PROD: "[APNS] has no key_file",
-    Provider.FCM: "[FCM] has no service_account_file",
-}
+UNUSED = {Provider.APNS_PROD: "[APNS] has no key_file", Provider.FCM: "[FCM] has no service_account_file"}
 
 
 class Level(StrEnum):
@@ -146,12 +142,10 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
         *_database_file(config_dir, config),
     ):
         yield finding
-    async for finding in _network(config_dir, config, data_dir):
-        yield finding
-    async for finding in _routers(config_dir, config):
-        yield finding
-    async for finding in _providers(config, data_dir):
-        yield finding
+    network = _network(config_dir, config, data_dir)
+    for found in (network, _routers(config_dir, config), _providers(config, data_dir)):
+        async for finding in found:
+            yield finding
 
 
 def _configuration(config: Config, config_dir: Path, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -169,11 +163,10 @@ def _identity(config_dir: Path) -> Iterator[Finding]:
         return
     end = min(certificate.not_valid_after_utc for certificate in chain)
     until = f"the certificate is valid until {end:%Y-%m-%d}"
-    yield (
-        ok("identity", until)
-        if end - utc_now() > EXPIRES_SOON
-        else warning("identity", f"{until}: renew it with `ntf-server cert`")
-    )
+    if end - utc_now() > EXPIRES_SOON:
+        yield ok("identity", until)
+    else:
+        yield warning("identity", f"{until}: renew it with `ntf-server cert`")
     if (config_dir / CA_KEY).exists():
         yield warning("identity", f"{config_dir / CA_KEY} is here: keep it offline, only `cert` needs it")
 
@@ -242,17 +235,13 @@ async def _network(config_dir: Path, config: Config, data_dir: Path) -> AsyncIte
         for finding in await _ready(config.METRICS):
             yield finding
     elif process is not None:
-        where = f"port {config.TRANSPORT.port}: {silent}"
-        yield problem(
-            "server", f"process {process} runs, but nobody answers on {where}; see its log, restart it"
-        )
+        where = f"nobody answers on port {config.TRANSPORT.port}: {silent}"
+        yield problem("server", f"process {process} runs, but {where}; see its log, restart it")
     else:
         yield warning("server", f"does not run: {silent}")
-        found = list(checks.port_problems(config))
-        for line in found:
-            yield problem("ports", line)
-        if not found:
-            yield ok("ports", "free to listen on")
+        found = [problem("ports", line) for line in checks.port_problems(config)]
+        for finding in found or [ok("ports", "free to listen on")]:
+            yield finding
     try:
         await asyncio.get_running_loop().getaddrinfo(config.TRANSPORT.host, None)
         yield ok("DNS", f"{config.TRANSPORT.host} is known here")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
 from pathlib import Path
 
 from ntf_server import setup
 from ntf_server.clock import utc_now
-from ntf_server.config import CONFIG_FILE, ConfigError, load_config
+from ntf_server.config import ConfigError, configured
 from ntf_server.data_folder import held
 from ntf_server.stores import check_postgres_url, need_driver, read_url
 from transport.certificates import load_server_files
@@ -24,28 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " credentials and last notifications of the deployed server's PostgreSQL. That database is only read."
         " An import that was interrupted goes on when it is run again."
     )
-    where = parser.add_mutually_exclusive_group(required=True)
+    where, option = parser.add_mutually_exclusive_group(required=True), parser.add_argument
     where.add_argument(
         "--url-file", type=Path, help="file with the address of the deployed server's database"
     )
-    where.add_argument(
-        "--url", help="the address itself: postgresql://…; others on this machine can see it, so no password"
-    )
-    parser.add_argument("--schema", default=SCHEMA, help="of its tables (%(default)s)")
-    parser.add_argument(
-        "--identity",
-        type=Path,
-        metavar="FOLDER",
-        help="its folder of ca.crt, ca.key, server.crt, server.key and fingerprint, to be taken along",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only look, and report")
-    parser.add_argument(
-        "--skip-unreadable", action="store_true", help="leave out the rows that the report names"
-    )
+    about = "the address itself: postgresql://…; others on this machine can see it, so no password"
+    where.add_argument("--url", help=about)
+    option("--schema", default=SCHEMA, help="of its tables (%(default)s)")
+    about = "its folder of ca.crt, ca.key, server.crt, server.key and fingerprint, to be taken along"
+    option("--identity", type=Path, metavar="FOLDER", help=about)
+    option("--dry-run", action="store_true", help="only look, and report")
+    option("--skip-unreadable", action="store_true", help="leave out the rows that the report names")
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_config(args.config_dir / CONFIG_FILE, os.environ)
+    config = configured(args.config_dir)
     need_driver()
     from ntf_server.importing import import_all
 

@@ -13,7 +13,7 @@ class AddressLimits:
     """What all connections of one source may do together."""
 
     def __init__(self, config: LimitsConfig) -> None:
-        self._commands, self._tokens, self._verifications, self._rules = (
+        self.commands, self.tokens, self.verifications, self.rules = (
             RateLimiter(UNLIMITED) for _ in range(4)
         )
         self.use(config)
@@ -21,19 +21,7 @@ class AddressLimits:
     def use(self, config: LimitsConfig) -> None:
         """What was used up stays used up."""
         commands = Rate(per_second=config.address_commands_per_second, burst=config.address_commands_burst)
-        self._commands.rate = commands
-        self._tokens.rate = Rate.over(config.address_tokens_per_day, SECONDS_PER_DAY)
-        self._verifications.rate = Rate.over(config.address_verifications_per_hour, SECONDS_PER_HOUR)
-        self._rules.rate = Rate.over(config.address_rules_per_day, SECONDS_PER_DAY)
-
-    def allow_commands(self, source: str, now: float, amount: int) -> bool:
-        return self._commands.allows(source, now, amount)
-
-    def allow_verification(self, source: str, now: float) -> bool:
-        return self._verifications.allows(source, now)
-
-    def allow_token(self, source: str, now: float) -> bool:
-        return self._tokens.allows(source, now)
-
-    def allow_rules(self, source: str, now: float, amount: int) -> bool:
-        return self._rules.allows(source, now, amount)
+        self.commands.rate = commands
+        self.tokens.rate = Rate.over(config.address_tokens_per_day, SECONDS_PER_DAY)
+        self.verifications.rate = Rate.over(config.address_verifications_per_hour, SECONDS_PER_HOUR)
+        self.rules.rate = Rate.over(config.address_rules_per_day, SECONDS_PER_DAY)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
 
 from ntf_server import setup
 from ntf_server.asking import confirmed
-from ntf_server.config import CONFIG_FILE, Config, ConfigError, load_config
+from ntf_server.config import Config, ConfigError, configured
 from ntf_server.data_folder import MADE_MARK, expect_database, held
 from ntf_server.stores import need_driver, postgres_url
 from store import migrate
@@ -24,22 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " SQLite in [STORE] data_dir, PostgreSQL at [STORE] url. A move that was interrupted goes on when it"
         " is run again."
     )
-    parser.add_argument(
-        "--to",
-        type=_target,
-        metavar="VERSION|sqlite|postgres",
-        help="schema version (the newest if not given), or the kind of database to move to",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    parser.add_argument("--yes", action="store_true", help="do not ask before a downgrade")
-    parser.add_argument(
-        "--online",
-        action="store_true",
-        help="with --to postgres: copy while the server runs; it is stopped only for the end",
-    )
-    parser.add_argument(
-        "--cancel", action="store_true", help="remove what a move that was interrupted has left"
-    )
+    option = parser.add_argument
+    about = "schema version (the newest if not given), or the kind of database to move to"
+    option("--to", type=_target, metavar="VERSION|sqlite|postgres", help=about)
+    option("--dry-run", action="store_true", help="only say what would be done")
+    option("--yes", action="store_true", help="do not ask before a downgrade")
+    about = "with --to postgres: copy while the server runs; it is stopped only for the end"
+    option("--online", action="store_true", help=about)
+    option("--cancel", action="store_true", help="remove what a move that was interrupted has left")
 
 
 def _target(text: str) -> int | str:
@@ -51,7 +42,7 @@ def _target(text: str) -> int | str:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_config(args.config_dir / CONFIG_FILE, os.environ)
+    config = configured(args.config_dir)
     if args.online and args.to != "postgres":
         raise ConfigError("--online goes with --to postgres only")
     if args.cancel or args.to in KINDS:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import uuid
 from urllib.parse import urlsplit
 
 from ntf_server import setup
 from ntf_server.clock import SystemClock
-from ntf_server.config import CONFIG_FILE, ConfigError, load_config
+from ntf_server.config import ConfigError, configured
 from ntf_server.push.provider import CheckMessages, PushError
 from ntf_server.push.providers import make_providers
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider, WebPushToken
@@ -22,14 +21,10 @@ APNS = {"apns": Provider.APNS_PROD, "apns-dev": Provider.APNS_DEV, "apns-test": 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--provider", choices=[*APNS, "fcm", "webpush"], default="apns", help="of the device (%(default)s)"
-    )
-    parser.add_argument(
-        "--token",
-        required=True,
-        help="the device token; for webpush the subscription as JSON, with endpoint and keys",
-    )
+    kinds, option = [*APNS, "fcm", "webpush"], parser.add_argument
+    option("--provider", choices=kinds, default="apns", help="of the device (%(default)s)")
+    about = "the device token; for webpush the subscription as JSON, with endpoint and keys"
+    option("--token", required=True, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _send(args: argparse.Namespace) -> int:
-    config = load_config(args.config_dir / CONFIG_FILE, os.environ)
+    config = configured(args.config_dir)
     token = _device(args.provider, args.token)
     providers = make_providers(config, setup.data_folder(config), SystemClock().now)
     try:

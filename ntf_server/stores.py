@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -29,49 +29,36 @@ def make_store(
     """Not yet open. StoreVanished if there was a database and now there is none; with PostgreSQL when it is
     opened."""
     section = config.STORE
+    durability = Durability(section.durability)
     caps = RowCaps(
         subscriptions_per_token=section.subscriptions_per_token, routers_per_token=section.routers_per_token
     )
-    if section.database == "postgres":
-        duties = frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS}
-        vanished = _VANISHED + begin_anew(config_dir) if has_database(config_dir) else None
-        return _postgres(section, daemon_name(config), caps, duties, auto_migrate, on_commit, vanished)
-    path = setup.database_path(config)
-    expect_database(config_dir, path)
-    return SqliteStore(
-        path,
-        busy_timeout=section.busy_timeout,
-        auto_migrate=auto_migrate,
-        caps=caps,
-        durability=Durability(section.durability),
-        on_commit=on_commit,
-    )
-
-
-def _postgres(
-    section: StoreConfig,
-    name: str,
-    caps: RowCaps,
-    duties: Collection[Duty],
-    auto_migrate: bool,
-    on_commit: CommitObserver | None,
-    vanished: str | None,
-) -> NtfStore:
+    if section.database == "sqlite":
+        path = setup.database_path(config)
+        expect_database(config_dir, path)
+        return SqliteStore(
+            path,
+            busy_timeout=section.busy_timeout,
+            auto_migrate=auto_migrate,
+            caps=caps,
+            durability=durability,
+            on_commit=on_commit,
+        )
     need_driver()
     from store.postgres import PostgresStore
 
     return PostgresStore(
         postgres_url(section),
-        name=name,
+        name=daemon_name(config),
         pool_size=section.pool_size,
         statement_timeout=section.statement_timeout,
         lease_seconds=section.lease_seconds,
-        duties=duties,
+        duties=frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS},
+        vanished=_VANISHED + begin_anew(config_dir) if has_database(config_dir) else None,
         auto_migrate=auto_migrate,
         caps=caps,
-        durability=Durability(section.durability),
+        durability=durability,
         on_commit=on_commit,
-        vanished=vanished,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analytics.times import DAY_US, HOUR_US
-from analytics.warehouse import Row, Rows, Warehouse
+from analytics.warehouse import DAILY_TOTALS, Row, Rows, Warehouse
 
 HORIZONS = (30, 90, 365)
 TOKEN_BYTES = 1_000  # a token's row with its share of the indexes, in the SQLite store
@@ -15,33 +15,18 @@ TREND_DAYS = 56  # how growth was before says little; a report of one day has a 
 WEEK = 7
 ERRORS_EITHER_SIDE = 2  # standard errors of the slope between the expected and the low or high projection
 
-DAILY = """
-WITH days AS (SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us),
-sub_changes AS (
-  SELECT first_us AS us, 1 AS change FROM subs UNION ALL SELECT gone_us, -1 FROM subs
-    WHERE gone_us IS NOT NULL),
-calendar AS (SELECT day_us FROM days UNION ALL SELECT min(day_us) - $day FROM days),
-clamped AS (
-  SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, change AS sub, 0 AS token
-  FROM sub_changes
-  UNION ALL SELECT greatest(us - us % $day, $start - $start % $day - $day), 0, change FROM token_activity),
-net AS (SELECT day_us, sum(sub) AS sub, sum(token) AS token FROM clamped GROUP BY day_us),
-totals AS (
-  SELECT day_us, coalesce(token, 0) AS tokens_net, sum(coalesce(token, 0)) OVER (ORDER BY day_us) AS tokens,
-    coalesce(sub, 0) AS subscriptions_net, sum(coalesce(sub, 0)) OVER (ORDER BY day_us) AS subscriptions
-  FROM calendar LEFT JOIN net USING (day_us)),
+DAILY = f"""
+WITH {DAILY_TOTALS},
 traffic AS (
   SELECT hour_us - hour_us % $day AS day_us, sum(entries) FILTER (event = 'ntf_received') AS notifications,
     sum(number) FILTER (event = 'push_sent') AS pushes
   FROM hours WHERE hour_us >= $first_hour GROUP BY 1),
 who AS (SELECT day_us, count(*) AS receiving_tokens FROM tokens WHERE received > 0 GROUP BY 1)
-SELECT day_us AS day, tokens::BIGINT AS tokens, tokens_net::BIGINT AS tokens_net,
-  subscriptions::BIGINT AS subscriptions, subscriptions_net::BIGINT AS subscriptions_net,
+SELECT day_us AS day, tokens, tokens_net, subscriptions, subscriptions_net,
   coalesce(notifications, 0)::BIGINT AS notifications, coalesce(pushes, 0)::BIGINT AS pushes,
   coalesce(receiving_tokens, 0) AS receiving_tokens,
   notifications / nullif(receiving_tokens, 0) AS notifications_per_token
-FROM totals LEFT JOIN traffic USING (day_us) LEFT JOIN who USING (day_us)
-WHERE day_us IN (SELECT day_us FROM days) ORDER BY day
+FROM totals LEFT JOIN traffic USING (day_us) LEFT JOIN who USING (day_us) ORDER BY day
 """
 
 

@@ -29,29 +29,25 @@ def latency(*keys: str) -> str:
     FROM c GROUP BY {by} ORDER BY {by}"""
 
 
-OUTCOMES = """
-SELECT provider, sum(number) FILTER (event = 'push_sent') AS sent,
-  coalesce(sum(number) FILTER (event = 'push_failed'), 0) AS failed,
-  coalesce(sum(number) FILTER (event = 'push_retried'), 0) AS retried,
-  coalesce(sum(entries) FILTER (event = 'push_sent'), 0) AS entries,
-  coalesce(sum(total - entries) FILTER (event = 'push_sent'), 0) AS sent_again,
-  coalesce(sum(entries) FILTER (event = 'push_coalesced'), 0) AS coalesced,
-  coalesce(sum(entries) FILTER (event = 'push_trimmed'), 0) AS trimmed,
-  coalesce(sum(number) FILTER (event = 'cron_sent'), 0) AS periodic
-FROM hours WHERE hour_us >= $first_hour AND provider IS NOT NULL GROUP BY provider
-"""
+def total(what: str, event: str) -> str:
+    """SQL: a sum over events of one kind."""
+    return f"coalesce(sum({what}) FILTER (event = '{event}'), 0)::BIGINT"
+
+
+OUTCOMES = ", ".join(f"{total('number', f'push_{name}')} AS {name}" for name in ("sent", "failed", "retried"))
 
 PROVIDERS = f"""
-WITH o AS ({OUTCOMES}), l AS ({latency("provider")})
-SELECT o.provider, coalesce(sent, 0)::BIGINT AS sent, failed::BIGINT AS failed, retried::BIGINT AS retried,
-  entries::BIGINT AS entries, sent_again::BIGINT AS sent_again, coalesced::BIGINT AS coalesced,
-  trimmed::BIGINT AS trimmed, periodic::BIGINT AS periodic,
-  o.sent / nullif(coalesce(o.sent, 0) + failed, 0) AS success_rate,
-  failed / nullif(coalesce(o.sent, 0) + failed, 0) AS failure_rate,
-  retried / nullif(coalesce(o.sent, 0) + failed + retried, 0) AS retry_rate,
-  o.entries / nullif(o.sent, 0) AS coalescing_factor, latency_ms_p50, latency_ms_p95, latency_ms_p99
-FROM (SELECT * FROM o) o LEFT JOIN (SELECT * EXCLUDE (pushes, entries) FROM l) l USING (provider)
-ORDER BY provider
+WITH o AS (
+  SELECT provider, {OUTCOMES}, {total("entries", "push_sent")} AS entries,
+    {total("total - entries", "push_sent")} AS sent_again, {total("entries", "push_coalesced")} AS coalesced,
+    {total("entries", "push_trimmed")} AS trimmed, {total("number", "cron_sent")} AS periodic
+  FROM hours WHERE hour_us >= $first_hour AND provider IS NOT NULL GROUP BY provider),
+l AS ({latency("provider")})
+SELECT o.*, nullif(sent, 0) / nullif(sent + failed, 0) AS success_rate,
+  failed / nullif(sent + failed, 0) AS failure_rate,
+  retried / nullif(sent + failed + retried, 0) AS retry_rate,
+  o.entries / nullif(sent, 0) AS coalescing_factor, latency_ms_p50, latency_ms_p95, latency_ms_p99
+FROM o LEFT JOIN l USING (provider) ORDER BY provider
 """
 
 ERRORS = """
@@ -64,18 +60,14 @@ FROM a JOIN w USING (provider) WHERE event <> 'push_sent'
 GROUP BY ALL ORDER BY provider, outcome, pushes DESC, error
 """
 
-KINDS = """
-SELECT kind, coalesce(sum(number) FILTER (event = 'push_sent'), 0)::BIGINT AS sent,
-  coalesce(sum(number) FILTER (event = 'push_failed'), 0)::BIGINT AS failed,
-  coalesce(sum(number) FILTER (event = 'push_retried'), 0)::BIGINT AS retried
-FROM hours WHERE kind IS NOT NULL AND hour_us >= $first_hour GROUP BY kind ORDER BY kind
+KINDS = f"""
+SELECT kind, {OUTCOMES} FROM hours WHERE kind IS NOT NULL AND hour_us >= $first_hour
+GROUP BY kind ORDER BY kind
 """
 
-BY_HOUR = """
-SELECT hour_us AS hour, provider, coalesce(sum(number) FILTER (event = 'push_sent'), 0)::BIGINT AS sent,
-  coalesce(sum(number) FILTER (event = 'push_failed'), 0)::BIGINT AS failed,
-  coalesce(sum(number) FILTER (event = 'push_retried'), 0)::BIGINT AS retried
-FROM hours WHERE event IN ('push_sent', 'push_failed', 'push_retried') AND provider IS NOT NULL
+BY_HOUR = f"""
+SELECT hour_us AS hour, provider, {OUTCOMES} FROM hours
+WHERE event IN ('push_sent', 'push_failed', 'push_retried') AND provider IS NOT NULL
   AND hour_us >= $first_hour GROUP BY ALL ORDER BY hour, provider
 """
 

@@ -30,15 +30,30 @@ SELECT o.server, o.kind, o.start_us AS start, o.end_us AS "end", o.size AS subsc
 FROM outages o WHERE coalesce(o.end_us, $end) >= $start ORDER BY o.start_us, o.server
 """
 
-HEALTH = """
+PENALTIES = {
+    "not active": "50 * (1 - coalesce(active / nullif(subscriptions, 0), 1))",
+    "unavailable": "least(20, 20 * 100 * (1 - coalesce(availability, 1)))",
+    "lost subscriptions": "least(15, 30 * coalesce(drift_size / nullif(subscriptions, 0), 0))",
+    "outside the service": "5 * (1 - coalesce(service_coverage, 1))",
+    "flapping": "least(10, 5 * coalesce(flaps / nullif(subscriptions, 0), 0))",
+    "disconnects": "least(10, disconnects / greatest(1, ($end - $start) / $day))",
+    "slow to recover": "least(10, coalesce(mean_recover_s, 0) / 60)",
+}
+"Points that a server loses, by reason."
+POINTS = ", ".join(f'{points} AS "for {reason}"' for reason, points in PENALTIES.items())
+LOST_POINTS = " - ".join(f'"for {reason}"' for reason in PENALTIES)
+REASONS = ", ".join(f"CASE WHEN \"for {reason}\" >= 1 THEN '{reason}' END" for reason in PENALTIES)
+
+NOT_COUNTED = "last_active_us, mean_recover_s, longest_heal_s, service_coverage, lost_us, sub_us"
+"Unknown where others are 0, of a server with no such rows."
+
+HEALTH = f"""
 WITH st AS (
   SELECT server, count(*) AS subscriptions, count(*) FILTER (status = 'ACTIVE') AS believed,
-    count(*) FILTER (status = 'INACTIVE') AS inactive, count(*) FILTER (status IN ('NEW',
-      'PENDING')) AS pending,
-    count(*) FILTER (status = 'END') AS ended, count(*) FILTER (status = 'AUTH') AS auth,
-    count(*) FILTER (status = 'DELETED') AS deleted,
-    count(*) FILTER (status NOT IN ('ACTIVE', 'INACTIVE', 'NEW', 'PENDING', 'END', 'AUTH',
-      'DELETED')) AS error,
+    count(*) FILTER (status = 'INACTIVE') AS inactive,
+    count(*) FILTER (status IN ('NEW', 'PENDING')) AS pending, count(*) FILTER (status = 'END') AS ended,
+    count(*) FILTER (status = 'AUTH') AS auth, count(*) FILTER (status = 'DELETED') AS deleted,
+    subscriptions - believed - inactive - pending - ended - auth - deleted AS error,
     max(CASE WHEN status = 'ACTIVE' THEN $end ELSE last_active_us END) AS last_active_us
   FROM states GROUP BY server),
 held AS (
@@ -59,41 +74,18 @@ out AS (
     coalesce(sum(size) FILTER (end_us IS NULL AND kind <> 'lost'), 0) AS down_now,
     sum(size * greatest(0, least(coalesce(end_us, $end), $end) - greatest(start_us, $start))) AS lost_us
   FROM outages WHERE coalesce(end_us, $end) >= $start GROUP BY server),
-j AS (
-  SELECT server, coalesce(subscriptions, 0) AS subscriptions,
-    greatest(0, least(coalesce(believed, 0) - coalesce(lost_now, 0),
-                      coalesce(subscriptions, 0) - coalesce(lost_now, 0) - coalesce(down_now, 0))) AS active,
-    coalesce(believed, 0) AS believed, coalesce(inactive, 0) AS inactive, coalesce(pending, 0) AS pending,
-    coalesce(ended, 0) AS ended, coalesce(auth, 0) AS auth, coalesce(deleted, 0) AS deleted,
-    coalesce(error, 0) AS error, last_active_us, coalesce(flaps, 0) AS flaps,
-    coalesce(disconnects, 0) AS disconnects, mean_recover_s, longest_heal_s,
-    coalesce(open_outages, 0) AS open_outages, coalesce(drift_events, 0) AS drift_events,
-    coalesce(drift_size, 0) AS drift_size, service_coverage,
-    greatest(0, 1 - coalesce(lost_us, 0) / nullif(sub_us, 0)) AS availability
+i AS (
+  SELECT server, {NOT_COUNTED}, coalesce(COLUMNS(* EXCLUDE (server, {NOT_COUNTED})), 0)
   FROM st FULL JOIN ev USING (server) FULL JOIN out USING (server) LEFT JOIN held USING (server)),
+j AS (
+  SELECT *, greatest(0, least(believed - lost_now, subscriptions - lost_now - down_now)) AS active,
+    greatest(0, 1 - coalesce(lost_us, 0) / nullif(sub_us, 0)) AS availability FROM i),
 k AS (
-  SELECT *, active / nullif(subscriptions, 0) AS active_share,
-    50 * (1 - coalesce(active / nullif(subscriptions, 0), 1)) AS p_active,
-    least(20, 20 * 100 * (1 - coalesce(availability, 1))) AS p_available,
-    least(15, 30 * coalesce(drift_size / nullif(subscriptions, 0), 0)) AS p_drift,
-    5 * (1 - coalesce(service_coverage, 1)) AS p_service,
-    least(10, 5 * coalesce(flaps / nullif(subscriptions, 0), 0)) AS p_flaps,
-    least(10, disconnects / greatest(1, ($end - $start) / $day)) AS p_disconnects,
-    least(10, coalesce(mean_recover_s, 0) / 60) AS p_recover
-  FROM j)
-SELECT server,
-  greatest(0, 100 - p_active - p_available - p_drift - p_service
-    - p_flaps - p_disconnects - p_recover) AS score,
-  concat_ws(', ', CASE WHEN p_active >= 1 THEN 'not active' END, CASE WHEN p_available >= 1
-    THEN 'unavailable' END,
-    CASE WHEN p_drift >= 1 THEN 'lost subscriptions' END, CASE WHEN p_service >= 1
-      THEN 'outside the service' END,
-    CASE WHEN p_flaps >= 1 THEN 'flapping' END, CASE WHEN p_disconnects >= 1 THEN 'disconnects' END,
-    CASE WHEN p_recover >= 1 THEN 'slow to recover' END) AS reasons,
-  subscriptions, active, active_share, greatest(0, believed - active) AS lost, inactive, pending, ended,
-    auth, deleted, error,
-  availability, ($end - last_active_us) / 1e6 AS seconds_since_active, flaps, disconnects, mean_recover_s,
-  drift_events, drift_size, longest_heal_s, open_outages, service_coverage
+  SELECT *, active / nullif(subscriptions, 0) AS active_share, {POINTS} FROM j)
+SELECT server, greatest(0, 100 - {LOST_POINTS}) AS score, concat_ws(', ', {REASONS}) AS reasons,
+  subscriptions, active, active_share, greatest(0, believed - active) AS lost, inactive, pending, ended, auth,
+  deleted, error, availability, ($end - last_active_us) / 1e6 AS seconds_since_active, flaps, disconnects,
+  mean_recover_s, drift_events, drift_size, longest_heal_s, open_outages, service_coverage
 FROM k ORDER BY score, server
 """
 
@@ -109,10 +101,7 @@ WITH taken AS (
 sampled AS (
   SELECT server, hour_us, arg_max(believed, us) AS believed, arg_max(pending, us) AS pending
   FROM taken GROUP BY ALL),
-changes AS (
-  SELECT server, first_us AS us, 1 AS change FROM subs
-  UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL),
-net AS (SELECT server, us - us % $hour AS hour_us, sum(change) AS net FROM changes GROUP BY ALL),
+net AS (SELECT server, us - us % $hour AS hour_us, sum(change) AS net FROM sub_changes GROUP BY ALL),
 level AS (
   SELECT server, hour_us, sum(net) OVER (PARTITION BY server ORDER BY hour_us) AS subscriptions FROM net),
 lost AS (

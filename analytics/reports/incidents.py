@@ -49,14 +49,9 @@ FROM spans JOIN d ON us >= a AND us < b GROUP BY a ORDER BY start
 """
 
 RESTARTS = f"""
-WITH runs AS (
-  SELECT writer, max(daemon) AS daemon, min(us) FILTER (event = 'server_started') AS started_us,
-    arg_min("count", seq) FILTER (event = 'server_started') AS subscriptions, max(us) AS last_us,
-    bool_or(event = 'server_stopped') AS stopped
-  FROM life GROUP BY writer HAVING started_us IS NOT NULL),
-follow AS (
-  SELECT *, lag(last_us) OVER own AS before_us, lag(stopped) OVER own AS clean FROM runs
-  WINDOW own AS (PARTITION BY daemon ORDER BY started_us, writer)),
+WITH follow AS (
+  SELECT *, started_with AS subscriptions, lag(last_us) OVER own AS before_us, lag(stopped) OVER own AS clean
+  FROM runs WHERE started_us IS NOT NULL WINDOW own AS (PARTITION BY daemon ORDER BY started_us, writer)),
 single AS (
   SELECT writer, min(us) FILTER (event = 'sub_status_changed' AND status_to = 'ACTIVE') AS us, 1 AS number
   FROM life WHERE event IN ('sub_status_changed', 'sub_created')
@@ -69,7 +64,7 @@ made AS (
   FROM (FROM single UNION ALL FROM by_service)),
 restored AS (
   SELECT writer, min(us) AS restored_us FROM made JOIN runs USING (writer)
-  WHERE subscriptions > 0 AND done * 100 >= subscriptions * {RESTORED_PERCENT} GROUP BY writer),
+  WHERE started_with > 0 AND done * 100 >= started_with * {RESTORED_PERCENT} GROUP BY writer),
 others AS (
   SELECT f.writer, count(*) AS running FROM follow f JOIN runs r ON r.writer <> f.writer
     AND r.daemon <> f.daemon AND r.started_us <= f.started_us AND r.last_us >= coalesce(f.before_us,
@@ -84,24 +79,21 @@ WHERE started_us >= $start ORDER BY start, daemon
 """
 
 DAEMONS = """
-WITH runs AS (
-  SELECT writer, max(daemon) AS daemon, max(us) AS last_us, bool_or(event = 'server_stopped') AS clean,
-    arg_max(coalesce(total, "count"), seq) FILTER (daemon IS NOT NULL) AS subscriptions
-  FROM life GROUP BY writer HAVING max(daemon) IS NOT NULL)
-SELECT daemon, last_us AS last_seen, clean, subscriptions, greatest(0, $until - last_us) / 1e6 AS silent_s
-FROM runs QUALIFY row_number() OVER (PARTITION BY daemon ORDER BY last_us DESC, writer) = 1
+SELECT daemon, last_us AS last_seen, stopped AS clean, ended_with AS subscriptions,
+  greatest(0, $until - last_us) / 1e6 AS silent_s
+FROM runs WHERE daemon IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY daemon ORDER BY last_us DESC, writer) = 1
   AND (last_us >= $start OR last_us = max(last_us) OVER ()) ORDER BY last_us DESC, daemon
 """
 
 PROVIDERS = """
-WITH runs AS (
-  SELECT writer, max(us) AS last_us, bool_or(event = 'server_stopped')
-    OR lead(min(us)) OVER (PARTITION BY max(daemon) ORDER BY min(us)) IS NOT NULL AS is_over
-  FROM life GROUP BY writer),
+WITH ended AS (
+  SELECT writer, last_us, stopped OR lead(first_us) OVER (PARTITION BY daemon ORDER BY first_us) IS NOT NULL
+    AS is_over FROM runs),
 followed AS (
   SELECT d.provider, d.us AS start_us, d.error, u."count" AS waited, u.latency_us,
     coalesce(u.us, CASE WHEN is_over THEN last_us END) AS end_us
-  FROM life d JOIN runs USING (writer) LEFT JOIN life u ON u.event = 'provider_up'
+  FROM life d JOIN ended USING (writer) LEFT JOIN life u ON u.event = 'provider_up'
     AND u.writer = d.writer AND u.provider = d.provider AND u.seq > d.seq
   WHERE d.event = 'provider_down' QUALIFY row_number() OVER (PARTITION BY d.writer, d.seq ORDER BY u.seq) = 1)
 SELECT start_us AS start, end_us AS "end", provider, error AS reason, waited,
@@ -111,8 +103,26 @@ FROM followed WHERE coalesce(end_us, $end) >= $start ORDER BY start, provider
 
 FEWEST = 3  # less happens every day and is about single people
 
-REFUSED = f"""
-WITH known AS (
+
+def many_lost(what: str, table: str, place: str, went: str, more: str = "") -> str:
+    """SQL: what of `table` a `place` refused within an hour, and whether that is settled.
+
+    `went` gives them with `reason`, when they went (`us`), came back (`back_us`) or were deleted (`gone_us`).
+    """
+    return f"""
+WITH {went},
+held AS (SELECT {place}, count(*) AS held FROM {table} WHERE coalesce(gone_us, $end) >= $start
+         GROUP BY {place})
+SELECT min(us) AS start, CASE WHEN bool_and(settled) THEN max(least(back_us, gone_us)) END AS "end",
+  {place}, reason, count(*) AS {what}, any_value(held) AS of_{what}, {more} count(back_us) AS came_back,
+  greatest(1, max(least(back_us, gone_us) - us) / 1e6) AS heal_s, NOT bool_and(settled) AS is_open
+FROM (SELECT *, coalesce(back_us, gone_us) IS NOT NULL AS settled FROM went) JOIN held USING ({place})
+GROUP BY {place}, reason, us - us % $hour
+HAVING count(*) >= greatest({FEWEST}, $refused_share * any_value(held)) ORDER BY start, {place}, reason
+"""
+
+
+REFUSED = """known AS (
   SELECT subscription, min(us) FILTER (status_to = 'ACTIVE') AS active_us FROM history
   WHERE event IN ('sub_created', 'sub_status_changed') GROUP BY subscription),
 went AS (
@@ -122,35 +132,16 @@ went AS (
   FROM life l JOIN known k ON k.subscription = l.subscription AND k.active_us <= l.us
     JOIN subs s ON s.subscription = l.subscription
   WHERE l.event = 'sub_status_changed' AND l.us >= $start
-    AND l.status_to NOT IN ('NEW', 'PENDING', 'ACTIVE', 'INACTIVE', 'DELETED')),
-held AS (SELECT server, count(*) AS held FROM subs WHERE coalesce(gone_us, $end) >= $start GROUP BY server)
-SELECT min(us) AS start, CASE WHEN bool_and(settled) THEN max(least(back_us, gone_us)) END AS "end",
-  server, reason, count(*) AS subscriptions, any_value(held) AS of_subscriptions, count(back_us) AS came_back,
-  greatest(1, max(least(back_us, gone_us) - us) / 1e6) AS heal_s, NOT bool_and(settled) AS is_open
-FROM (SELECT *, coalesce(back_us, gone_us) IS NOT NULL AS settled FROM went) JOIN held USING (server)
-GROUP BY server, reason, us - us % $hour
-HAVING count(*) >= greatest({FEWEST}, $refused_share * any_value(held)) ORDER BY start, server, reason
-"""
+    AND l.status_to NOT IN ('NEW', 'PENDING', 'ACTIVE', 'INACTIVE', 'DELETED'))"""
 
-TOKENS = f"""
-WITH went AS (
+INVALID = """went AS (
   SELECT l.token, l.provider, l.error AS reason, l.us, t.gone_us,
     (SELECT count(*) FROM subs s WHERE s.token = l.token AND s.first_us <= l.us
        AND coalesce(s.gone_us, $end) >= l.us) AS subscriptions,
     (SELECT min(b.us) FROM life b WHERE b.token = l.token AND b.event = 'token_verified' AND b.us >= l.us)
       AS back_us
-  FROM life l JOIN token_lives t USING (token) WHERE l.event = 'token_invalid' AND l.us >= $start),
-held AS (SELECT provider, count(*) AS held FROM token_lives WHERE coalesce(gone_us, $end) >= $start
-         GROUP BY provider)
-SELECT min(us) AS start, CASE WHEN bool_and(settled) THEN max(least(back_us, gone_us)) END AS "end",
-  provider, reason, count(*) AS tokens, any_value(held) AS of_tokens,
-  sum(subscriptions)::BIGINT AS subscriptions,
-  count(back_us) AS came_back, greatest(1, max(least(back_us, gone_us) - us) / 1e6) AS heal_s,
-  NOT bool_and(settled) AS is_open
-FROM (SELECT *, coalesce(back_us, gone_us) IS NOT NULL AS settled FROM went) JOIN held USING (provider)
-GROUP BY provider, reason, us - us % $hour
-HAVING count(*) >= greatest({FEWEST}, $refused_share * any_value(held)) ORDER BY start, provider, reason
-"""
+  FROM life l JOIN token_lives t USING (token) WHERE l.event = 'token_invalid' AND l.us >= $start)"""
+HOLDING = "sum(subscriptions)::BIGINT AS subscriptions,"
 
 LOSSES = """
 SELECT us AS start, error AS reason, "count" AS events FROM life
@@ -166,7 +157,7 @@ def tables(warehouse: Warehouse) -> dict[str, Rows]:
         "incidents_restarts": warehouse.rows(RESTARTS),
         "incidents_daemons": warehouse.rows(DAEMONS),
         "incidents_providers": warehouse.rows(PROVIDERS),
-        "incidents_refused": warehouse.rows(REFUSED),
-        "incidents_tokens": warehouse.rows(TOKENS),
+        "incidents_refused": warehouse.rows(many_lost("subscriptions", "subs", "server", REFUSED)),
+        "incidents_tokens": warehouse.rows(many_lost("tokens", "token_lives", "provider", INVALID, HOLDING)),
         "incidents_losses": warehouse.rows(LOSSES),
     }

@@ -1,43 +1,31 @@
 """Token lifecycle: from registered to active, churn, invalid reasons, dead tokens and what they hold."""
 
-from analytics.warehouse import Rows, Warehouse
+from analytics.warehouse import DAILY_TOTALS, Rows, Warehouse
 
 FUNNEL = """
 WITH t AS (SELECT * FROM token_lives WHERE registered_us >= $start),
 steps AS (
-  SELECT 1 AS number, 'registered' AS stage, count(registered_us) AS tokens,
-    NULL::DOUBLE AS seconds_p50, NULL::DOUBLE AS seconds_p95 FROM t
-  UNION ALL SELECT 2, 'confirmed', count(confirmed_us), quantile_cont(confirmed_us - registered_us,
-    0.5) / 1e6,
-    quantile_cont(confirmed_us - registered_us, 0.95) / 1e6 FROM t
-  UNION ALL SELECT 3, 'active', count(verified_us), quantile_cont(verified_us - confirmed_us, 0.5) / 1e6,
-    quantile_cont(verified_us - confirmed_us, 0.95) / 1e6 FROM t)
-SELECT stage, tokens, tokens / nullif(first(tokens) OVER (ORDER BY number), 0) AS share, seconds_p50,
-  seconds_p95
+  SELECT 1 AS number, 'registered' AS stage, count(registered_us) AS tokens, NULL::DOUBLE[] AS took FROM t
+  UNION ALL SELECT 2, 'confirmed', count(confirmed_us),
+    quantile_cont(confirmed_us - registered_us, [0.5, 0.95]) FROM t
+  UNION ALL SELECT 3, 'active', count(verified_us),
+    quantile_cont(verified_us - confirmed_us, [0.5, 0.95]) FROM t)
+SELECT stage, tokens, tokens / nullif(first(tokens) OVER (ORDER BY number), 0) AS share,
+  took[1] / 1e6 AS seconds_p50, took[2] / 1e6 AS seconds_p95
 FROM steps ORDER BY number
 """
 
-CHURN = """
-WITH net AS (SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, sum(change) AS net
-             FROM token_activity GROUP BY 1),
-calendar AS (SELECT day_us FROM days UNION ALL SELECT min(day_us) - $day FROM days),
-totals AS (SELECT day_us, coalesce(net, 0) AS net,
-             sum(coalesce(net, 0)) OVER (ORDER BY day_us) AS active_at_end
-           FROM calendar LEFT JOIN net USING (day_us)),
+STEPS = ("registered", "confirmed", "verified", "replaced", "deleted", "invalid")
+
+CHURN = f"""
+WITH {DAILY_TOTALS},
 happened AS (
-  SELECT us - us % $day AS day_us, count(*) FILTER (event = 'token_registered') AS registered,
-    count(*) FILTER (event = 'token_confirmed') AS confirmed,
-      count(*) FILTER (event = 'token_verified') AS verified,
-    count(*) FILTER (event = 'token_replaced') AS replaced,
-      count(*) FILTER (event = 'token_deleted') AS deleted,
-    count(*) FILTER (event = 'token_invalid') AS invalid
+  SELECT us - us % $day AS day_us, {", ".join(f"count_if(event = 'token_{s}') AS {s}" for s in STEPS)}
   FROM life WHERE us >= $start GROUP BY 1)
-SELECT day_us AS day, coalesce(registered, 0) AS registered, coalesce(confirmed, 0) AS confirmed,
-  coalesce(verified, 0) AS verified, coalesce(replaced, 0) AS replaced, coalesce(deleted, 0) AS deleted,
-  coalesce(invalid, 0) AS invalid, (active_at_end - net)::BIGINT AS active_at_start,
-  active_at_end::BIGINT AS active_at_end,
-  (coalesce(deleted, 0) + coalesce(invalid, 0)) / nullif(active_at_end - net, 0) AS churn_rate
-FROM totals LEFT JOIN happened USING (day_us) WHERE day_us IN (SELECT day_us FROM days) ORDER BY day
+SELECT day_us AS day, {", ".join(f"coalesce({step}, 0)::BIGINT AS {step}" for step in STEPS)},
+  tokens - tokens_net AS active_at_start, tokens AS active_at_end,
+  (coalesce(deleted, 0) + coalesce(invalid, 0)) / nullif(tokens - tokens_net, 0) AS churn_rate
+FROM totals LEFT JOIN happened USING (day_us) ORDER BY day
 """
 
 INVALID = """

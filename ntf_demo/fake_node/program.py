@@ -14,9 +14,8 @@ from transport.hosts import any_port_option
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake node."""
     parser.add_argument("--host", default=LOCALHOST, help="address to listen on")
-    parser.add_argument(
-        "--port", type=any_port_option, default=9944, help="port to listen on; 0: any free one"
-    )
+    about = "port to listen on; 0: any free one"
+    parser.add_argument("--port", type=any_port_option, default=9944, help=about)
 
 
 def run(args: argparse.Namespace) -> int:

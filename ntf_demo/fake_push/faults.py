@@ -11,10 +11,6 @@ REFUSED_STREAM: Final = 7  # HTTP/2 error code: the request was not processed
 INTERNAL_ERROR: Final = 2
 
 
-class BadCommandError(ValueError):
-    """A control command that makes no sense."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Fault:
     """Which requests are treated differently, and how."""
@@ -48,7 +44,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise BadCommandError(f"unknown action {self.action!r}")
+            raise ValueError(f"unknown action {self.action!r}")
 
     def matches(self, api: str, token: str) -> bool:
         """Whether the request is treated by this fault; counts it if so."""
@@ -79,8 +75,8 @@ T = TypeVar("T", Fault, ConnectionSettings)
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A fault or settings as the control endpoint takes them."""
+    """A fault or settings as the control endpoint takes them; ValueError if they make no sense."""
     names = {item.name for item in fields(kind)}
     if not isinstance(value, dict) or not value.keys() <= names:
-        raise BadCommandError(f"expected an object with keys out of {sorted(names)}")
+        raise ValueError(f"expected an object with keys out of {sorted(names)}")
     return kind(**value)

@@ -26,21 +26,16 @@ CONTROL_TIMEOUT: Final = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Command line of the fake push service."""
-    parser.add_argument("--folder", type=Path, required=True, help="where its CA and certificate are written")
-    parser.add_argument("--host", default=FakePushConfig.host, help="address to listen on")
-    parser.add_argument(
-        "--port", type=any_port_option, default=FakePushConfig.port, help="port to listen on; 0: any free one"
-    )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="append pushes to FILE as JSON lines")
-    parser.add_argument(
-        "--record-limit", type=int, default=FakePushConfig.record_limit, help="pushes kept in memory"
-    )
-    parser.add_argument(
-        "--delay", type=float, default=FakePushConfig.delay, help="seconds until a push is answered"
-    )
-    parser.add_argument("--apns-key", type=Path, metavar="PEM", help="public key that signs APNs tokens")
-    parser.add_argument("--fcm-key", type=Path, metavar="PEM", help="public key of the FCM service account")
-    parser.add_argument("--body-limit", type=int, help="refuse longer bodies with 413")
+    option, default = parser.add_argument, FakePushConfig
+    option("--folder", type=Path, required=True, help="where its CA and certificate are written")
+    option("--host", default=default.host, help="address to listen on")
+    option("--port", type=any_port_option, default=default.port, help="port to listen on; 0: any free one")
+    option("--record", type=Path, metavar="FILE", help="append pushes to FILE as JSON lines")
+    option("--record-limit", type=int, default=default.record_limit, help="pushes kept in memory")
+    option("--delay", type=float, default=default.delay, help="seconds until a push is answered")
+    option("--apns-key", type=Path, metavar="PEM", help="public key that signs APNs tokens")
+    option("--fcm-key", type=Path, metavar="PEM", help="public key of the FCM service account")
+    option("--body-limit", type=int, help="refuse longer bodies with 413")
 
 
 def run(args: argparse.Namespace) -> int:

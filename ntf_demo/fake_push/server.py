@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ntf_demo.fake_push.apis import PushApis, Verdict, error_body
 from ntf_demo.fake_push.certificates import LOCAL_NAMES, make_certificates, server_context
-from ntf_demo.fake_push.faults import BadCommandError, ConnectionSettings, Fault, from_json
+from ntf_demo.fake_push.faults import ConnectionSettings, Fault, from_json
 from ntf_demo.fake_push.http2 import PushRequest, ServerConnection, response_head
 from ntf_demo.fake_push.recorder import RecordedPush, Recorder
 from ntf_server.config import LOCALHOST
@@ -221,7 +221,7 @@ class FakePushServer:
     def _obey(self, command: Any) -> None:
         known = {"faults", "clear", "settings", "delay", "goaway", "drop"}
         if not isinstance(command, dict) or not command.keys() <= known:
-            raise BadCommandError(f"expected an object with keys out of {sorted(known)}")
+            raise ValueError(f"expected an object with keys out of {sorted(known)}")
         if command.get("clear"):
             self.clear_faults()
         for fault in [from_json(Fault, value) for value in command.get("faults", [])]:

@@ -39,7 +39,6 @@ from store.statement_records import (
     NewGatewaySubscription,
     Refusal,
     RuleEdit,
-    RulesEdited,
     TokenTaken,
 )
 from transport.cancellation import raise_if_cancelled
@@ -63,12 +62,18 @@ REFUSED: dict[Refusal, tuple[HTTPStatus, str]] = {
     Refusal.UNKNOWN: (HTTPStatus.NOT_FOUND, "unknown_subscription"),
     Refusal.QUOTA: (HTTPStatus.FORBIDDEN, "too_many"),
 }
+EDITED = {
+    RuleEdit.REPLACE: (HTTPStatus.NO_CONTENT, ""),
+    RuleEdit.ADD: (HTTPStatus.CREATED, "added"),
+    RuleEdit.REMOVE: (HTTPStatus.OK, "removed"),
+}
+"The answer's status, and its word for the rules that it counts."
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class GatewayApi:
-    """Serves between `open` and `close`; `on_rules` hears of each change of rules."""
+    """Serves between `open` and `close`; `rules_changed` is set whenever they were."""
 
     def __init__(
         self,
@@ -76,7 +81,6 @@ class GatewayApi:
         config: StatementsConfig,
         clock: Clock,
         random: Callable[[int], bytes],
-        on_rules: Callable[[], None],
         *,
         addresses: AddressLimits,
         most_connections: int = 0,
@@ -88,7 +92,7 @@ class GatewayApi:
         self._config = config
         self._clock = clock
         self._random = random
-        self._on_rules = on_rules
+        self.rules_changed = asyncio.Event()
         self._reuse_port = reuse_port
         self._caps = GatewayCaps(
             subscriptions_per_client=config.subscriptions_per_client,
@@ -112,10 +116,8 @@ class GatewayApi:
 
     async def open(self) -> int:
         """Returns the port."""
-        config = self._config
-        return await self._server.open(
-            config.listen or None, config.port, self._tls, reuse_port=self._reuse_port
-        )
+        where = self._config.listen or None, self._config.port
+        return await self._server.open(*where, self._tls, reuse_port=self._reuse_port)
 
     async def close(self) -> None:
         await self._server.close()
@@ -127,9 +129,9 @@ class GatewayApi:
                 web.post(SUBSCRIPTIONS, self._subscribe),
                 web.delete(SUBSCRIPTIONS, self._unsubscribe),
                 web.get(SUBSCRIPTIONS, self._list, allow_head=False),
-                web.put(RULES, self._replace_rules),
-                web.post(RULES, self._add_rules),
-                web.delete(RULES, self._remove_rules),
+                web.put(RULES, partial(self._edit, RuleEdit.REPLACE)),
+                web.post(RULES, partial(self._edit, RuleEdit.ADD)),
+                web.delete(RULES, partial(self._edit, RuleEdit.REMOVE)),
                 web.get(SPEC_PATH, self._serve_spec, allow_head=False),
             ]
         )
@@ -175,16 +177,16 @@ class GatewayApi:
             raise web.HTTPTooManyRequests
         return body, caller
 
-    def _check_address(self, request: web.Request, allows: Callable[[str, float], bool]) -> None:
+    def _check_address(self, request: web.Request, limiter: RateLimiter, amount: int = 1) -> None:
         """What is added counts for the address: keys cost nothing. A proxy answers for its own."""
         source = source_of(request.remote or "")
-        if not (self._config.client_header or allows(source, self._clock.monotonic())):
+        if not (self._config.client_header or limiter.allows(source, self._clock.monotonic(), amount)):
             raise web.HTTPTooManyRequests
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
         body, (client_id, once) = await self._read(request)
         asked = bodies.registration(bodies.json_object(body), APPLE[self._config.apns])
-        self._check_address(request, self._addresses.allow_token)
+        self._check_address(request, self._addresses.tokens)
         subscription_id = uuid.UUID(bytes=self._random(UUID_SIZE), version=4)
         new = NewGatewaySubscription(
             subscription_id=subscription_id.bytes,
@@ -203,7 +205,7 @@ class GatewayApi:
         body, (client_id, once) = await self._read(request)
         ids = bodies.subscription_ids(bodies.json_object(body))
         _allowed(await self._store.delete_gateway_subscriptions(client_id, ids, once))
-        self._on_rules()
+        self.rules_changed.set()
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
@@ -227,32 +229,22 @@ class GatewayApi:
                 await asyncio.sleep(0)  # one may have thousands of rules: others have a turn
             return web.json_response(text=f"[{','.join(shown)}]")
 
-    async def _replace_rules(self, request: web.Request) -> web.StreamResponse:
-        await self._edit(request, RuleEdit.REPLACE)
-        return web.Response(status=HTTPStatus.NO_CONTENT)
-
-    async def _add_rules(self, request: web.Request) -> web.StreamResponse:
-        edited = await self._edit(request, RuleEdit.ADD)
-        answer = {"added": edited.changed, "total_rules": edited.total}
-        return web.json_response(answer, status=HTTPStatus.CREATED)
-
-    async def _remove_rules(self, request: web.Request) -> web.StreamResponse:
-        edited = await self._edit(request, RuleEdit.REMOVE)
-        return web.json_response({"removed": edited.changed, "total_rules": edited.total})
-
-    async def _edit(self, request: web.Request, edit: RuleEdit) -> RulesEdited:
+    async def _edit(self, edit: RuleEdit, request: web.Request) -> web.StreamResponse:
         body, (client_id, once) = await self._read(request)
         subscription_id, rules = bodies.rules(bodies.json_object(body), self._caps.rules_per_subscription)
         if edit is not RuleEdit.REMOVE:
-            self._check_address(request, partial(self._addresses.allow_rules, amount=len(rules)))
+            self._check_address(request, self._addresses.rules, len(rules))
         now = int(self._clock.now())
         edited = _allowed(
             await self._store.edit_rules(
                 client_id, subscription_id, edit, rules, once, now=now, caps=self._caps
             )
         )
-        self._on_rules()
-        return edited
+        self.rules_changed.set()
+        status, word = EDITED[edit]
+        if not word:
+            return web.Response(status=status)
+        return web.json_response({word: edited.changed, "total_rules": edited.total}, status=status)
 
     async def _serve_spec(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._spec, content_type="application/json")

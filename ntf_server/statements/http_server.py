@@ -163,12 +163,8 @@ class _Connection(web.RequestHandler):
 
 def json_error(status: int, code: str = "", message: str = "", **more: str) -> web.Response:
     """`code`: what stands for the status alone, if none is given."""
-    body = {"error": code or _CODES.get(status) or _phrase(status)}
+    body = {"error": code or _CODES.get(status) or HTTPStatus(status).phrase.lower().replace(" ", "_")}
     return web.json_response(body | ({"message": message} if message else {}) | more, status=status)
-
-
-def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase.lower().replace(" ", "_")
 
 
 _CODES = {413: "too_large"}

@@ -32,6 +32,7 @@ def _object(required: list[str], **properties: Schema) -> Schema:
 
 _RULE = _object(["sender_pubkey", "topic"], sender_pubkey=_KEY, topic=_KEY)
 _ERROR = _object(["error"], error={"type": "string"}, message={"type": "string"}, subscription_id=_UUID)
+_FAILURE: Schema = {"description": "Refused", "content": {"application/json": {"schema": _ERROR}}}
 _SHOWN = _object(
     ["subscription_id", "notificationType", "token", "call", "created_at", "updated_at", "rules"],
     subscription_id=_UUID,
@@ -114,12 +115,8 @@ def _operation(summary: str, status: int, answer: Schema | None, body: Schema | 
     if answer is not None:
         success["content"] = {"application/json": {"schema": answer}}
     failures = {400, 401, 408, 413, 429, 500, 503, *errors}
-    responses = {str(status): success} | {str(code): _failure() for code in sorted(failures)}
+    responses = {str(status): success} | {str(code): _FAILURE for code in sorted(failures)}
     operation: Schema = {"summary": summary, "responses": responses}
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation
-
-
-def _failure() -> Schema:
-    return {"description": "Refused", "content": {"application/json": {"schema": _ERROR}}}

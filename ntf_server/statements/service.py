@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
-from ntf_server.limits import AddressLimits
 from ntf_server.outage import STORE_PAUSE
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
@@ -38,7 +36,7 @@ class ServiceStore(GatewayStore, StatementStore, Protocol):
 
 
 class StatementGateway:
-    """`open`, `run` until cancelled, `close`."""
+    """`run` until cancelled; `api` is served beside it."""
 
     def __init__(
         self,
@@ -46,12 +44,8 @@ class StatementGateway:
         sink: StatementSink,
         config: StatementsConfig,
         clock: Clock,
-        random: Callable[[int], bytes],
+        api: GatewayApi,
         ownership: Ownership = SOLE_OWNER,
-        *,
-        addresses: AddressLimits,
-        most_connections: int = 0,
-        reuse_port: bool = False,
     ) -> None:
         if not config.node:
             raise ConfigError("[STATEMENTS] needs node: the address of a statement store's node")
@@ -60,26 +54,9 @@ class StatementGateway:
         self._clock = clock
         self._ownership = ownership
         self._topics_interval = SHARED_TOPICS_INTERVAL if ownership.is_shared else TOPICS_INTERVAL
-        self._rules_changed = asyncio.Event()
-        self._api = GatewayApi(
-            store,
-            config,
-            clock,
-            random,
-            self._rules_changed.set,
-            addresses=addresses,
-            most_connections=most_connections,
-            reuse_port=reuse_port,
-        )
+        self.api = api
         pipeline = Pipeline(store, sink, clock)
         self._watcher = TopicWatcher(config.node, pipeline.take, most_topics=config.watched_topics)
-
-    async def open(self) -> int:
-        """Returns the port of the API."""
-        return await self._api.open()
-
-    async def close(self) -> None:
-        await self._api.close()
 
     async def run(self) -> None:
         async with TaskGroup() as tasks:
@@ -117,7 +94,7 @@ class StatementGateway:
         watched: list[bytes] | None = None
         while True:
             await self._is_watching()
-            self._rules_changed.clear()
+            self.api.rules_changed.clear()
             try:
                 topics = await self._store.watched_topics(self._config.watched_topics + 1)
             except StoreError as error:
@@ -129,7 +106,7 @@ class StatementGateway:
                 watched = topics
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._topics_interval):
-                    await self._rules_changed.wait()
+                    await self.api.rules_changed.wait()
                     await asyncio.sleep(TOPICS_PAUSE)
 
     async def _purge(self) -> None:

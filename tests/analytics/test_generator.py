@@ -7,7 +7,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from analytics.generator import ANSWERS_NAME, Plan, PlanError, write_journal
+from analytics.errors import AnalyticsError
+from analytics.generator import ANSWERS_NAME, Plan, write_journal
 from analytics.segments import check_segment
 from store.journal_schema import JournalEvent
 
@@ -52,5 +53,5 @@ def test_about_as_many_events_as_asked_for_and_of_all_kinds(tmp_path: Path) -> N
 
 
 def test_too_few_days_for_the_incidents(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="6 days are too few"):
+    with pytest.raises(AnalyticsError, match="6 days are too few"):
         write_journal(Plan(days=6, restarts=2), tmp_path)

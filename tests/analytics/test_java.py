@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analytics.java import JavaNotFoundError, find_java
+from analytics.errors import AnalyticsError
+from analytics.java import find_java
 
 
 def fake_java(folder: Path, script: str) -> Path:
@@ -37,13 +38,13 @@ def test_java_on_the_path(tmp_path: Path) -> None:
 )
 def test_unusable_java(tmp_path: Path, script: str, complaint: str) -> None:
     command = fake_java(tmp_path, script)
-    with pytest.raises(JavaNotFoundError, match="apt-get install openjdk-17-jre-headless") as caught:
+    with pytest.raises(AnalyticsError, match="apt-get install openjdk-17-jre-headless") as caught:
         find_java({"PATH": str(command.parent)})
     assert complaint in str(caught.value)
 
 
 def test_no_java(tmp_path: Path) -> None:
-    with pytest.raises(JavaNotFoundError, match="apt-get install openjdk-17-jre-headless"):
+    with pytest.raises(AnalyticsError, match="apt-get install openjdk-17-jre-headless"):
         find_java({"PATH": str(tmp_path)})
-    with pytest.raises(JavaNotFoundError, match="JAVA_HOME is"):
+    with pytest.raises(AnalyticsError, match="JAVA_HOME is"):
         find_java({"JAVA_HOME": str(tmp_path)})

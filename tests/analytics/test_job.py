@@ -22,9 +22,9 @@ import pyspark
 import pytest
 
 from analytics.__main__ import asked_time, main, parser
+from analytics.errors import JournalNotFoundError
 from analytics.generator import Plan, write_journal
 from analytics.job import REPORTS, ReportJob, run_reports, suppressed
-from analytics.segments import JournalNotFoundError
 from analytics.spark import QUICK_START, LazySpark
 from analytics.times import DAY_US, HOUR_US, MINUTE_US
 from analytics.warehouse import Rows
@@ -263,7 +263,7 @@ def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None
     job = ReportJob(
         names=list(REPORTS), journal=str(tmp_path), out=str(tmp_path / "_out"), now=START_US + MINUTE_US
     )
-    assert run_reports(spark, job, lambda text: None).page.findings == []
+    assert run_reports(spark, job, lambda text: None).findings == []
     assert "All is well" in (tmp_path / "_out" / "report.html").read_text()
 
 

@@ -14,6 +14,7 @@ from analytics.figures import compared, figures
 from analytics.findings import Thresholds, find
 from analytics.job import REPORTS
 from analytics.page import ReportPage, asset, heat_heads, render
+from analytics.segments import Checked, Segment
 from analytics.times import HOUR_US
 from tests.analytics.conftest import START_US
 from tests.analytics.test_incidents_found import plant
@@ -32,9 +33,10 @@ def written(folder: Path) -> Path:
     tables = {name: rows for section in sections.values() for name, rows in section.items()}
     page = ReportPage(
         window=warehouse.window,
-        segments=answers.segments,
-        events=answers.events,
-        bad=[("date=2026-01-05/broken.parquet", "ArrowInvalid: too short")],
+        checked=Checked(
+            [Segment("date=2026-01-05/whole.parquet", answers.events)],
+            [Segment("date=2026-01-05/broken.parquet", error="ArrowInvalid: too short")],
+        ),
         notes=warehouse.notes,
         findings=find(tables, Thresholds()),
         figures=compared(figures(warehouse, tables), None),

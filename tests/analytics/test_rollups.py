@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from analytics.errors import JournalNotFoundError, UnreadableError
 from analytics.files import LOCK_NAME, HadoopFolder, LocalFolder
 from analytics.generator import Answers, Plan, write_journal
 from analytics.inputs import Limits
@@ -20,7 +21,6 @@ from analytics.making import update_rollups
 from analytics.manifest import Manifest
 from analytics.rollups import ROLLUPS
 from analytics.rollups_schema import TRAFFIC
-from analytics.segments import JournalNotFoundError, UnreadableError
 from analytics.spark import LazySpark
 from analytics.warehouse import open_warehouse
 from store.journal_files import atomic_file, write_parquet

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from analytics.__main__ import main
+from analytics.errors import AnalyticsError, JournalNotFoundError
 from analytics.inputs import Limits
 from analytics.reports import capacity, health, stale
-from analytics.segments import JournalNotFoundError
-from analytics.snapshot import TABLES, SnapshotError, SqliteSource, write_snapshot
-from analytics.snapshot_postgres import PostgresSource
+from analytics.snapshot import QUERIES, TABLES, SnapshotResult, sqlite_store, write_snapshot
+from analytics.snapshot_postgres import postgres_store
 from store.journal_schema import JournalEvent as E
 from store.journal_schema import epoch_of, pseudonym
 from store.migrate import migrate
@@ -87,6 +87,11 @@ async def postgres_url(postgres: PostgresCluster) -> str:
     return url
 
 
+def take(database: Path, at: datetime, out: Path) -> SnapshotResult:
+    with sqlite_store(database) as ask:
+        return write_snapshot(ask, KEY, at, out)
+
+
 def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
     (file,) = (folder / table).glob("*/*.parquet")
     rows: list[dict[str, Any]] = pq.read_table(file, partitioning=None).to_pylist()
@@ -96,14 +101,15 @@ def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
 async def test_a_lost_router_shows_in_the_states_of_its_queues(database: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("UPDATE smp_servers SET lost = 1")
-    write_snapshot(SqliteSource(database), KEY, START, tmp_path / "out")
+    take(database, START, tmp_path / "out")
     states = [row["status"] for row in rows_in(tmp_path / "out", "subscriptions")]
     assert sorted(states) == ["END", "ERR", "INACTIVE"]
 
 
 def test_both_kinds_of_store_give_the_same_rows(database: Path, postgres_url: str, tmp_path: Path) -> None:
-    for name, source in (("a", SqliteSource(database)), ("b", PostgresSource(postgres_url))):
-        write_snapshot(source, KEY, START, tmp_path / name)
+    for name, source in (("a", sqlite_store(database)), ("b", postgres_store(postgres_url))):
+        with source as ask:
+            write_snapshot(ask, KEY, START, tmp_path / name)
     for table, schema in TABLES.items():
         rows = rows_in(tmp_path / "a", table)
         assert rows == rows_in(tmp_path / "b", table)
@@ -118,12 +124,11 @@ async def delete_tokens(url: str) -> None:
 
 
 def test_a_snapshot_of_postgres_is_one_moment_too(postgres_url: str) -> None:
-    tables = PostgresSource(postgres_url).tables()
-    name, rows = next(tables)
-    assert (name, len(list(rows))) == ("tokens", 2)
-    with ThreadPoolExecutor() as other:  # this thread's event loop is the source's
-        other.submit(asyncio.run, delete_tokens(postgres_url)).result()
-    assert {name: len(list(rows)) for name, rows in tables} == {"subscriptions": 3, "servers": 2}
+    with postgres_store(postgres_url) as ask:
+        assert len(list(ask(QUERIES["tokens"]))) == 2
+        with ThreadPoolExecutor() as other:  # this thread's event loop is the store's
+            other.submit(asyncio.run, delete_tokens(postgres_url)).result()
+        assert [len(list(ask(QUERIES[name]))) for name in ("subscriptions", "servers")] == [3, 2]
 
 
 def test_the_command_takes_a_snapshot_of_postgres(
@@ -148,7 +153,7 @@ def test_the_command_takes_a_snapshot_of_postgres(
 
 def test_snapshot_has_pseudonyms_only(database: Path, tmp_path: Path) -> None:
     out = tmp_path / "snapshots"
-    result = write_snapshot(SqliteSource(database), KEY, START, out)
+    result = take(database, START, out)
     assert result.rows == {"tokens": 2, "subscriptions": 3, "servers": 2}
     tokens = pq.read_table(out / "tokens/date=2026-01-05/000000.parquet", partitioning=None).to_pylist()
     assert [(t["token"], t["provider"], t["status"], t["taken"], t["updated"]) for t in tokens] == [
@@ -170,13 +175,12 @@ def test_snapshot_has_pseudonyms_only(database: Path, tmp_path: Path) -> None:
 
 
 def test_snapshot_is_one_moment_beside_a_writing_daemon(database: Path, tmp_path: Path) -> None:
-    tables = SqliteSource(database).tables()
-    name, rows = next(tables)
-    assert (name, len(list(rows))) == ("tokens", 2)
-    with closing(sqlite3.connect(database)) as db, db:
-        db.execute("PRAGMA foreign_keys = ON")
-        db.execute("DELETE FROM tokens")
-    assert {name: len(list(rows)) for name, rows in tables} == {"subscriptions": 3, "servers": 2}
+    with sqlite_store(database) as ask:
+        assert len(list(ask(QUERIES["tokens"]))) == 2
+        with closing(sqlite3.connect(database)) as db, db:
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("DELETE FROM tokens")
+        assert [len(list(ask(QUERIES[name]))) for name in ("subscriptions", "servers")] == [3, 2]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database at all, but long enough to be looked at" * 20])
@@ -184,15 +188,15 @@ def test_no_store(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "ntf.db"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SnapshotError, match=str(path)):
-        write_snapshot(SqliteSource(path), KEY, START, tmp_path / "out")
+    with pytest.raises(AnalyticsError, match=str(path)):
+        take(path, START, tmp_path / "out")
     assert not list(tmp_path.rglob("*.parquet*"))
 
 
 def test_reports_know_what_is_older_than_the_journal(database: Path, tmp_path: Path, ask: Ask) -> None:
     out = tmp_path / "snapshots"
     for day in (5, 7, 20):
-        write_snapshot(SqliteSource(database), KEY, datetime(2026, 1, day, tzinfo=UTC), out)
+        take(database, datetime(2026, 1, day, tzinfo=UTC), out)
     s2 = pseudonym(KEY, b"S2" * 12)
     name = "b.example:7001"
     moved: Any = {"subscription": s2, "server": name, "status_from": "END", "status_to": "ACTIVE"}
@@ -213,6 +217,6 @@ def test_no_snapshot(tmp_path: Path, database: Path, ask: Ask) -> None:
     rows = [event(1, E.SMP_CONNECTED, server="a.example:5223", latency_us=1)]
     with pytest.raises(JournalNotFoundError, match="no snapshots in"):
         ask(rows, snapshots=tmp_path / "nowhere")
-    write_snapshot(SqliteSource(database), KEY, datetime(2026, 2, 1, tzinfo=UTC), tmp_path / "later")
+    take(database, datetime(2026, 2, 1, tzinfo=UTC), tmp_path / "later")
     with pytest.raises(JournalNotFoundError, match="no snapshot before the end"):
         ask(rows, snapshots=tmp_path / "later")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntf_server.config import PushConfig
-from ntf_server.descriptors import MINIMUM, TooFewDescriptors, descriptor_budget
+from ntf_server.config import ConfigError, PushConfig
+from ntf_server.descriptors import MINIMUM, descriptor_budget
 from ntf_server.push.lanes import URGENT_CONCURRENCY, Shared
 from tests.ntf_server.test_cli import init
 
@@ -48,7 +48,7 @@ def test_with_files_enough_nothing_is_held_back() -> None:
 
 
 def test_far_too_few_are_refused() -> None:
-    with pytest.raises(TooFewDescriptors, match="only 100 files"):
+    with pytest.raises(ConfigError, match="only 100 files"):
         descriptor_budget(100)
 
 

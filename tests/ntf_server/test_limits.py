@@ -52,15 +52,15 @@ def test_no_limit() -> None:
         )
     )
     for _ in range(10_000):
-        assert limits.allow_commands("a", 0, 500)
-        assert limits.allow_token("a", 0)
-        assert limits.allow_verification("a", 0)
+        assert limits.commands.allows("a", 0, 500)
+        assert limits.tokens.allows("a", 0)
+        assert limits.verifications.allows("a", 0)
 
 
 def test_defaults_leave_room_for_a_carrier() -> None:
     limits = AddressLimits(LimitsConfig())
-    assert all(limits.allow_verification("carrier", 0) for _ in range(1000))
-    assert all(limits.allow_token("carrier", 0) for _ in range(1000))
+    assert all(limits.verifications.allows("carrier", 0) for _ in range(1000))
+    assert all(limits.tokens.allows("carrier", 0) for _ in range(1000))
 
 
 def test_connections_are_counted_in_all_and_per_source() -> None:

@@ -350,7 +350,6 @@ def another_api(
         config,
         SystemClock(),
         os.urandom,
-        lambda: None,
         addresses=AddressLimits(LimitsConfig()),
         most_connections=most_connections,
         reuse_port=reuse_port,

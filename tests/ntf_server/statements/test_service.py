@@ -13,6 +13,7 @@ from ntf_server.clock import SystemClock
 from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.statements import service
+from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.service import StatementGateway
 from store.leases import Lease, SoleOwner
 from tests.ntf_server.statements.builders import topic
@@ -49,15 +50,13 @@ async def test_rules_are_read_by_the_one_that_watches(
 ) -> None:
     monkeypatch.setattr(service, "OWNERSHIP_INTERVAL", 0.001)
     store, lot = Asked(), Lot()
-    gateway = StatementGateway(
-        cast("Any", store),
-        store,
+    config, clock, addresses = (
         StatementsConfig(enabled=True, node=node.url, port=0),
         SystemClock(),
-        os.urandom,
-        lot,
-        addresses=AddressLimits(LimitsConfig()),
+        AddressLimits(LimitsConfig()),
     )
+    api = GatewayApi(cast("Any", store), config, clock, os.urandom, addresses=addresses)
+    gateway = StatementGateway(cast("Any", store), store, config, clock, api, lot)
     running = asyncio.create_task(gateway.run())
     try:
         await until(lambda: store.purges > 0)
