@@ -17,7 +17,6 @@ from construct import (
     Struct,
     Terminated,
     stream_read,
-    stream_write,
 )
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -43,12 +42,6 @@ class _Element(Construct):  # type: ignore[misc]
         super().__init__()
         self._tag = tag
 
-    def _header(self, length: int) -> bytes:
-        if length < 0x80:
-            return self._tag + bytes((length,))
-        encoded = length.to_bytes((length.bit_length() + 7) // 8, "big")
-        return self._tag + bytes((0x80 | len(encoded),)) + encoded
-
     def _parse(self, stream: Any, context: Any, path: str) -> bytes:
         header = stream_read(stream, 2, path)
         length = header[1]
@@ -59,10 +52,14 @@ class _Element(Construct):  # type: ignore[misc]
             raise ConstructError("another tag, or a length that is not DER", path=path)
         return bytes(stream_read(stream, length, path))
 
-    def _build(self, obj: bytes, stream: Any, context: Any, path: str) -> bytes:
-        element = self._header(len(obj)) + obj
-        stream_write(stream, element, len(element), path)
-        return obj
+    def around(self, content: bytes) -> bytes:
+        return self._header(len(content)) + content
+
+    def _header(self, length: int) -> bytes:
+        if length < 0x80:
+            return self._tag + bytes((length,))
+        encoded = length.to_bytes((length.bit_length() + 7) // 8, "big")
+        return self._tag + bytes((0x80 | len(encoded),)) + encoded
 
 
 ShortString = Prefixed(Int8ub, GreedyBytes)
@@ -85,10 +82,10 @@ def identity_hashes(chain: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def sign_key(signer: SigningKey, key: AuthPublicKey) -> bytes:
     """The signature covers the SEQUENCE around the key, not the key alone."""
-    signed = _Sequence.build(key.der)
+    signed = _Sequence.around(key.der)
     oid = _ED448_OID if isinstance(signer, Ed448PrivateKey) else _ED25519_OID
-    body = _SignedBody.build({"object": key.der, "algorithm": oid, "signature": b"\0" + signer.sign(signed)})
-    return bytes(_Sequence.build(body))
+    signature = _BitString.around(b"\0" + signer.sign(signed))
+    return _Sequence.around(signed + _Sequence.around(oid) + signature)
 
 
 def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
@@ -101,7 +98,7 @@ def open_signed_key(certificate: bytes, signed_key: bytes) -> AuthPublicKey:
     if _ALGORITHMS.get(body.algorithm) != len(signature) or body.signature[:1] != b"\0":
         raise DecodeError
     verify_key = certificate_key(certificate)
-    if not verify_key.verify(signature, _Sequence.build(body.object)):
+    if not verify_key.verify(signature, _Sequence.around(body.object)):
         raise DecodeError
     return decode_public_key(body.object)
 
