@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -60,11 +59,6 @@ class Credentials:
     key: PrivateKey = field(repr=False, compare=False)
 
     @property
-    def leaf_key_der(self) -> bytes:
-        """The leaf's public key as DER SubjectPublicKeyInfo."""
-        return self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-    @property
     def identity(self) -> bytes:
         """The hash peers pin: of the second certificate, or of the only one (a service)."""
         return fingerprint(self.chain[min(1, len(self.chain) - 1)])
@@ -76,10 +70,6 @@ class Credentials:
         key = decode_private_key(der)
         assert not isinstance(key, X25519PrivateKey)
         return key
-
-    def sign(self, data: bytes) -> bytes:
-        """Sign with the leaf's key."""
-        return self.key.sign(data)
 
 
 def make_ca(algorithm: KeyAlgorithm, common_name: str, now: datetime) -> tuple[bytes, PrivateKey]:
