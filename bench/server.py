@@ -244,18 +244,19 @@ async def idle(folder: Path, *, connections: int = 3_000) -> list[Row]:
     init(folder)
     async with daemon(folder) as server:
         warm = [await NtfClient.open(server.address) for _ in range(50)]
-        before, started = server.memory(), time.perf_counter()
+        before, cpu, started = server.memory(), server.cpu(), time.perf_counter()
         clients: list[NtfClient] = []
         while len(clients) < connections:
             async with asyncio.TaskGroup() as tasks:
                 opened = [tasks.create_task(NtfClient.open(server.address)) for _ in range(50)]
             clients += [task.result() for task in opened]
-        elapsed = time.perf_counter() - started
+        elapsed, cpu = time.perf_counter() - started, server.cpu() - cpu
         each = (server.memory() - before) / len(clients) / 1024
         assert isinstance(await clients[-1].ask(Ping()), Pong)
         rows = [
             figure("idle connections held", "in all", len(clients)),
             figure("connections opened, TLS of both sides here", "1/s", len(clients) / elapsed),
+            figure("a connection opened, the daemon's part", "us CPU", cpu / len(clients) * 1e6),
             figure("memory of an idle connection", "kB", each, aim=25),
         ]
         for client in (*warm, *clients):

@@ -41,6 +41,8 @@ NMSG_ROUNDS = 3
 MEGABYTE = 1024 * 1024
 CONFIG = SubscriberConfig(allow_private_routers=True)
 MAX_ROUTERS = 10_000
+LOOK, LOOK_AT_MANY = 0.005, 0.05
+"Seconds between looks. One at 500 routers takes some 3 ms of the CPU that is measured."
 
 Keys = list[Queue]
 
@@ -132,11 +134,11 @@ class Daemon:
             yield
             task.cancel()
 
-    async def until(self, condition: Callable[[list[RouterStatus]], bool]) -> float:
+    async def until(self, condition: Callable[[list[RouterStatus]], bool], every: float = LOOK) -> float:
         """Wait for a condition; the time at which it was found true."""
         while not condition(self.subscriber.status()):
             self.memory = max(self.memory, resident_memory())
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(every)
         return time.perf_counter()
 
 
@@ -191,7 +193,7 @@ async def many_routers(_: Path, *, routers: int = 500) -> list[Row]:
         daemon = Daemon(store, CONFIG)
         async with daemon.running():
             started = time.perf_counter()
-            took = await daemon.until(all_subscribed) - started
+            took = await daemon.until(all_subscribed, LOOK_AT_MANY) - started
             cpu = time.process_time() - cpu
     return [
         figure("all routers connected and subscribed", "s", took),

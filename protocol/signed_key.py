@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from construct import (
-    Const,
     Construct,
     ConstructError,
     FocusedSeq,
@@ -16,8 +15,8 @@ from construct import (
     Prefixed,
     PrefixedArray,
     Struct,
+    Terminated,
     stream_read,
-    stream_write,
 )
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -38,48 +37,42 @@ from protocol.errors import DecodeError
 
 Key = TypeVar("Key", Ed25519PublicKey, X25519PublicKey, Ed448PublicKey)
 
-MAX_CHAIN = 4
-_SEQUENCE = b"\x30"
-_BIT_STRING = b"\x03"
 
+class _Element(Construct):  # type: ignore[misc]
+    """The content of an element of DER, behind its tag and the shortest form of its length."""
 
-class _DerLength(Construct):  # type: ignore[misc]
-    """Definite lengths up to 65535."""
+    def __init__(self, tag: bytes) -> None:
+        super().__init__()
+        self._tag = tag
 
-    def _parse(self, stream: Any, context: Any, path: str) -> int:
-        first = stream_read(stream, 1, path)[0]
-        if first < 0x80:
-            return int(first)
-        if first not in (0x81, 0x82):
-            raise ConstructError("long DER length", path=path)
-        return int.from_bytes(stream_read(stream, first - 0x80, path), "big")
+    def _parse(self, stream: Any, context: Any, path: str) -> bytes:
+        header = stream_read(stream, 2, path)
+        length = header[1]
+        if length >= 0x80:
+            header += stream_read(stream, length & 0x7F, path)
+            length = int.from_bytes(header[2:], "big")
+        if header != self._header(length):
+            raise ConstructError("another tag, or a length that is not DER", path=path)
+        return bytes(stream_read(stream, length, path))
 
-    def _build(self, obj: int, stream: Any, context: Any, path: str) -> int:
-        if obj < 0x80:
-            encoded = bytes((obj,))
-        elif obj < 0x100:
-            encoded = bytes((0x81, obj))
-        else:
-            encoded = b"\x82" + obj.to_bytes(2, "big")
-        stream_write(stream, encoded, len(encoded), path)
-        return obj
+    def around(self, content: bytes) -> bytes:
+        return self._header(len(content)) + content
 
-
-def _tlv(tag: bytes) -> Construct:
-    return FocusedSeq("body", Const(tag), "body" / Prefixed(_DerLength(), GreedyBytes))
+    def _header(self, length: int) -> bytes:
+        if length < 0x80:
+            return self._tag + bytes((length,))
+        encoded = length.to_bytes((length.bit_length() + 7) // 8, "big")
+        return self._tag + bytes((0x80 | len(encoded),)) + encoded
 
 
 ShortString = Prefixed(Int8ub, GreedyBytes)
 LargeString = Prefixed(Int16ub, GreedyBytes)
 CertificateChain = PrefixedArray(Int8ub, LargeString)
-_SignedBody = Struct(
-    "object" / _tlv(_SEQUENCE), "algorithm" / _tlv(_SEQUENCE), "signature" / _tlv(_BIT_STRING)
-)
-_Outer = _tlv(_SEQUENCE)
+_Sequence, _BitString = _Element(b"\x30"), _Element(b"\x03")
+_Outer = FocusedSeq("body", "body" / _Sequence, Terminated)
+_SignedBody = Struct("object" / _Sequence, "algorithm" / _Sequence, "signature" / _BitString, Terminated)
 _ALGORITHMS = {bytes.fromhex("06032b6570"): 64, bytes.fromhex("06032b6571"): 114}
 _ED25519_OID, _ED448_OID = _ALGORITHMS
-
-
 _IDENTITY_PLACES = {2: (1,), 3: (1, 2), 4: (1, 2)}
 """By the length of a chain, leaf first. Deployed servers have their identity at place 1, with certificates of
 their operator behind it; longer chains of the protocol begin with a session certificate, so it is at 2."""
@@ -92,10 +85,10 @@ def identity_hashes(chain: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def sign_key(signer: SigningKey, key: AuthPublicKey) -> bytes:
     """The signature covers the SEQUENCE around the key, not the key alone."""
-    signed = _tlv(_SEQUENCE).build(key.der)
+    signed = _Sequence.around(key.der)
     oid = _ED448_OID if isinstance(signer, Ed448PrivateKey) else _ED25519_OID
-    body = _SignedBody.build({"object": key.der, "algorithm": oid, "signature": b"\0" + signer.sign(signed)})
-    return bytes(_Outer.build(body))
+    signature = _BitString.around(b"\0" + signer.sign(signed))
+    return _Sequence.around(signed + _Sequence.around(oid) + signature)
 
 
 def open_signed_key(certificate: bytes, signed_key: bytes, kind: type[Key]) -> Key:
@@ -104,15 +97,13 @@ def open_signed_key(certificate: bytes, signed_key: bytes, kind: type[Key]) -> K
         body = _SignedBody.parse(_Outer.parse(signed_key))
     except ConstructError:
         raise DecodeError from None
-    if _Outer.build(_SignedBody.build(body)) != signed_key:  # one form only: shortest lengths, nothing behind
-        raise DecodeError
-    signature = bytes(body.signature[1:])
-    if _ALGORITHMS.get(bytes(body.algorithm)) != len(signature) or body.signature[:1] != b"\0":
+    signature = body.signature[1:]
+    if _ALGORITHMS.get(body.algorithm) != len(signature) or body.signature[:1] != b"\0":
         raise DecodeError
     verify_key = certificate_key(certificate)
-    if not verify_key.verify(signature, _tlv(_SEQUENCE).build(body.object)):
+    if not verify_key.verify(signature, _Sequence.around(body.object)):
         raise DecodeError
-    key = decode_public_key(bytes(body.object))
+    key = decode_public_key(body.object)
     if not isinstance(key, kind):
         raise DecodeError
     return key

@@ -191,10 +191,13 @@ class DialSlots:
         self._give()
 
     def _give(self) -> None:
-        free = self._total - self._used.total()
-        for turn, owner in list(self._waiting.items()) if free > 0 else ():
-            if free > 0 and self._used[owner] < self._each and not turn.done():  # nor cancelled just now
-                del self._waiting[turn]
+        free, given = self._total - self._used.total(), list[asyncio.Future[None]]()
+        for turn, owner in self._waiting.items():
+            if len(given) >= free:
+                break
+            if self._used[owner] < self._each and not turn.done():  # nor cancelled just now
                 self._used[owner] += 1
-                free -= 1
-                turn.set_result(None)
+                given.append(turn)
+        for turn in given:
+            del self._waiting[turn]
+            turn.set_result(None)

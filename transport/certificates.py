@@ -71,10 +71,6 @@ class Credentials:
         assert not isinstance(key, X25519PrivateKey)
         return key
 
-    def sign(self, data: bytes) -> bytes:
-        """Sign with the leaf's key."""
-        return self.key.sign(data)
-
 
 def make_ca(algorithm: KeyAlgorithm, common_name: str, now: datetime) -> tuple[bytes, PrivateKey]:
     """A self-signed CA certificate (DER) and its key; its fingerprint becomes the server's identity."""

@@ -7,7 +7,9 @@ import ipaddress
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
+KNOWN_SOURCES = 4096  # addresses: each is asked for several times in the life of a connection
 IPV6_PREFIX = 64
 "What one subscriber of an IPv6 network gets: whoever has one address there has all of them."
 
@@ -70,6 +72,7 @@ class RateLimiter:
         return bucket.take(self.rate, now, amount)
 
 
+@lru_cache(maxsize=KNOWN_SOURCES)
 def source_of(address: str) -> str:
     """Whom an address is counted for: itself, or the /64 of an IPv6 address."""
     try:

@@ -26,7 +26,7 @@ from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream
 HANDSHAKE_TIMEOUT = 15.0
 SHUTDOWN_TIMEOUT = 10.0  # handlers that did not end this long after the server closed are left behind
 HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
-HANDSHAKE_READ = 4096  # what is taken from a peer at a time before it has shown that it speaks TLS
+HANDSHAKE_READ = 4096  # the most that waits of a peer for the next turn of its handshake
 GRACE = 3.0  # where room is short, a handshake that takes longer makes room
 LOOK_FOR_ROOM = 0.25
 SOURCE_PART = 2  # one source may have begun one handshake of so many
@@ -341,7 +341,7 @@ class AcceptedStream(TlsStream):
         self._engine.feed(len(early))
         self._process()
         self._shaking = not self._engine.established
-        if not (self._reading_paused or self.is_gone):
+        if len(early) == HANDSHAKE_READ and not (self._reading_paused or self.is_gone):
             self._transport.resume_reading()
 
     def give_up(self) -> None:
@@ -350,7 +350,9 @@ class AcceptedStream(TlsStream):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See TlsStream."""
-        return receive_buffer()[:HANDSHAKE_READ] if self._shaking else super().get_buffer(sizehint)
+        if self._shaking:
+            return receive_buffer()[: HANDSHAKE_READ - len(self._early)]
+        return super().get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
         """See TlsStream; during the handshake, the bytes wait for their turn."""
@@ -359,9 +361,11 @@ class AcceptedStream(TlsStream):
             return
         assert self._transport is not None
         self.last_received = self._loop.time()
-        self._early = bytes(receive_buffer()[:nbytes])
-        self._transport.pause_reading()
-        self._owner.go_on(self)
+        if not self._early:
+            self._owner.go_on(self)
+        self._early += receive_buffer()[:nbytes]
+        if len(self._early) == HANDSHAKE_READ:
+            self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See TlsStream."""
