@@ -25,7 +25,7 @@ FLUSH_EVENTS = 10_000  # written as soon as so many wait: small enough to stay i
 
 FileFormat = Literal["parquet", "jsonl"]
 Row = tuple[Any, ...]
-"""One event before it has a number and pseudonyms: its wall time in seconds, its name, all `GIVEN_COLUMNS`."""
+"""One event, without a number or pseudonyms: its wall time in seconds, its name and all `GIVEN_COLUMNS`."""
 ReceivedBlock = tuple[float, str, Sequence[tuple[bytes, bytes]]]
 """The notifications of one received block: its time, the server, and (token id, subscription id), raw."""
 
