@@ -12,7 +12,7 @@ from ntf_server.config import Config, ConfigError, configured
 from ntf_server.data_folder import MADE_MARK, expect_database, held
 from ntf_server.stores import need_driver, postgres_url
 from store import migrate
-from store.schema_steps import Step
+from store.schema_steps import Migration
 
 KINDS = ("sqlite", "postgres")
 
@@ -85,7 +85,7 @@ async def _migrate_postgres(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def _refused(args: argparse.Namespace, steps: Sequence[Step], place: str) -> int | None:
+def _refused(args: argparse.Namespace, steps: Sequence[Migration], place: str) -> int | None:
     """Tells the steps; an exit code if they are not to be done."""
     if not steps:
         print(f"{place}: nothing to do")

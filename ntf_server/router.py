@@ -85,7 +85,7 @@ class RouterStatus:
     last_error: str | None
 
 
-class Standing(Enum):
+class Acquaintance(Enum):
     """With whom a router shares what there is for connecting. It takes one connection to be no newcomer any
     more; so routers that were there and do not answer hold up each other only."""
 
@@ -110,7 +110,7 @@ class Router:
         known: KnownRouter,
         parts: Surroundings,
         config: SubscriberConfig,
-        dialing: Callable[[Standing], Dialing],
+        dialing: Callable[[Acquaintance], Dialing],
         *,
         brought_by: Hashable,
         was_there: bool,
@@ -264,7 +264,7 @@ class Router:
             await former.close()
 
     async def _connect(self, work: RouterSession) -> SmpSession:
-        dialing = self._dialing(self._standing)
+        dialing = self._dialing(self._acquaintance)
         async with dialing.slots.slot(self._brought_by):
             began = self._parts.clock.monotonic()
             try:
@@ -280,10 +280,10 @@ class Router:
                 self._is_slow = self._parts.clock.monotonic() - began > SLOW_DIAL
 
     @property
-    def _standing(self) -> Standing:
+    def _acquaintance(self) -> Acquaintance:
         if not self._was_there:
-            return Standing.NEW
-        return Standing.SLOW if self._is_slow else Standing.KNOWN
+            return Acquaintance.NEW
+        return Acquaintance.SLOW if self._is_slow else Acquaintance.KNOWN
 
     def _connected(self, session: SmpSession, took: float) -> None:
         CONNECTS.inc()

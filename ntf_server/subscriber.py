@@ -15,7 +15,7 @@ from ntf_server.config import SubscriberConfig
 from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import gauge
-from ntf_server.router import LONGEST_DELAY, Dialing, Router, RouterStatus, Standing
+from ntf_server.router import LONGEST_DELAY, Acquaintance, Dialing, Router, RouterStatus
 from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter, Surroundings
 from protocol.addresses import SmpServer, canonical_host
 from protocol.encoding import EntityId
@@ -35,7 +35,7 @@ STATUS_INTERVAL = 5.0
 "Seconds between updates of the metrics about connections."
 STOP_PATIENCE = 10.0
 "Seconds for which a daemon that stops tries to store what was sent to it."
-DIALS = {Standing.NEW: (32, 4), Standing.KNOWN: (64, 16), Standing.SLOW: (32, 8)}
+DIALS = {Acquaintance.NEW: (32, 4), Acquaintance.KNOWN: (64, 16), Acquaintance.SLOW: (32, 8)}
 "Connections and handshakes under way at once, and of these, those that the same client address asked for."
 
 NAMED_ROUTERS = 20_000
@@ -166,7 +166,7 @@ class RouterSubscriber:
             for standing, (total, each) in DIALS.items()
         }
         # Thousands of queues name the same few routers: each is looked at once.
-        self._permits = lru_cache(4096)(self._dialing[Standing.NEW].dialer.permits)
+        self._permits = lru_cache(4096)(self._dialing[Acquaintance.NEW].dialer.permits)
         self._places = RouterPlaces(max_routers, config.routers_per_address)
         self._named = NamedRouters(config.routers_per_address)
         self._room = WaitingRoom(WAITING_IN_ALL, WAITING_SHARE)

@@ -13,7 +13,7 @@ from protocol.encoding import EntityId
 from protocol.statuses import SubState
 from store.records import DeletedSubscription, DeletedToken, Deletion, ServerKey, SubKey, TokenKey
 from store.rows import DELETED, DELETED_PAGE, deleted_subscription
-from store.sql_store import Row, Statement, Transaction, shared
+from store.sql_store import Row, Sql, Transaction, shared
 from store.sums import QueueChange, StoredState
 
 _TOKENS_AT_ONCE = 256
@@ -27,7 +27,7 @@ SELECT token_key, token_id, device_token, status, (
 FROM tokens
 WHERE token_key = ANY($1::bigint[]) AND status <> '{DELETED}' ORDER BY token_key FOR UPDATE
 """)
-_MARK = Statement(
+_MARK = Sql(
     sqlite=f"""
 UPDATE tokens SET status = '{DELETED}', device_token = x'', verify_key = CAST(token_key AS BLOB),
     dh_private = x'', dh_secret = x'', code = x'', cron_minutes = 0, cron_due = NULL
@@ -57,7 +57,7 @@ _DELETE_EMPTY = shared("""
 DELETE FROM tokens AS t WHERE token_key = ANY($1::bigint[])
     AND NOT EXISTS (SELECT 1 FROM subscriptions s WHERE s.token_key = t.token_key)
 """)
-_RELEASE = Statement(
+_RELEASE = Sql(
     sqlite="""
 UPDATE token_routers SET subscriptions = subscriptions - 1 WHERE token_key = ? AND server_key = ?
 """,

@@ -20,7 +20,7 @@ from store.moving import CopyDiffers, Progress
 from store.reference import (
     Moment,
     Queues,
-    Router,
+    RouterRow,
     Source,
     Unreadable,
     notification_row,
@@ -120,7 +120,7 @@ class ReferenceDatabase:
         self._db = db
         self._schema = schema
         self._moment = moment
-        self._routers: dict[int, Router] = {}
+        self._routers: dict[int, RouterRow] = {}
         self._keepers: set[int] = set()
         "Rows whose service is ours now; of several that are one router, one."
         self._merged: set[int] = set()
@@ -161,7 +161,7 @@ class ReferenceDatabase:
         self.findings.last[SERVERS.name] = max((row[0] for row in servers), default=0)
 
     async def _read_routers(self) -> None:
-        first: dict[Any, Router] = {}
+        first: dict[Any, RouterRow] = {}
         for row in await self._db.fetch(_SERVERS):
             self.findings.rows["smp_servers"] += 1
             where = f"smp_servers {row['smp_server_id']}"
@@ -296,7 +296,7 @@ class ReferenceDatabase:
         """Changes whenever the result would: an earlier run of another database is not continued."""
         return json.dumps([str(total) for total in self.findings.sums.values()])
 
-    def associations(self) -> Iterator[tuple[Router, int, bytes]]:
+    def associations(self) -> Iterator[tuple[RouterRow, int, bytes]]:
         """Routers with queues that their service subscribes: how many, and the hash of their ids."""
         for key, queues in sorted(self._queues.items()):
             if queues.associated:

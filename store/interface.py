@@ -44,18 +44,18 @@ from store.records import (
 )
 from store.statement_records import (
     Accepted,
+    BatchPage,
     GatewayCaps,
     GatewaySubscription,
     NewGatewaySubscription,
-    Page,
     PushKey,
     PushRecord,
     ReceivedStatement,
     Refusal,
-    Request,
     Rule,
     RuleEdit,
     RulesEdited,
+    SignedRequest,
     StatementPush,
     TokenTaken,
 )
@@ -250,17 +250,17 @@ class GatewayStore(Protocol):
     happens. Whatever is refused changes nothing."""
 
     async def add_gateway_subscription(
-        self, new: NewGatewaySubscription, request: Request | None, caps: GatewayCaps
+        self, new: NewGatewaySubscription, request: SignedRequest | None, caps: GatewayCaps
     ) -> TokenTaken | Refusal | None:
         """Durable."""
 
     async def delete_gateway_subscriptions(
-        self, client_id: bytes, ids: Sequence[bytes], request: Request | None
+        self, client_id: bytes, ids: Sequence[bytes], request: SignedRequest | None
     ) -> Refusal | None:
         """Durable. With their rules; UNKNOWN if one of them is not the client's."""
 
     async def gateway_subscriptions(
-        self, client_id: bytes, request: Request | None
+        self, client_id: bytes, request: SignedRequest | None
     ) -> list[GatewaySubscription] | Refusal: ...
 
     async def edit_rules(
@@ -269,7 +269,7 @@ class GatewayStore(Protocol):
         subscription_id: bytes,
         edit: RuleEdit,
         rules: Sequence[Rule],
-        request: Request | None,
+        request: SignedRequest | None,
         *,
         now: int,
         caps: GatewayCaps,
@@ -284,7 +284,7 @@ class StatementStore(Protocol):
         """Topics that rules name, each once."""
 
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: Page = ...
+        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = ...
     ) -> Accepted:
         """One push for each subscription with a rule for the sender and one of the topics (the first that has
         one), once for each statement, within the limit of the sender and the client. Those of a page only:

@@ -106,20 +106,20 @@ class Changes(NamedTuple):
     "Of what was gained, that which nobody else owned since it was last ours."
 
 
-class Step(NamedTuple):
+class Rebalance(NamedTuple):
     """What a daemon does about leases of one duty: claim so many, or give so many back."""
 
     claim: int = 0
     give_back: int = 0
 
 
-def next_step(*, total: int, mine: int, daemons: int) -> Step:
+def next_step(*, total: int, mine: int, daemons: int) -> Rebalance:
     """Towards equal shares. What nobody owns is claimed at once; what others should have goes in small parts,
     so that daemons which come and go do not make all routers reconnect."""
     share = math.ceil(total / max(1, daemons))
     if mine <= share:
-        return Step(claim=min(share - mine, CLAIMED_AT_ONCE))
-    return Step(give_back=min(mine - share, math.ceil(mine * GIVEN_BACK_PART)))
+        return Rebalance(claim=min(share - mine, CLAIMED_AT_ONCE))
+    return Rebalance(give_back=min(mine - share, math.ceil(mine * GIVEN_BACK_PART)))
 
 
 class Ownership(Protocol):

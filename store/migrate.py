@@ -13,7 +13,7 @@ from pathlib import Path
 
 from store.interface import SchemaError
 from store.policy import BUSY_TIMEOUT
-from store.schema_steps import SchemaSteps, Step
+from store.schema_steps import Migration, SchemaSteps
 from store.sqlite_errors import store_errors
 
 APPLICATION_ID = 0x4E544653
@@ -36,7 +36,7 @@ def schema_version(db: sqlite3.Connection) -> int:
     return int(version)
 
 
-def apply(db: sqlite3.Connection, steps: list[Step]) -> None:
+def apply(db: sqlite3.Connection, steps: list[Migration]) -> None:
     """Run the steps on a connection in autocommit mode. A step that fails leaves the version before it."""
     for step in steps:
         db.execute("BEGIN IMMEDIATE")
@@ -62,7 +62,7 @@ def _statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list[Step]:
+def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list[Migration]:
     """Bring the database at `path` to a version (the latest if None) while no server uses it.
 
     Returns the steps done, or with `dry_run` the steps to do. A missing file is created by steps up only.

@@ -19,7 +19,7 @@ from store.postgres_leases import PostgresLeases
 from store.postgres_migrate import STEPS, migrate, schema_version
 from store.records import Notification, SentEntry, ServerKey, Stored, TokenKey, TokenPush
 from store.routers import Routers
-from store.sql_store import Arrived, CommitObserver, Database, Statement, Transaction, WorkQueue
+from store.sql_store import Arrived, CommitObserver, Database, Sql, Transaction, WorkQueue
 from store.statements import Statements
 from store.subscriptions import Subscriptions
 from store.tokens import Tokens
@@ -27,8 +27,8 @@ from store.tokens import Tokens
 T = TypeVar("T")
 R = TypeVar("R")
 
-_NEW_ID = Statement("", "SELECT nextval(pg_get_serial_sequence('daemons', 'daemon_id'))")
-_LOGGED = Statement("", "SELECT pg_current_xact_id()::text")
+_NEW_ID = Sql("", "SELECT nextval(pg_get_serial_sequence('daemons', 'daemon_id'))")
+_LOGGED = Sql("", "SELECT pg_current_xact_id()::text")
 
 
 class PostgresStore(Tokens, Subscriptions, Routers, Statements):

@@ -30,9 +30,9 @@ from store.rows import DELETED, TOKEN_COLUMNS, last_notification, newest_entries
 from store.sql_store import (
     Arrived,
     Database,
-    Failed,
+    Failure,
     Row,
-    Statement,
+    Sql,
     Transaction,
     address_columns,
     smp_server,
@@ -129,22 +129,22 @@ class PostgresDatabase(Database):
     def __init__(self, db: asyncpg.Connection) -> None:
         self.db = db
 
-    async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
+    async def fetch(self, statement: Sql, *parameters: Any) -> Sequence[Row]:
         rows: Sequence[Row] = await self.db.fetch(statement.postgres, *parameters)
         return rows
 
-    async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Sequence[Row]:
+    async def fetch_each(self, statement: Sql, ids: Sequence[bytes]) -> Sequence[Row]:
         return await self.fetch(statement, ids)
 
-    async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
+    async def fetch_rows(self, statement: Sql, rows: Sequence[Row]) -> Sequence[Row]:
         return await self.fetch(statement, *_columns(rows)) if rows else []
 
-    async def execute(self, statement: Statement, *parameters: Any) -> int:
+    async def execute(self, statement: Sql, *parameters: Any) -> int:
         tag: str = await self.db.execute(statement.postgres, *parameters)
         rows = tag.rpartition(" ")[2]
         return int(rows) if rows.isdigit() else 0
 
-    async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> int:
+    async def execute_rows(self, statement: Sql, rows: Sequence[Row]) -> int:
         return await self.execute(statement, *_columns(rows)) if rows else 0
 
 
@@ -194,7 +194,7 @@ class PostgresTransaction(PostgresDatabase, Transaction):
     async def lock(self, name: bytes) -> None:
         await self.db.execute(_LOCK, name)
 
-    async def kept(self, statement: Statement, keys: Iterable[int]) -> set[int]:
+    async def kept(self, statement: Sql, keys: Iterable[int]) -> set[int]:
         asked = list(keys)
         return {row[0] for row in await self.fetch(statement, asked)} if asked else set()
 
@@ -327,10 +327,10 @@ WHERE n.token_key = o.token_key AND n.sub_key = o.sub_key AND o.place > {KEPT_NO
 
 def late_adder(
     leases: Fences,
-) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failed]]]:
+) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failure]]]:
     """The batch of `add_late_notifications`: it asks for no fence, and replaces nothing."""
 
-    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failed]:
+    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failure]:
         return _results(blocks, await _add(db, _ADD_LATE, blocks), leases)
 
     return add
@@ -338,10 +338,10 @@ def late_adder(
 
 def adder(
     daemon_id: Callable[[], int], leases: Fences
-) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failed]]]:
+) -> Callable[[asyncpg.Connection, Sequence[Arrived]], Awaitable[list[list[Stored | None] | Failure]]]:
     """The batch of `add_notifications`."""
 
-    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failed]:
+    async def add(db: asyncpg.Connection, blocks: Sequence[Arrived]) -> list[list[Stored | None] | Failure]:
         keys = list({block.server_key for block in blocks})
         if not leases.has_joined:
             return _results(blocks, await _add(db, _ADD_ALONE, blocks), leases)
@@ -370,7 +370,7 @@ async def _add(
 
 def _results(
     blocks: Sequence[Arrived], rows: Sequence[asyncpg.Record], leases: Fences
-) -> list[list[Stored | None] | Failed]:
+) -> list[list[Stored | None] | Failure]:
     stored: list[Stored | None] = [None] * sum(len(block.notifications) for block in blocks)
     held: set[ServerKey] = set()
     for place, key, sub_key, token_id, subscription_id, tag in rows:
@@ -380,11 +380,11 @@ def _results(
         else:
             held.add(ServerKey(key))
     left = iter(stored)
-    results: list[list[Stored | None] | Failed] = []
+    results: list[list[Stored | None] | Failure] = []
     for block in blocks:
         entries = [next(left) for _ in block.notifications]
         is_held = block.server_key in held or not entries
-        results.append(entries if is_held else Failed(leases.refused(of_router(block.server_key))))
+        results.append(entries if is_held else Failure(leases.refused(of_router(block.server_key))))
     return results
 
 

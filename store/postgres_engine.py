@@ -19,7 +19,7 @@ from store.interface import StoreError, StoreUnavailable
 from store.postgres_database import PostgresDatabase, PostgresTransaction
 from store.postgres_errors import CAUGHT, NO_SESSIONS, RETRIED, store_error, store_errors
 from store.postgres_migrate import SCHEMA
-from store.sql_store import CommitObserver, Failed, Operation, regrouped, runs
+from store.sql_store import CommitObserver, Failure, Operation, regrouped, runs
 
 T = TypeVar("T")
 Context = TypeVar("Context")
@@ -150,10 +150,10 @@ class GroupRunner:
         except RETRIED:
             return [(await _retried(partial(self._run, [operation])))[0] for operation in group]
         except CAUGHT as error:
-            return [Failed(store_error(error))] * len(group)
+            return [Failure(store_error(error))] * len(group)
         except Exception as error:
             if len(group) == 1:
-                return [Failed(error)]
+                return [Failure(error)]
             return [(await self([operation]))[0] for operation in group]
         if self._on_commit is not None:
             self._on_commit(time.perf_counter() - started)
@@ -203,10 +203,10 @@ async def _retried(call: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
             failed: Exception = error
             await asyncio.sleep(0.01 * 2**attempt)
         except CAUGHT as error:
-            return [Failed(store_error(error))]
+            return [Failure(store_error(error))]
         except Exception as error:
-            return [Failed(error)]
-    return [Failed(store_error(failed))]
+            return [Failure(error)]
+    return [Failure(store_error(failed))]
 
 
 async def read_group(pools: Pools, group: Sequence[Operation]) -> list[Any]:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from store.schema_steps import SchemaSteps, Step
+from store.schema_steps import Migration, SchemaSteps
 
 SCHEMA = "ntf"
 STEPS = SchemaSteps("store.postgres_migrations")
@@ -32,7 +32,7 @@ async def schema_version(db: asyncpg.Connection, schema: str = SCHEMA) -> int:
 
 async def migrate(
     db: asyncpg.Connection, *, to: int | None = None, dry_run: bool = False, schema: str = SCHEMA
-) -> list[Step]:
+) -> list[Migration]:
     """The steps done, or with `dry_run` the steps to do. One that fails leaves the version before it."""
     target = STEPS.latest if to is None else to
     if dry_run:

@@ -129,7 +129,7 @@ class Queues(NamedTuple):
         )
 
 
-class Router(NamedTuple):
+class RouterRow(NamedTuple):
     """A router and, if they can be read, the service credentials for it. Do not print."""
 
     key: int
@@ -154,7 +154,7 @@ class Router(NamedTuple):
         return (self.key, *address_columns(self.server), *service, *associated, *turns, *active)
 
 
-def router(row: Source) -> Router:
+def router(row: Source) -> RouterRow:
     with _reading("the address"):
         key_hash = row["smp_keyhash"].decode("ascii")
         port = f":{row['smp_port']}" if row["smp_port"] else ""
@@ -166,7 +166,7 @@ def router(row: Source) -> Router:
     except Unreadable as error:
         problem = str(error)
     spelling = "" if server == written else written.spelling
-    return Router(row["smp_server_id"], server, spelling, service, problem)
+    return RouterRow(row["smp_server_id"], server, spelling, service, problem)
 
 
 def _service(row: Source) -> tuple[bytes, bytes, bytes | None] | None:
@@ -187,7 +187,7 @@ def _service(row: Source) -> tuple[bytes, bytes, bytes | None] | None:
     return chain, private_key, row["ntf_service_id"]
 
 
-def subscription_row(row: Source, its_router: Router, moment: Moment, *, keeps_service: bool) -> Row:
+def subscription_row(row: Source, its_router: RouterRow, moment: Moment, *, keeps_service: bool) -> Row:
     with _reading("smp_notifier_key"):
         decode_private_key(row["smp_notifier_key"])
     with _reading("status"):

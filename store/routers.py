@@ -30,8 +30,8 @@ from store.rows import (
 )
 from store.sql_store import (
     Database,
+    Sql,
     SqlStore,
-    Statement,
     Transaction,
     reading,
     shared,
@@ -107,7 +107,7 @@ _IN_ORDER = "ORDER BY sub_key LIMIT $3"
 _PAGES = {
     False: shared(f"{_SINGLE} {_IN_ORDER}"),
     True: shared(f"{_ASSOCIATED} {_IN_ORDER}"),
-    None: Statement(
+    None: Sql(
         sqlite=shared(f"{_SINGLE} UNION ALL {_ASSOCIATED} {_IN_ORDER}").sqlite,
         postgres=f"({_SINGLE} {_IN_ORDER}) UNION ALL ({_ASSOCIATED} {_IN_ORDER}) {_IN_ORDER}",
     ),
@@ -134,7 +134,7 @@ UPDATE subscriptions
 SET state = $1, associated = $2, as_of = $3, detail = '', retry_count = 0, retry_at = NULL
 WHERE sub_key = ANY($4::bigint[])
 """)
-_CHANGE = Statement(
+_CHANGE = Sql(
     sqlite="""
 UPDATE subscriptions
 SET state = ?2, detail = ?3, associated = ?4, retry_count = ?5, retry_at = ?6, as_of = ?7 WHERE sub_key = ?1
@@ -154,7 +154,7 @@ _SET_SERVICE_ID = shared("UPDATE smp_servers SET service_id = $2 WHERE server_ke
 _CLEAR_SERVICE = shared("""
 UPDATE smp_servers SET chain = NULL, private_key = NULL, service_id = NULL WHERE server_key = $1
 """)
-_CLEAR_ASSOCIATIONS = Statement(
+_CLEAR_ASSOCIATIONS = Sql(
     sqlite="""
 UPDATE subscriptions INDEXED BY subscriptions_of_server SET associated = 0, state = ?2
 WHERE server_key = ?1 AND associated = 1

@@ -13,7 +13,7 @@ _FILE_NAME = re.compile(r"(\d{4})_(\w+)\.(up|down)\.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Migration:
     """One migration in one direction; `version` is the schema's after it."""
 
     version: int
@@ -43,7 +43,7 @@ class SchemaSteps:
                 f" {self.latest}: install the later program again or migrate down with it"
             )
 
-    def plan(self, current: int, to: int) -> list[Step]:
+    def plan(self, current: int, to: int) -> list[Migration]:
         """The steps from one version to another, in order."""
         if not 0 <= to <= self.latest:
             raise SchemaError(f"there is no schema version {to}: choose 0 to {self.latest}")
@@ -51,9 +51,9 @@ class SchemaSteps:
             return [self._step(number, number, "up") for number in range(current + 1, to + 1)]
         return [self._step(number - 1, number, "down") for number in range(current, to, -1)]
 
-    def _step(self, version: int, number: int, direction: str) -> Step:
+    def _step(self, version: int, number: int, direction: str) -> Migration:
         name, sql = _files(self._folder)[number, direction]
-        return Step(version, name, direction == "down", sql)
+        return Migration(version, name, direction == "down", sql)
 
 
 @cache

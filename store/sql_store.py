@@ -45,7 +45,7 @@ _PARAMETER = re.compile(r"\$(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class Sql:
     """One question or change, as each database has it. `{}` in SQLite's is for a list of values or rows."""
 
     sqlite: str
@@ -57,7 +57,7 @@ class Statement:
         object.__setattr__(self, "has_list", "IN ({})" in self.sqlite)
 
 
-def shared(text: str) -> Statement:
+def shared(text: str) -> Sql:
     """For both, as PostgreSQL spells parameters, lists, and rows by arrays of their columns. Locks are left
     out for SQLite, where nobody else writes meanwhile. It reads joined tables in the order in which they are
     named, and by the index that a comment names."""
@@ -65,15 +65,15 @@ def shared(text: str) -> Statement:
     spelled = _NEW_ROWS.sub("VALUES {}", _INDEX.sub(r"\1", spelled))
     if rows := _ROWS.search(spelled):
         spelled = f"WITH {rows[1]}{rows[2]} AS (VALUES {{}}) {_ROWS.sub(rows[1], spelled)}"
-    return Statement(_PARAMETER.sub(r"?\1", spelled), text)
+    return Sql(_PARAMETER.sub(r"?\1", spelled), text)
 
 
-def for_each_id(columns: str, joins: str) -> Statement:
+def for_each_id(columns: str, joins: str) -> Sql:
     """Of `fetch_each`: `joins` are outer joins, with `{}` for the id.
 
     A client must not learn from the time taken whether an id exists: unknown ids have rows, too.
     """
-    return Statement(
+    return Sql(
         sqlite=f"SELECT column1, {columns} FROM (VALUES {{}}) {joins.format('column1')}",
         postgres=f"""
 SELECT {columns} FROM unnest($1::bytea[]) WITH ORDINALITY asked(id, place) {joins.format("asked.id")}
@@ -96,30 +96,30 @@ class Database(ABC):
     """A connection."""
 
     @abstractmethod
-    async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
+    async def fetch(self, statement: Sql, *parameters: Any) -> Sequence[Row]:
         """All rows. Of those that a list asks for, each once."""
 
     @abstractmethod
-    async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Iterable[Row]:
+    async def fetch_each(self, statement: Sql, ids: Sequence[bytes]) -> Iterable[Row]:
         """One row for each id, in order; see `for_each_id`."""
 
     @abstractmethod
-    async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
+    async def fetch_rows(self, statement: Sql, rows: Sequence[Row]) -> Sequence[Row]:
         """All rows of a statement that takes many; PostgreSQL's has an array for each column."""
 
     @abstractmethod
-    async def execute(self, statement: Statement, *parameters: Any) -> int:
+    async def execute(self, statement: Sql, *parameters: Any) -> int:
         """How many rows it changed."""
 
     @abstractmethod
-    async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> int:
+    async def execute_rows(self, statement: Sql, rows: Sequence[Row]) -> int:
         """Likewise; see `fetch_rows`. None: nothing is done."""
 
-    async def fetchrow(self, statement: Statement, *parameters: Any) -> Row | None:
+    async def fetchrow(self, statement: Sql, *parameters: Any) -> Row | None:
         rows = await self.fetch(statement, *parameters)
         return rows[0] if rows else None
 
-    async def fetchval(self, statement: Statement, *parameters: Any) -> Any:
+    async def fetchval(self, statement: Sql, *parameters: Any) -> Any:
         """The first column of the first row; None if there is none."""
         rows = await self.fetch(statement, *parameters)
         return rows[0][0] if rows else None
@@ -129,7 +129,7 @@ _READ_ROUTERS = shared(f"""
 SELECT server_key, {SUM_COLUMNS} FROM smp_servers
 WHERE server_key = ANY($1::bigint[]) ORDER BY server_key FOR NO KEY UPDATE
 """)
-_WRITE_ROUTERS = Statement(
+_WRITE_ROUTERS = Sql(
     sqlite=f"UPDATE smp_servers SET ({SUM_COLUMNS}) = (?2, ?3, ?4, ?5, ?6, ?7) WHERE server_key = ?1",
     postgres=f"""
 UPDATE smp_servers v SET ({SUM_COLUMNS})
@@ -215,7 +215,7 @@ class Transaction(Database):
     async def lock(self, name: bytes) -> None:
         """Nobody else passes here with this name until the end of the transaction."""
 
-    async def kept(self, statement: Statement, keys: Iterable[int]) -> set[int]:
+    async def kept(self, statement: Sql, keys: Iterable[int]) -> set[int]:
         """Those of the rows just read that are still there, and stay so until the end."""
         return set(keys)
 
@@ -289,7 +289,7 @@ class Operation(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class Failed(NamedTuple):
+class Failure(NamedTuple):
     """In the place of a result."""
 
     error: Exception
@@ -299,7 +299,7 @@ CommitObserver = Callable[[float], None]
 "Told the seconds that each committed group took, perhaps on another thread."
 
 GroupRunner = Callable[[Sequence[Operation]], Awaitable[list[Any]]]
-"Results of the operations, in order; a `Failed` for one that failed."
+"Results of the operations, in order; a `Failure` for one that failed."
 
 
 class WorkQueue(Generic[Context]):
@@ -357,11 +357,11 @@ class WorkQueue(Generic[Context]):
         try:
             results = await self._run_group(group)
         except Exception as error:
-            results = [Failed(error)] * len(group)
+            results = [Failure(error)] * len(group)
         for operation, result in zip(group, results, strict=True):
             if operation.future.done():
                 continue
-            if isinstance(result, Failed):
+            if isinstance(result, Failure):
                 operation.future.set_exception(result.error)
             else:
                 operation.future.set_result(result)

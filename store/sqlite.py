@@ -39,7 +39,7 @@ from store.sql_store import (
     Database,
     Operation,
     Row,
-    Statement,
+    Sql,
     Transaction,
     WorkQueue,
     address_columns,
@@ -133,26 +133,26 @@ class SqliteDatabase(Database):
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
 
-    async def fetch(self, statement: Statement, *parameters: Any) -> Sequence[Row]:
+    async def fetch(self, statement: Sql, *parameters: Any) -> Sequence[Row]:
         if not statement.has_list:
             return self.db.execute(statement.sqlite, parameters).fetchall()
         *before, values = parameters
         return list(select_in(self.db, statement.sqlite, _once(values), *before))
 
-    async def fetch_each(self, statement: Statement, ids: Sequence[bytes]) -> Sequence[Row]:
+    async def fetch_each(self, statement: Sql, ids: Sequence[bytes]) -> Sequence[Row]:
         rows = select_each(self.db, statement.sqlite, ids)
         return [rows[one][1:] for one in ids]
 
-    async def fetch_rows(self, statement: Statement, rows: Sequence[Row]) -> Sequence[Row]:
+    async def fetch_rows(self, statement: Sql, rows: Sequence[Row]) -> Sequence[Row]:
         return select_rows(self.db, statement.sqlite, rows)
 
-    async def execute(self, statement: Statement, *parameters: Any) -> int:
+    async def execute(self, statement: Sql, *parameters: Any) -> int:
         if not statement.has_list:
             return self.db.execute(statement.sqlite, parameters).rowcount
         *before, values = parameters
         return update_in(self.db, statement.sqlite, _once(values), *before)
 
-    async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> int:
+    async def execute_rows(self, statement: Sql, rows: Sequence[Row]) -> int:
         if "{}" in statement.sqlite:
             return insert_rows(self.db, statement.sqlite, rows)
         return max(self.db.executemany(statement.sqlite, rows).rowcount, 0)

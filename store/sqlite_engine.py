@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar, cast
 import aiosqlite
 
 from store.interface import StoreDamaged, StoreError, StoreVanished
-from store.sql_store import CommitObserver, Failed, Operation, WorkQueue, runs
+from store.sql_store import CommitObserver, Failure, Operation, WorkQueue, runs
 from store.sqlite_errors import store_error
 
 Context = TypeVar("Context")
@@ -99,7 +99,7 @@ class WriteContext(Protocol):
     def flush(self) -> None: ...
 
 
-class Transaction:
+class PlainTransaction:
     """The plainest of them."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -116,7 +116,7 @@ class GroupWriter:
         self,
         file: DatabaseFile,
         on_commit: CommitObserver | None,
-        begin: Callable[[sqlite3.Connection], WriteContext] = Transaction,
+        begin: Callable[[sqlite3.Connection], WriteContext] = PlainTransaction,
         on_rollback: Callable[[], None] | None = None,
     ) -> None:
         """`begin` makes what the operations of a group are given; its `flush` is called before the commit.
@@ -133,7 +133,7 @@ class GroupWriter:
             self._file.check()
             self._begin(db, durable=any(operation.durable for operation in group))
         except (sqlite3.Error, StoreError) as error:
-            return [Failed(self._file.for_caller(error))] * len(group)
+            return [Failure(self._file.for_caller(error))] * len(group)
         try:
             results = self._transact(db, group)
         except Exception as error:
@@ -143,7 +143,7 @@ class GroupWriter:
                 self._on_rollback()
             if len(group) > 1:
                 return [self(db, [operation])[0] for operation in group]
-            return [Failed(self._file.for_caller(error))]
+            return [Failure(self._file.for_caller(error))]
         if self._on_commit is not None:
             self._on_commit(time.perf_counter() - started)
         return results
@@ -184,7 +184,7 @@ class GroupReader:
                 results += batch(context, arguments)
         except Exception as error:
             if len(group) == 1:
-                return [Failed(self._file.for_caller(error))]
+                return [Failure(self._file.for_caller(error))]
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from store.statement_rate import COOL_DOWN, WINDOW, Window, decide
 from store.statement_records import (
     Accepted,
+    BatchPage,
     GatewayKey,
     Match,
-    Page,
     Pair,
     PushKey,
     ReceivedStatement,
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     statements: Sequence[ReceivedStatement]
     matches: Sequence[Match]
     cut: int = 0
-    following: Page | None = None
+    following: BatchPage | None = None
 
 
 class Candidate(NamedTuple):
@@ -61,7 +61,7 @@ def wanted_rules(statements: Sequence[ReceivedStatement]) -> list[tuple[bytes, b
 
 
 def part_of(
-    statements: Sequence[ReceivedStatement], page: Page, by_topic: Sequence[Sequence[Match]]
+    statements: Sequence[ReceivedStatement], page: BatchPage, by_topic: Sequence[Sequence[Match]]
 ) -> Found:
     """A page of one statement that is for many. `by_topic`: at most `PAGE` matches of each of its topics, in
     the order of their keys. All of a subscription's are on one page, so that the first topic is known."""
@@ -69,9 +69,9 @@ def part_of(
     matches = [match for each in by_topic for match in each if last is None or match.key <= last]
     told = page.told + len({match.key for match in matches})
     if last is not None and told < FAN_OUT:
-        following: Page | None = Page(page.done, last, told)
+        following: BatchPage | None = BatchPage(page.done, last, told)
     else:
-        following = Page(page.done + 1) if page.done + 1 < len(statements) else None
+        following = BatchPage(page.done + 1) if page.done + 1 < len(statements) else None
     is_cut = last is not None and told >= FAN_OUT
     return Found([statements[page.done]], matches, int(is_cut), following)
 
@@ -101,7 +101,7 @@ def plan(
     pushed: Collection[tuple[bytes, bytes]],
     windows: Mapping[Pair, Window],
     now: float,
-    page: Page,
+    page: BatchPage,
 ) -> Plan:
     """`pushed`: (subscription id, statement hash) of pushes made before. A statement that a client was told
     of does not count for the limit again."""

@@ -20,18 +20,18 @@ class Window:
     silent_until: float = 0.0
 
 
-class Decision(NamedTuple):
+class Admission(NamedTuple):
     allowed: bool
     window: Window
     "What to remember from now on."
 
 
-def decide(window: Window, now: float) -> Decision:
+def decide(window: Window, now: float) -> Admission:
     """Whether one more notification is allowed. A clock that went back never makes a sender wait longer
     than the longest silence."""
     if now < window.silent_until <= now + COOL_DOWN:
-        return Decision(False, window)
+        return Admission(False, window)
     recent = tuple(at for at in window.accepted if now - WINDOW < at <= now)
     if len(recent) < LIMIT:
-        return Decision(True, Window((*recent, now)))
-    return Decision(False, Window(recent, now + COOL_DOWN))
+        return Admission(True, Window((*recent, now)))
+    return Admission(False, Window(recent, now + COOL_DOWN))

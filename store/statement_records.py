@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     topic: bytes
 
 
-class Request(NamedTuple):
+class SignedRequest(NamedTuple):
     """A signed request, which counts once; after `valid_until` its time alone has it refused."""
 
     request_id: bytes
@@ -120,7 +120,7 @@ Pair = tuple[bytes, bytes]
 "Sender and client: whom the limit is for."
 
 
-class Page(NamedTuple):
+class BatchPage(NamedTuple):
     """How far a batch of statements is: one may be for more subscriptions than a transaction should hold."""
 
     done: int = 0
@@ -133,7 +133,7 @@ class Page(NamedTuple):
     "and this is what the limit said to it, by statement hash: it counts once for a client."
 
 
-FIRST_PAGE = Page()
+FIRST_PAGE = BatchPage()
 
 
 class Accepted(NamedTuple):
@@ -146,7 +146,7 @@ class Accepted(NamedTuple):
     "Pushes made before."
     cut: int = 0
     "Statements for more subscriptions than one may be for: the rest hears nothing."
-    following: Page | None = None
+    following: BatchPage | None = None
     "Where to go on; None: that was all."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from protocol.device_token import encode_device_token
 from store.leases import STATEMENTS
 from store.rows import statement_push, statement_subscription
-from store.sql_store import Database, Row, SqlStore, Statement, Transaction, reading, shared, writing
+from store.sql_store import Database, Row, Sql, SqlStore, Transaction, reading, shared, writing
 from store.statement_plan import (
     MAX_DATA,
     PAGE,
@@ -28,20 +28,20 @@ from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
     FIRST_PAGE,
     Accepted,
+    BatchPage,
     GatewayCaps,
     GatewayKey,
     GatewaySubscription,
     Match,
     NewGatewaySubscription,
-    Page,
     PushKey,
     PushRecord,
     ReceivedStatement,
     Refusal,
-    Request,
     Rule,
     RuleEdit,
     RulesEdited,
+    SignedRequest,
     StatementPush,
     TokenTaken,
 )
@@ -78,7 +78,7 @@ _ADD_RULES = shared("""
 INSERT INTO statement_rules (topic, sender, sub_key)
 SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) ON CONFLICT DO NOTHING
 """)
-_REMOVE_RULES = Statement(
+_REMOVE_RULES = Sql(
     sqlite="DELETE FROM statement_rules WHERE topic = ? AND sender = ? AND sub_key = ?",
     postgres="""
 DELETE FROM statement_rules r USING unnest($1::bytea[], $2::bytea[], $3::bigint[]) i(topic, sender, sub_key)
@@ -163,9 +163,9 @@ WHERE subscription_id = $1 ORDER BY push_key
 """)
 
 
-def _purge(table: str, key: str, expires: str) -> Statement:
+def _purge(table: str, key: str, expires: str) -> Sql:
     """Some of the rows that expired before."""
-    return Statement(
+    return Sql(
         sqlite=f"""
 DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {expires} < ? LIMIT ?)
 """,
@@ -186,7 +186,7 @@ class Statements(SqlStore):
         self,
         tx: Transaction,
         new: NewGatewaySubscription,
-        request: Request | None,
+        request: SignedRequest | None,
         caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
     ) -> TokenTaken | Refusal | None:
         if not await _use(tx, request):
@@ -205,7 +205,7 @@ class Statements(SqlStore):
 
     @writing()
     async def delete_gateway_subscriptions(
-        self, tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: Request | None
+        self, tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: SignedRequest | None
     ) -> Refusal | None:
         if not await _use(tx, request):
             return Refusal.REPLAYED
@@ -217,7 +217,7 @@ class Statements(SqlStore):
         return None
 
     async def gateway_subscriptions(
-        self, client_id: bytes, request: Request | None
+        self, client_id: bytes, request: SignedRequest | None
     ) -> list[GatewaySubscription] | Refusal:
         """Each is read by itself: it may have thousands of rules, and others wait meanwhile."""
         if not await self._use_request(request):
@@ -225,7 +225,7 @@ class Statements(SqlStore):
         return [await self._with_rules(row) for row in await self._listed(client_id)]
 
     @writing()
-    async def _use_request(self, tx: Transaction, request: Request | None) -> bool:
+    async def _use_request(self, tx: Transaction, request: SignedRequest | None) -> bool:
         return await _use(tx, request)
 
     @reading
@@ -245,7 +245,7 @@ class Statements(SqlStore):
         subscription_id: bytes,
         edit: RuleEdit,
         rules: Sequence[Rule],
-        request: Request | None,
+        request: SignedRequest | None,
         *,
         now: int,
         caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
@@ -271,7 +271,7 @@ class Statements(SqlStore):
         return [row[0] for row in await db.fetch(_TOPICS, limit)]
 
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
+        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = FIRST_PAGE
     ) -> Accepted:
         return await self._write_as_owner(
             STATEMENTS, lambda tx: _accept(tx, statements, now, page), durable=self._syncs_arrivals
@@ -322,7 +322,7 @@ class Statements(SqlStore):
         return sum([await tx.execute(purge, now, limit) for purge in purges])
 
 
-async def _use(tx: Transaction, request: Request | None) -> bool:
+async def _use(tx: Transaction, request: SignedRequest | None) -> bool:
     """False: it was made before."""
     return request is None or await tx.execute(_USE, *request) == 1
 
@@ -345,7 +345,7 @@ async def _edit(tx: Transaction, key: GatewayKey, edit: RuleEdit, rules: Sequenc
 
 
 async def _accept(
-    tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: Page
+    tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: BatchPage
 ) -> Accepted:
     found = await _found(tx, statements, page)
     chosen = candidates(found)
@@ -364,7 +364,7 @@ async def _accept(
     return accepted(found, planned, await _store(tx, planned, now))
 
 
-async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: Page) -> Found:
+async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page: BatchPage) -> Found:
     if not page.after:
         rest = statements[page.done :]
         rows = await tx.fetch_rows(_MATCH, tx.possible_rules(wanted_rules(rest)))

@@ -26,8 +26,8 @@ from store.rows import DELETED, SUBSCRIPTION_COLUMNS, subscription_or_none
 from store.sql_store import (
     Database,
     Row,
+    Sql,
     SqlStore,
-    Statement,
     Transaction,
     address_columns,
     for_each_id,
@@ -46,7 +46,7 @@ LEFT JOIN tokens t ON t.token_key = s.token_key AND t.status <> '{DELETED}'
 )
 
 
-def _found(queue: str) -> Statement:
+def _found(queue: str) -> Sql:
     """A row for each queue that is there; and for each known router one at least, by the first of its queues.
 
     Most queues are new. SQLite hands each row over by itself, and the interpreter lock with it.
@@ -66,7 +66,7 @@ WHERE i.is_first OR s.sub_key IS NOT NULL
 
 _NAMED = "server_key = v.server_key AND {0}.notifier_id = i.notifier_id"
 # With an empty table, PostgreSQL would plan to read all queues of a router, and keep to it: hence the lookup.
-_FOUND = Statement(
+_FOUND = Sql(
     _found(f"subscriptions s ON s.{_NAMED.format('s')}").sqlite,
     _found(
         f"LATERAL (SELECT * FROM subscriptions q WHERE q.{_NAMED.format('q')} OFFSET 0) s ON true"

@@ -27,7 +27,7 @@ STATES = {state.value: state for state in SubState}
 "Read by the row: a lookup costs a third of the enum's own."
 
 
-class Turns(NamedTuple):
+class RouterTurns(NamedTuple):
     """Of a router: the numbers of the last loss of its connection and of the last SOKS; 0 is none."""
 
     lost: int
@@ -45,7 +45,7 @@ class StoredState(NamedTuple):
     associated: bool
     as_of: int
 
-    def now(self, turns: Turns) -> SubState:
+    def now(self, turns: RouterTurns) -> SubState:
         return state_now(*self, *turns)
 
 
@@ -57,11 +57,11 @@ def state_now(state: SubState, associated: bool, as_of: int, lost: int, served: 
     return DROP.moved(state) if lost > as_of else state
 
 
-def read_state(row: Sequence[Any]) -> tuple[StoredState, Turns]:
+def read_state(row: Sequence[Any]) -> tuple[StoredState, RouterTurns]:
     """From `STATE_COLUMNS`."""
     state, associated, as_of, lost, served = row
     stored = new_tuple(StoredState, (STATES[state], bool(associated), as_of))
-    return stored, new_tuple(Turns, (lost, served))
+    return stored, new_tuple(RouterTurns, (lost, served))
 
 
 class RouterChanges:
@@ -89,7 +89,7 @@ class RouterSums(NamedTuple):
     def changed(self, changes: RouterChanges) -> RouterSums:
         """States are counted as they are by now, whatever they were when the changes were noted: another
         daemon may have marked the router in between."""
-        turns = Turns(self.lost, self.served)
+        turns = RouterTurns(self.lost, self.served)
         associated, active, both = self.associated_count, self.active_count, self.active_associated
         for stored, rows in changes.states.items():
             is_active = stored.now(turns) is SubState.ACTIVE

@@ -14,8 +14,8 @@ from store.rows import DELETED, TOKEN_COLUMNS, token_or_none, token_record
 from store.sql_store import (
     Collision,
     Database,
+    Sql,
     SqlStore,
-    Statement,
     Transaction,
     for_each_id,
     reading,
@@ -53,10 +53,10 @@ _OWN_PUSHES = f"({{0}}::bigint[] IS NULL OR token_key % {PUSH_PARTS} = ANY({{0}}
 _ALL_PUSHES = "{0} IS NULL"
 
 
-def _whose_pushes_are_ours(text: str, parts: str) -> Statement:
+def _whose_pushes_are_ours(text: str, parts: str) -> Sql:
     """`{}` is for the condition, `parts` its parameter. With SQLite there is one daemon."""
     alone = shared(text.format(_ALL_PUSHES.format(parts)))
-    return Statement(alone.sqlite, text.format(_OWN_PUSHES.format(parts)))
+    return Sql(alone.sqlite, text.format(_OWN_PUSHES.format(parts)))
 
 
 _DUE = _whose_pushes_are_ours(
@@ -74,7 +74,7 @@ WHERE status = '{TokenStatus.ACTIVE}' AND cron_due IS NOT NULL AND {{}}
 """,
     "$1",
 )
-_UNSENT = Statement(
+_UNSENT = Sql(
     sqlite=f"""
 SELECT DISTINCT n.token_key FROM unsent_notifications n CROSS JOIN tokens t USING (token_key)
 WHERE n.token_key > ?1 AND t.status = '{TokenStatus.ACTIVE}' AND ?3 IS NULL ORDER BY n.token_key LIMIT ?2
@@ -101,7 +101,7 @@ _SET_CRON = shared(f"""
 UPDATE tokens SET cron_minutes = $2, cron_due = $3 WHERE token_key = $1 AND status <> '{DELETED}'
 """)
 # A cron that was disabled meanwhile stays so.
-_SET_CRON_DUE = Statement(
+_SET_CRON_DUE = Sql(
     sqlite="UPDATE tokens SET cron_due = ?2 WHERE token_key = ?1 AND cron_minutes > 0",
     postgres="""
 UPDATE tokens t SET cron_due = i.due FROM unnest($1::bigint[], $2::bigint[]) i(key, due)

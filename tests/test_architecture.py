@@ -57,6 +57,22 @@ def test_imports(path: Path) -> None:
     assert set(imported(path)) & OURS <= allowed
 
 
+DAEMON = ("protocol", "transport", "smp_client", "store", "ntf_server")
+TWINS = {"Err", "Ok", "Ping", "Pong", "Sub", "GroupWriter"}
+"Words that both wire protocols have, and what each database has its own of."
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    """In all that the daemon loads; the agent's part of the protocol is not."""
+    places: dict[str, set[str]] = {}
+    for path in modules(*DAEMON):
+        if path.parent.name != "agent":
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, set()).add(name(path))
+    assert {one: found for one, found in places.items() if len(found) > 1}.keys() == TWINS
+
+
 @pytest.mark.parametrize("path", modules("protocol"), ids=name)
 def test_the_protocol_is_pure(path: Path) -> None:
     assert not set(imported(path)) & PURE_OF

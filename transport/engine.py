@@ -52,7 +52,7 @@ def receive_buffer() -> memoryview:
     return _scratch.received
 
 
-class Agreed(NamedTuple):
+class Established(NamedTuple):
     """What both sides know after the handshake."""
 
     session_id: bytes
@@ -196,12 +196,12 @@ class TlsEngine:
             return b""  # the connection failed before
         return self.take_outgoing()
 
-    def finish_handshake(self) -> Agreed:
+    def finish_handshake(self) -> Established:
         """What came out of it, once; what only the handshake needed is freed. Its last flight was taken."""
         assert self._connection is not None
         connection, client_side = self._connection, self._client_side
         session_id = connection.get_finished() if client_side else connection.get_peer_finished()
-        agreed = Agreed(
+        agreed = Established(
             session_id or b"",
             connection.get_alpn_proto_negotiated(),
             _peer_chain(connection, client_side=client_side),

@@ -24,7 +24,7 @@ from store.sql_store import WorkQueue
 from store.sqlite_engine import (
     DatabaseFile,
     GroupWriter,
-    Transaction,
+    PlainTransaction,
     connect_options,
     connected,
     run_each,
@@ -87,7 +87,7 @@ Transact = Callable[[Change[Any]], Awaitable[Any]]
 class DuplexStore:
     """Use `DuplexStore.open`."""
 
-    def __init__(self, work: WorkQueue[Transaction], secrets: Secrets, now: Callable[[], float]) -> None:
+    def __init__(self, work: WorkQueue[PlainTransaction], secrets: Secrets, now: Callable[[], float]) -> None:
         self._work = work
         self._secrets = secrets
         self._now = now
@@ -105,7 +105,7 @@ class DuplexStore:
             with store_errors(path):
                 db = await connected(opener(path, key, **connect_options(BUSY_TIMEOUT)))
             file = DatabaseFile(path)
-            work: WorkQueue[Transaction] = thread_queue("agent store", db, GroupWriter(file, None))
+            work: WorkQueue[PlainTransaction] = thread_queue("agent store", db, GroupWriter(file, None))
             try:
                 with store_errors(path):
                     await run_in_thread(db, lambda db: check_key(db, path, key))
@@ -122,7 +122,7 @@ class DuplexStore:
     async def run(self, change: Change[T]) -> tuple[T, Tx]:
         """On the disk when it returns."""
 
-        def run(transaction: Transaction) -> tuple[T, Tx]:
+        def run(transaction: PlainTransaction) -> tuple[T, Tx]:
             tx = Tx(transaction.db, int(self._now()), self._secrets)
             return change(tx), tx
 

@@ -1,7 +1,7 @@
 """What follows from the answer to a push: for its entries, its token, its destination's breaker, the metrics
 and the journal.
 
-`RULES` is the table, `decide` applies it to one push, `Outcomes` stores the result and tells the scheduler.
+`CONSEQUENCES` is the table, `decide` applies it to a push, `Outcomes` stores the result, tells the scheduler.
 """
 
 from __future__ import annotations
@@ -223,19 +223,19 @@ class Fate(Enum):
     RETRIED_ALWAYS = "pushed again, however often and late"
 
 
-class Rule(NamedTuple):
+class Consequence(NamedTuple):
     fate: Fate
     answered: bool
     "For the breaker: the destination works. If not, several in a row open it."
 
 
-RULES: Final[Mapping[type[PushError] | None, Rule]] = {
-    None: Rule(Fate.SENT, answered=True),
-    DeviceGone: Rule(Fate.KEPT, answered=True),
-    PushRefused: Rule(Fate.GIVEN_UP, answered=True),
-    RetryLater: Rule(Fate.RETRIED, answered=True),
-    ProviderDown: Rule(Fate.RETRIED_ALWAYS, answered=False),
-    ProviderRefusesUs: Rule(Fate.RETRIED_ALWAYS, answered=False),
+CONSEQUENCES: Final[Mapping[type[PushError] | None, Consequence]] = {
+    None: Consequence(Fate.SENT, answered=True),
+    DeviceGone: Consequence(Fate.KEPT, answered=True),
+    PushRefused: Consequence(Fate.GIVEN_UP, answered=True),
+    RetryLater: Consequence(Fate.RETRIED, answered=True),
+    ProviderDown: Consequence(Fate.RETRIED_ALWAYS, answered=False),
+    ProviderRefusesUs: Consequence(Fate.RETRIED_ALWAYS, answered=False),
 }
 "By what `deliver` raised; None: accepted. A failure that is not the device's never drops anything."
 
@@ -259,7 +259,7 @@ def decide(
 ) -> Decision:
     """Pure. `now` is of the scheduler's clock; entries received before the wall time `oldest` are too old for
     another try."""
-    fate, answered = RULES[None if error is None else type(error)]
+    fate, answered = CONSEQUENCES[None if error is None else type(error)]
     refused = push.composed.refused if push.composed else ()
     more = push.composed is not None and push.composed.more
     if error is None:

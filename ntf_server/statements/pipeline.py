@@ -15,7 +15,7 @@ from protocol.errors import DecodeError
 from protocol.statement_signatures import is_genuine
 from protocol.statements import OnChain, Signed, decode_statement
 from store.interface import LeaseLost, StatementStore, StoreError
-from store.statement_records import FIRST_PAGE, Accepted, Page, PushKey, ReceivedStatement
+from store.statement_records import FIRST_PAGE, Accepted, BatchPage, PushKey, ReceivedStatement
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Pipeline:
 
     async def _accept(self, statements: Sequence[ReceivedStatement], received_at: float) -> None:
         """Page by page; what a page leads to is pushed while the next one waits for room."""
-        page: Page | None = FIRST_PAGE
+        page: BatchPage | None = FIRST_PAGE
         while page is not None:
             accepted = await self._accept_page(statements, page)
             LIMITED.inc(accepted.limited)
@@ -87,7 +87,7 @@ class Pipeline:
             await self._sink.notify_statements(accepted.pushes, received_at)
             page = accepted.following
 
-    async def _accept_page(self, statements: Sequence[ReceivedStatement], page: Page) -> Accepted:
+    async def _accept_page(self, statements: Sequence[ReceivedStatement], page: BatchPage) -> Accepted:
         """However long the store is unavailable: the node would not send them again. LeaseLost if another
         daemon watches by now."""
         while True:

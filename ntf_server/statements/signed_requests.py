@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from protocol.statement_signatures import verify_sr25519
-from store.statement_records import Request
+from store.statement_records import SignedRequest
 
 SCHEME = "Sr25519"
 TOLERANCE = 60
@@ -27,7 +27,7 @@ class Unauthenticated(Exception):
 class Caller(NamedTuple):
     client_id: bytes
     "The sr25519 public key."
-    once: Request | None
+    once: SignedRequest | None
     "What the store remembers of a signed request; None: a proxy answers for its own."
 
 
@@ -50,4 +50,4 @@ def authenticate(header: str | None, method: str, path: str, body: bytes, now: f
         raise Unauthenticated("the signature is not of this request by this key")
     # Only the first half, which fixes the rest: whatever could be changed of the rest makes no new id.
     request_id = hashlib.blake2b(client_id + signature[:32] + text, digest_size=32).digest()
-    return Caller(client_id, Request(request_id, valid_until=time + TOLERANCE))
+    return Caller(client_id, SignedRequest(request_id, valid_until=time + TOLERANCE))

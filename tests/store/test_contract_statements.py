@@ -24,10 +24,10 @@ from store.statement_records import (
     PushKey,
     ReceivedStatement,
     Refusal,
-    Request,
     Rule,
     RuleEdit,
     RulesEdited,
+    SignedRequest,
     StatementPush,
     TokenTaken,
 )
@@ -64,7 +64,7 @@ async def edit(
     of: NewGatewaySubscription,
     how: RuleEdit,
     *rules: Rule,
-    request: Request | None = None,
+    request: SignedRequest | None = None,
     caps: GatewayCaps = CAPS,
 ) -> RulesEdited | Refusal:
     return await store.edit_rules(
@@ -156,9 +156,9 @@ async def test_a_client_has_so_many_and_no_more(store: NtfStore) -> None:
 async def test_a_request_counts_once_also_after_a_restart(new_store: StoreFactory) -> None:
     store = new_store()
     await store.open()
-    request, made = Request(unique(32), LATER), new()
+    request, made = SignedRequest(unique(32), LATER), new()
     assert await store.add_gateway_subscription(made, request, CAPS) is None
-    edited = Request(unique(32), LATER)
+    edited = SignedRequest(unique(32), LATER)
     assert await edit(store, made, RuleEdit.REPLACE, rule(), request=edited) == RulesEdited(1, 1)
     await store.close()
     again = new_store()
@@ -178,7 +178,7 @@ async def test_a_request_counts_once_also_after_a_restart(new_store: StoreFactor
 
 
 async def test_of_two_equal_requests_at_once_one_counts(store: NtfStore) -> None:
-    request = Request(unique(32), LATER)
+    request = SignedRequest(unique(32), LATER)
     answers = await asyncio.gather(*(store.add_gateway_subscription(new(), request, CAPS) for _ in range(8)))
     assert answers.count(None) == 1
     assert answers.count(Refusal.REPLAYED) == 7

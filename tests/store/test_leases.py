@@ -33,7 +33,7 @@ from store.leases import (
     Duty,
     Lease,
     Notice,
-    Step,
+    Rebalance,
     next_step,
     of_pushes,
     of_router,
@@ -144,17 +144,17 @@ def test_one_daemon_alone_owns_everything() -> None:
 @pytest.mark.parametrize(
     ("total", "mine", "daemons", "step"),
     [
-        (64, 0, 1, Step(claim=64)),
-        (64, 64, 2, Step(give_back=7)),
-        (64, 33, 2, Step(give_back=1)),
-        (64, 32, 2, Step()),
-        (1, 0, 3, Step(claim=1)),
-        (3, 2, 2, Step()),
-        (0, 0, 1, Step()),
-        (100_000, 0, 1, Step(claim=1000)),
+        (64, 0, 1, Rebalance(claim=64)),
+        (64, 64, 2, Rebalance(give_back=7)),
+        (64, 33, 2, Rebalance(give_back=1)),
+        (64, 32, 2, Rebalance()),
+        (1, 0, 3, Rebalance(claim=1)),
+        (3, 2, 2, Rebalance()),
+        (0, 0, 1, Rebalance()),
+        (100_000, 0, 1, Rebalance(claim=1000)),
     ],
 )
-def test_shares(total: int, mine: int, daemons: int, step: Step) -> None:
+def test_shares(total: int, mine: int, daemons: int, step: Rebalance) -> None:
     assert next_step(total=total, mine=mine, daemons=daemons) == step
 
 

@@ -10,7 +10,7 @@ from store import migrate, postgres_migrate
 from store.interface import SchemaError, StoreUnavailable
 from store.records import TokenKey
 from store.rows import DELETED_PAGE
-from store.schema_steps import Step
+from store.schema_steps import Migration
 from store.sqlite import SqliteStore
 from store.tables import SERVERS, SUBSCRIPTIONS, TOKENS
 from store.tables_postgres import NewPostgresTables, connected
@@ -78,7 +78,7 @@ async def test_a_step_that_fails_is_undone(tmp_path: Path) -> None:
     path = tmp_path / "ntf.db"
     migrate.migrate(path)
     before = dump(path)
-    broken = Step(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
+    broken = Migration(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
     with closing(migrate.connect(path)) as db:
         with pytest.raises(sqlite3.OperationalError):
             migrate.apply(db, [broken])

@@ -18,7 +18,7 @@ import store
 from store import postgres_leases, subscriptions
 from store.postgres import PostgresStore
 from store.postgres_migrate import SCHEMA
-from store.sql_store import Statement
+from store.sql_store import Sql
 from store.tables import TABLES
 from store.tables_postgres import NewPostgresTables, PostgresTables
 from tests.postgres import PostgresCluster
@@ -115,8 +115,8 @@ def statements() -> Iterator[tuple[str, str]]:
     for module in modules():
         for name, value in vars(importlib.import_module(f"store.{module}")).items():
             for one in value.values() if isinstance(value, dict) else [value]:
-                text = one.postgres if isinstance(one, Statement) else one
-                is_text = isinstance(one, Statement) or module.startswith("postgres_")
+                text = one.postgres if isinstance(one, Sql) else one
+                is_text = isinstance(one, Sql) or module.startswith("postgres_")
                 if is_text and isinstance(text, str) and STATEMENT.match(text) and "{}" not in text:
                     yield f"{module}.{name}", text
 

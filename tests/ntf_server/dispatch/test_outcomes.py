@@ -9,7 +9,7 @@ import pytest
 
 from ntf_server.push.composing import Composed, Push
 from ntf_server.push.lanes import MAX_ATTEMPTS, Attempts, Job, Kind
-from ntf_server.push.outcomes import RULES, Decision, decide
+from ntf_server.push.outcomes import CONSEQUENCES, Decision, decide
 from ntf_server.push.provider import (
     CheckMessages,
     DeviceGone,
@@ -56,7 +56,7 @@ def decided(what: Push, error: PushError | None) -> Decision:
 
 
 def test_every_error_of_a_provider_has_a_rule() -> None:
-    assert set(RULES) == {None, *PushError.__subclasses__()}
+    assert set(CONSEQUENCES) == {None, *PushError.__subclasses__()}
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -11,8 +11,8 @@ from store.interface import StoreUnavailable
 from store.statement_records import (
     FIRST_PAGE,
     Accepted,
+    BatchPage,
     GatewayKey,
-    Page,
     PushKey,
     PushRecord,
     ReceivedStatement,
@@ -30,7 +30,7 @@ class Recorder:
         self.failures = 0
 
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: Page = FIRST_PAGE
+        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = FIRST_PAGE
     ) -> Accepted:
         if self.failures:
             self.failures -= 1
@@ -38,7 +38,7 @@ class Recorder:
         if page == FIRST_PAGE:
             self.batches.append(statements)
         assert self.batches[-1] is statements
-        following = Page(after=GatewayKey(page.after + 1)) if page.after + 1 < self._pages else None
+        following = BatchPage(after=GatewayKey(page.after + 1)) if page.after + 1 < self._pages else None
         return Accepted([PushKey(len(self.told) + 1)], following=following)
 
     async def watched_topics(self, limit: int) -> list[bytes]:

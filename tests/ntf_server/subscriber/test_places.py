@@ -14,7 +14,7 @@ from ntf_server import router as router_module
 from ntf_server import subscriber
 from ntf_server.clock import SECONDS_PER_DAY, SystemClock
 from ntf_server.journal import EventSink
-from ntf_server.router import Standing
+from ntf_server.router import Acquaintance
 from ntf_server.subscriber import NamedRouters, RouterPlaces, RouterSubscriber
 from protocol.addresses import SmpServer
 from protocol.errors import QUOTA
@@ -123,7 +123,7 @@ async def test_routers_that_do_not_answer_any_more_hold_up_nobody_who_does(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes one connection to be a router that was there before; after that, silence is free."""
-    monkeypatch.setattr(subscriber, "DIALS", dict.fromkeys(Standing, (1, 1)))
+    monkeypatch.setattr(subscriber, "DIALS", dict.fromkeys(Acquaintance, (1, 1)))
     daemon.configure(daemon.config)
     went_silent, attempts = asyncio.Event(), 0
 
