@@ -35,9 +35,9 @@ from transport.identity import check_chain
 from transport.shared_attempts import SharedAttempts
 
 SenderCommand = Send | Skey | Lkey | Lget
+"What a proxy forwards."
 Command = Outgoing[SmpCommand]
 "Of a sender, about a queue or a link; its correlation id is also the nonce of its encryption."
-"What a proxy forwards."
 Sessions = Callable[[SmpServer], Awaitable[SmpSession]]
 
 UNREACHABLE = (proxy_broker_error(b"HOST"), proxy_broker_error(b"TRANSPORT VERSION"))
