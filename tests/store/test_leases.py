@@ -293,7 +293,7 @@ async def test_nobody_else_takes_what_was_handed_over(world: World) -> None:
 
 
 READS = {
-    *("servers", "server", "subscription_count", "queues", "queues_by_id", "next_retry"),
+    *("servers", "server", "subscription_count", "queues", "next_retry"),
     *("tokens_by_key", "pushes", "unsent_tokens", "due_crons", "next_cron_due"),
     *("statement_pushes", "unsent_statement_pushes", "watched_topics", "push_records"),
 }
