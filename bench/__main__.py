@@ -87,7 +87,6 @@ def end(*_: object) -> None:
 
 def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     """What was measured is written down after each part, so an end in the middle loses one part."""
-    signal.signal(signal.SIGTERM, end)
     measuring = (
         before.compare(args.commit, {})
         if args.command == "before"
@@ -119,6 +118,7 @@ def obey(args: argparse.Namespace) -> int:
         print_list()
         return 0
     parts = [part for part in PARTS if not args.only or part.name in args.only]
+    signal.signal(signal.SIGTERM, end)
     if args.since:
         return 0 if since.compare(args.since, parts, rounds=args.rounds, quick=args.quick) else 1
     return run(parts, args)

@@ -23,21 +23,23 @@ from bench.runner import say
 
 
 def compare(commit: str, parts: Sequence[Part], *, rounds: int, quick: bool) -> bool:
-    """True if nothing got slower and nothing failed."""
-    found: dict[Path, list[Results]] = {}
+    """True if nothing got slower and nothing failed. Each part is told as soon as it is known."""
+    verdicts = []
     with tempfile.TemporaryDirectory(prefix="ntf-since-") as folder:
         source = Path(folder) / "source"
         with checked_out(commit, source):
             for number, part in enumerate(parts, 1):
                 say(f"[{number}/{len(parts)}] {part.name}")
-                for tree in (source, ROOT) * rounds:
-                    if (measured := measure(tree, part.name, quick=quick)) is not None:
-                        found.setdefault(tree, []).append(measured)
-                    else:
-                        say(f"    not measured by {commit if tree is source else 'this version'}")
-        if len(found) < 2:
-            sys.exit(f"nothing to compare: {commit} measured none of these")
-        return print_comparison(merged(found[source]), merged(found[ROOT]), everything=True)
+                turns = [(tree, measure(tree, part.name, quick=quick)) for tree in (source, ROOT) * rounds]
+                then, now = (
+                    [found for tree, found in turns if found and tree is one] for one in (source, ROOT)
+                )
+                if then and now:
+                    verdicts.append(print_comparison(merged(then), merged(now), everything=True))
+                else:
+                    say(f"    not measured by {'this version' if then else commit}")
+                    verdicts.append(bool(now))
+    return all(verdicts)
 
 
 def measure(tree: Path, name: str, *, quick: bool) -> Results | None:
