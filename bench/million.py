@@ -126,8 +126,9 @@ MILLION = Part(
     how="Daemons as processes, with databases made beforehand; time and memory once they answer. The second"
     " daemon on PostgreSQL starts beside the first.",
     bound="Python's own start; the depth of the database's trees and the pages that are not in its cache:"
-    " a row takes 11 us of SQLite's thread among a thousand and 22 among a million. A cache four times"
-    " as large changes nothing, as few commands meet the same page. Mapping the file into memory"
+    " a row takes 11 us of SQLite's thread among a thousand and 22 among a million. The less all else"
+    " takes, the more these 11 us weigh in the ratio. A cache four times as large changes nothing, as few"
+    " commands meet the same page. Mapping the file into memory"
     " would bring 22 down to 15, but then an error of the disk, or a file cut short, kills the"
     " process instead of failing a command.",
 )
