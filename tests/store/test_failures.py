@@ -18,6 +18,7 @@ import pytest
 from protocol.encoding import EntityId
 from store import migrate
 from store.interface import SchemaError, StoreDamaged, StoreError, StoreUnavailable
+from store.records import TokenRecord
 from store.sql_store import QUEUED_OPERATIONS
 from store.sqlite import SqliteStore
 from store.sqlite_errors import store_errors
@@ -274,14 +275,18 @@ async def test_a_cancelled_caller_does_not_stop_the_others(tmp_path: Path) -> No
     await store.close()
 
 
+async def more_than_fit(store: SqliteStore) -> list[asyncio.Task[TokenRecord | None]]:
+    """Callers under way, half of whom find the queue full."""
+    calls = [asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)]
+    await asyncio.sleep(0)
+    return calls
+
+
 async def test_closing_with_a_full_queue_leaves_nobody_waiting(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "ntf.db")
     await store.open()
     async with asyncio.timeout(60):
-        calls = [
-            asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)
-        ]
-        await asyncio.sleep(0)
+        calls = await more_than_fit(store)
         await store.close()
         results = await asyncio.gather(*calls, return_exceptions=True)
     refused = [result for result in results if result is not None]
@@ -293,10 +298,7 @@ async def test_callers_who_find_the_queue_full_wait_for_their_turn(tmp_path: Pat
     store = SqliteStore(tmp_path / "ntf.db")
     await store.open()
     async with asyncio.timeout(60):
-        calls = [
-            asyncio.ensure_future(find_token(store, entity())) for _ in range(2 * QUEUED_OPERATIONS + 10)
-        ]
-        await asyncio.sleep(0)
+        calls = await more_than_fit(store)
         calls[QUEUED_OPERATIONS].cancel()  # the first of those who wait outside
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert [place for place, result in enumerate(results) if result is not None] == [QUEUED_OPERATIONS]
