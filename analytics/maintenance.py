@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from analytics.files import ROLLUPS_FOLDER, LocalFolder
 from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.segments import EVENT_ID, Segment, check_segment
-from store.journal_files import SCHEMA, atomic_file, parquet_writer, sync_folder
+from store.journal_files import SCHEMA, atomic_file, parquet_writer, sync_folder, with_all_columns
 
 DELETED_PREFIX = ".deleted-"
 COMPACT_ROWS = 5_000_000  # events per compacted file: some 100 MB
@@ -93,7 +93,7 @@ def groups_of_rows(segments: Sequence[Segment], rows: int) -> Iterator[list[Segm
 def join_segments(folder: Path, segments: Sequence[Segment], taken: Sequence[Path]) -> tuple[int, int, Path]:
     """Write one file with every event of the segments once: (events, copies left out, path)."""
     tables = pa.concat_tables(
-        [pq.read_table(s.path, columns=SCHEMA.names, partitioning=None).cast(SCHEMA) for s in segments]
+        [with_all_columns(pq.read_table(s.path, partitioning=None)).cast(SCHEMA) for s in segments]
     )
     numbered = tables.append_column("row", pa.array(np.arange(tables.num_rows)))
     firsts = numbered.group_by(EVENT_ID).aggregate([("row", "min")])

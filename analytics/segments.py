@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.times import DAY_US
-from store.journal_files import SCHEMA
+from store.journal_files import SCHEMA, check_columns, with_all_columns
 from store.journal_schema import COLUMNS, ColumnType
 
 EVENT_ID = ["writer", "seq"]
@@ -102,24 +102,6 @@ def read_parquet(content: bytes) -> Iterator[pa.Table]:
         if any(table.column(name).null_count for name in REQUIRED):
             raise ValueError("a required column has empty values")
         yield with_all_columns(table)
-
-
-def with_all_columns(table: pa.Table) -> pa.Table:
-    """Columns that came later are empty in older segments; unknown ones are left out."""
-    missing = [column for column in SCHEMA if column.name not in table.column_names]
-    for column in missing:
-        table = table.append_column(column.name, pa.nulls(table.num_rows, column.type))
-    return table.select(SCHEMA.names)
-
-
-def check_columns(schema: pa.Schema) -> None:
-    """Known columns must have their types, required ones must be there; unknown ones are ignored."""
-    for column in SCHEMA:
-        index = schema.get_field_index(column.name)
-        if index < 0 and not column.nullable:
-            raise ValueError(f"column {column.name} is missing")
-        if index >= 0 and schema.field(index).type != column.type:
-            raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
 
 
 def read_jsonl(content: bytes) -> Iterator[pa.Table]:

@@ -13,9 +13,9 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ import pyarrow.compute as pc
 
 from ntf_server.clock import MICROSECONDS, SECONDS_PER_DAY
 from ntf_server.journal import FileFormat, ReceivedBlock, Row, WriterConfig, events_in
-from store.journal_files import ARROW_TYPES, SCHEMA, atomic_file, sync_folder, write_parquet
+from store.journal_files import (
+    ARROW_TYPES,
+    SCHEMA,
+    atomic_file,
+    check_columns,
+    sync_folder,
+    with_all_columns,
+    write_parquet,
+)
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, OPEN_PREFIX, JournalEvent, epoch_of, pseudonym
 
 log = logging.getLogger(__name__)
@@ -241,7 +249,7 @@ def texts(values: Sequence[str | None]) -> pa.Array:
     return pa.array(list(map(distinct.__getitem__, values)), pa.string())
 
 
-def day_of(events: pa.Table) -> int:
+def day_of(events: pa.Table | pa.RecordBatch) -> int:
     """Of the first one."""
     return int(events["time"][0].value) // DAY_US
 
@@ -309,31 +317,38 @@ def seal_abandoned(path: Path, folder: Path, file_format: FileFormat) -> None:
         seal(path, folder, file_format)
     except BlockingIOError:
         return
+    except ValueError as error:
+        log.warning("journal: %s is left as it is: %s", path, error)
     finally:
         os.close(fd)
 
 
 def seal(path: Path, folder: Path, file_format: FileFormat) -> None:
     """Turn an open segment into its final file and remove it."""
-    events = pa.Table.from_batches(whole_batches(path), SCHEMA)
-    if events.num_rows:
-        day = datetime.fromtimestamp(day_of(events) * SECONDS_PER_DAY, UTC)
+    batches = whole_batches(path)
+    if (first := next(batches, None)) is not None:
+        day = datetime.fromtimestamp(day_of(first) * SECONDS_PER_DAY, UTC)
         partition = folder / f"date={day:%Y-%m-%d}"
         partition.mkdir(mode=0o700, exist_ok=True)
         target = partition / f"{path.stem.removeprefix(OPEN_PREFIX)}.{file_format}"
         with atomic_file(target) as file:
-            (write_parquet if file_format == "parquet" else write_jsonl)(events.to_batches(), file)
+            (write_parquet if file_format == "parquet" else write_jsonl)(chain([first], batches), file)
         sync_folder(folder)
     path.unlink(missing_ok=True)
 
 
 def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow stream up to its end or to the first that is cut off or damaged."""
+    """The batches of an Arrow stream up to its end or to the first that is cut off or damaged.
+
+    Another version may have written it; a `ValueError` says that it is none of ours.
+    """
     try:
         with pa.OSFile(str(path)) as file:
-            for batch in pa.ipc.open_stream(file):
+            stream = pa.ipc.open_stream(file)
+            check_columns(stream.schema)
+            for batch in stream:
                 batch.validate(full=True)
-                yield batch
+                yield batch if stream.schema == SCHEMA else with_all_columns(batch).cast(SCHEMA)
     except pa.ArrowException:
         return
     except OSError as error:
@@ -341,7 +356,7 @@ def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
             raise
 
 
-def write_jsonl(batches: Sequence[pa.RecordBatch], file: Any) -> None:
+def write_jsonl(batches: Iterable[pa.RecordBatch], file: Any) -> None:
     """Write one JSON object per event; times in ISO 8601, binary values in base64, absent values left out."""
     for batch in batches:
         for row in batch.to_pylist():

@@ -1,10 +1,10 @@
 """The journal's Arrow schema and its Parquet files, for whoever writes or rewrites segments."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,30 @@ SCHEMA = pa.schema([pa.field(c.name, ARROW_TYPES[c.type], nullable=not c.require
 
 DELTA_COLUMNS = ("time", "seq")
 PLAIN_COLUMNS = (*DELTA_COLUMNS, "latency_us")
+ROW_GROUP = 65_536
+"Events. More take more memory, fewer make larger files: each group has dictionaries of its own."
+PIECE = 2_048
+"Events. Batches are what a second brought, and many small ones take more memory than what is in them."
+
+Events = TypeVar("Events", pa.Table, pa.RecordBatch)
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Known columns must have their types, required ones must be there; unknown ones are ignored."""
+    for column in SCHEMA:
+        index = schema.get_field_index(column.name)
+        if index < 0 and not column.nullable:
+            raise ValueError(f"column {column.name} is missing")
+        if index >= 0 and schema.field(index).type != column.type:
+            raise ValueError(f"column {column.name} is {schema.field(index).type}, not {column.type}")
+
+
+def with_all_columns(events: Events) -> Events:
+    """Columns that came later are empty in what an older version wrote; unknown ones are left out."""
+    for column in SCHEMA:
+        if column.name not in events.column_names:
+            events = events.append_column(column, pa.nulls(events.num_rows, column.type))
+    return events.select(SCHEMA.names)
 
 
 def parquet_writer(file: IO[bytes] | str) -> Any:
@@ -36,10 +60,26 @@ def parquet_writer(file: IO[bytes] | str) -> Any:
     )
 
 
-def write_parquet(batches: Sequence[pa.RecordBatch], file: IO[bytes]) -> None:
-    """Write one whole segment."""
+def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> None:
+    """Write one whole segment, in row groups: a large one takes no more memory than a group."""
+    pieces = map(pa.concat_batches, together(batches, PIECE))
     with parquet_writer(file) as writer:
-        writer.write_table(pa.Table.from_batches(batches, SCHEMA))
+        for group in together(pieces, ROW_GROUP):
+            writer.write_table(pa.Table.from_batches(group))
+
+
+def together(batches: Iterable[pa.RecordBatch], events: int) -> Iterator[list[pa.RecordBatch]]:
+    """The batches, in order, as many at a time as have at least so many events."""
+    group: list[pa.RecordBatch] = []
+    missing = events
+    for batch in batches:
+        group.append(batch)
+        missing -= batch.num_rows
+        if missing <= 0:
+            yield group
+            group, missing = [], events
+    if group:
+        yield group
 
 
 @contextmanager

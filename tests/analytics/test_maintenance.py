@@ -44,6 +44,19 @@ def test_compaction_keeps_every_event_once(journal: Path) -> None:
     assert again.files_before == 0
 
 
+def test_compaction_joins_segments_of_other_versions(journal: Path) -> None:
+    """One that had fewer columns, one that has more."""
+    before = contents(journal)
+    older, newer, *_ = sorted(min(journal.glob("date=*")).iterdir())
+    fewer, more = (pq.read_table(path, partitioning=None) for path in (older, newer))
+    empty = [name for name in fewer.column_names if fewer[name].null_count == fewer.num_rows]
+    assert empty
+    pq.write_table(fewer.drop_columns(empty), older)
+    pq.write_table(more.append_column("colour", pa.array(["blue"] * more.num_rows)), newer)
+    assert compact(journal, date(2026, 1, 20)).bad == []
+    assert contents(journal) == before
+
+
 def test_compaction_leaves_days_from_the_limit_on_alone(journal: Path) -> None:
     compact(journal, date(2026, 1, 7))
     counts = {folder.name: len(list(folder.iterdir())) for folder in journal.glob("date=*")}

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -284,6 +285,44 @@ def test_memory_of_sealed_segments_goes_back_to_the_system(tmp_path: Path) -> No
     assert used[-1] - Process().memory_info().rss < 1e6
 
 
+SEALING_PROCESS = """
+import sys
+from pathlib import Path
+import pyarrow
+from ntf_server.journal import WriterConfig
+from ntf_server.journal_segments import SegmentWriter
+from store import journal_files
+
+journal_files.ROW_GROUP = 5_000
+SegmentWriter(WriterConfig(folder=Path(sys.argv[1]), key=bytes(32)), bytes(16)).recover()
+print(pyarrow.default_memory_pool().max_memory())
+"""
+
+
+def test_a_large_segment_is_sealed_in_the_memory_of_a_row_group(tmp_path: Path) -> None:
+    needed = {}
+    for events in (10_000, 80_000):
+        folder = tmp_path / str(events)
+        segments_of = writer(folder)
+        for first in range(0, events, 500):
+            segments_of.write([plain(number) for number in range(first, first + 500)], [], NOON)
+        abandon(segments_of)
+        sealing = subprocess.run(
+            [sys.executable, "-c", SEALING_PROCESS, folder], capture_output=True, check=True
+        )
+        needed[events] = int(sealing.stdout)
+        (path,) = segments(folder)
+        assert pq.read_metadata(path).num_row_groups > events / 10_000
+        assert [row["count"] for row in rows(folder)] == list(range(events))
+    assert needed[80_000] < 1.5 * needed[10_000]
+
+
+def abandon(segments_of: SegmentWriter) -> None:
+    """Leave the open segment as a process that dies does."""
+    assert segments_of._open is not None
+    segments_of._open.close()
+
+
 def test_a_disk_that_refuses_loses_nothing_within_bounds(tmp_path: Path) -> None:
     blocked = tmp_path / "journal"
     blocked.write_bytes(b"a file where the folder should be")
@@ -333,6 +372,34 @@ def test_recovery_keeps_every_whole_batch(tmp_path: Path, cut: int) -> None:
 def test_a_disk_that_cannot_be_read_is_no_damaged_segment() -> None:
     with pytest.raises(OSError, match="Input/output error"):
         list(whole_batches(Path("/proc/self/mem")))  # nothing is at its beginning
+
+
+def left_open(folder: Path, events: pa.Table) -> Path:
+    """An open segment of a process that died, as another version may have written it."""
+    path = folder / f"{OPEN_PREFIX}{os.urandom(16).hex()}-{0:015d}.arrows"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, events.schema) as stream:
+        stream.write_table(events)
+    return path
+
+
+def test_recovery_seals_what_other_versions_have_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that had fewer columns, one that has more; what has no journal's columns is left, and said."""
+    other = writer(tmp_path / "other")
+    other.write([plain(7)], [], NOON)
+    other.close()
+    event = pq.read_table(*segments(tmp_path / "other"), partitioning=None)
+    left_open(tmp_path, event.drop_columns(["uptime_us", "daemon"]))
+    left_open(tmp_path, event.append_column("colour", pa.array(["blue"])))
+    strange = left_open(tmp_path, event.drop_columns(["seq"]))
+    writer(tmp_path).recover()
+    assert rows(tmp_path) == event.to_pylist() * 2
+    assert all(pq.read_schema(path).equals(SCHEMA) for path in segments(tmp_path))
+    assert open_segments(tmp_path) == [strange]
+    assert [record.message for record in caplog.records] == [
+        f"journal: {strange} is left as it is: column seq is missing"
+    ]
 
 
 def test_recovery_leaves_the_segment_of_a_living_process_alone(tmp_path: Path) -> None:
