@@ -25,14 +25,15 @@ from transport.open_files import raise_limit
 logger = logging.getLogger(__name__)
 
 STDIN = 0
+TOGETHER = 1.0  # seconds; what stops a process often signals it and its process group, which is one wish
 BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
 
 
 async def run_until_signal(
     config_dir: Path, load: Callable[[], Config], *, maintenance: bool, is_worker: bool = False
 ) -> int:
-    """SIGTERM or SIGINT ends it in order, a second one at once; `load` reads the configuration, now and at
-    each SIGHUP. A worker also ends when its standard input does: whoever watched it is gone."""
+    """SIGTERM or SIGINT ends it in order, another one a moment later at once. `load` reads the configuration,
+    now and at each SIGHUP. A worker also ends when its standard input does: whoever watched it is gone."""
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(log_loop_error)
     config = load()
@@ -63,6 +64,7 @@ class Daemon:
         self._load = load
         self._manager = manager
         self._stop = asyncio.Event()
+        self._ended_at = 0.0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -94,8 +96,12 @@ class Daemon:
         self._manager.ready()
 
     def _end(self) -> None:
+        now = asyncio.get_running_loop().time()
         if self._stop.is_set():
-            os._exit(1)
+            if now - self._ended_at >= TOGETHER:
+                os._exit(1)
+            return
+        self._ended_at = now
         logger.info("stopping")
         self._manager.stopping()
         self._stop.set()

@@ -82,7 +82,7 @@ class WorkerProcesses:
         return self._code
 
     def _stop(self, number: int) -> None:
-        """A second one ends workers at once: they know."""
+        """One that follows ends workers at once: they know."""
         self._stopping.set()
         self._pass_on(number)
 

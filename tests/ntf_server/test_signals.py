@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from ntf_demo.fake_push.faults import Fault
 from ntf_server.__main__ import main
+from ntf_server.daemon import TOGETHER
 from ntf_server.logs import LINES_PER_WINDOW
 from ntf_server.service_manager import ServiceManager
+from protocol.device_token import ApnsToken, Provider
 from protocol.ntf_commands import Ping, Pong
-from tests.drills.world import DEADLINE, Daemon, running_daemon
-from tests.ntf_server.ntf_client import NtfClient
+from tests.drills.world import DEADLINE, Daemon, provider, push_settings, running_daemon
+from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ntf_server.test_cli import init
+from tests.waiting import until
 from transport.errors import TransportError
 
 
@@ -119,13 +123,37 @@ async def test_stopped_is_the_last_line(tmp_path: Path) -> None:
             daemon.process.send_signal(signal.SIGUSR1)
             await check_serves(daemon)  # else signals that wait become one
         daemon.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(DEADLINE):
-            while daemon.is_alive():
-                await asyncio.sleep(0.02)
-        *_, left_out, last = daemon.log.read_text().splitlines()
+        assert (await ended(daemon)).endswith("ntf_server.daemon: stopped")
+        *_, left_out, _ = daemon.log.read_text().splitlines()
     assert "tasks: " in left_out
     assert "(repeated " in left_out
-    assert last.endswith("ntf_server.daemon: stopped")
+
+
+async def ended(daemon: Daemon) -> str:
+    """The last line of its log."""
+    await until(lambda: not daemon.is_alive())
+    return daemon.log.read_text().splitlines()[-1]
+
+
+async def test_signals_that_come_together_are_one(tmp_path: Path) -> None:
+    """`timeout` and others signal the process and its group."""
+    async with running_daemon(tmp_path) as daemon:
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.send_signal(signal.SIGINT)
+        assert (await ended(daemon)).endswith("ntf_server.daemon: stopped")
+
+
+async def test_one_that_follows_does_not_wait_for_a_silent_provider(tmp_path: Path) -> None:
+    async with provider(tmp_path) as push, running_daemon(tmp_path, push_settings(push)) as daemon:
+        push.add_fault(Fault(action="silence"))
+        client = await NtfClient.open(daemon.address)
+        await Device.make(ApnsToken(Provider.APNS_TEST, bytes(32).hex().encode())).register(client)
+        await until(lambda: push.requests == 1)
+        while daemon.is_alive():
+            daemon.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(TOGETHER / 4)
+        client.close()
+        assert (await ended(daemon)).endswith("ntf_server.daemon: stopping")
 
 
 @pytest.fixture
