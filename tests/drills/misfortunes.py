@@ -316,8 +316,8 @@ UNDER_A_FAKE_CLOCK = (
     "import runpy, select, time; time.sleep = lambda seconds: select.select((), (), (), seconds);"
     "runpy.run_module('ntf_server', run_name='__main__', alter_sys=True)",
 )
-"""The server, whose `time.sleep` libfaketime would break: Python has it end at a point of monotonic time, which
-the library takes for one of the clock that it fakes, and refuses or waits for ever."""
+"""The server, whose `time.sleep` libfaketime would break: Python has it end at a point of monotonic time, and
+the library takes that for one of the clock that it fakes, and refuses or waits for ever."""
 
 
 def fake_clock(offset: Path) -> dict[str, str]:

@@ -397,8 +397,8 @@ async def running_daemon(
     program: Sequence[str] = PROGRAM,
     wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
-    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file, which has no
-    traceback in the end.
+    """`ntf-server init` (once) and `start`, with `env` as `NTF_<SECTION>_<KEY>`; its log is a file, in which
+    there is no traceback in the end.
 
     `python`: of the environment that the server is installed in. `wrapper`: a command that runs it.
     """
