@@ -296,12 +296,6 @@ async def cluster(
         yield made
 
 
-def hour_ahead() -> Mapping[str, str]:
-    """The environment of a process whose clock is wrong, whichever library asks for the time."""
-    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
-    return {"LD_PRELOAD": str(library), "FAKETIME": "+3600s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-
-
 class DatabaseProxy:
     """Between a daemon and its database. It cuts connections, or swallows what the database tells unasked."""
 

@@ -24,6 +24,7 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from protocol.device_token import FcmToken
 from protocol.push_messages import open_push
+from tests.drills.fake_clock import fake_clock
 from tests.drills.test_handshakes import storm
 from tests.drills.test_providers import add_browsers, add_queues
 from tests.drills.world import DEADLINE, Asked, World, push_settings, repeated_pushes, running_daemon, world
@@ -310,35 +311,12 @@ async def test_full_disk(tmp_path: Path) -> None:
     nothing_lost(pushes)
 
 
-UNDER_A_FAKE_CLOCK = (
-    "-P",
-    "-c",
-    "import runpy, select, time; time.sleep = lambda seconds: select.select((), (), (), seconds);"
-    "runpy.run_module('ntf_server', run_name='__main__', alter_sys=True)",
-)
-"""The server, whose `time.sleep` libfaketime would break: Python has it end at a point of monotonic time, and
-the library takes that for one of the clock that it fakes, and refuses or waits for ever."""
-
-
-def fake_clock(offset: Path) -> dict[str, str]:
-    """The environment in which the daemon's wall clock is off by what the file says."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-    if library is None:
-        pytest.skip("Debian's package faketime is not installed")
-    return {
-        "LD_PRELOAD": str(library),
-        "FAKETIME_TIMESTAMP_FILE": str(offset),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-
-
 @pytest.mark.parametrize("jump", ["+3600", "-3600"])
 async def test_clock_jumps(tmp_path: Path, jump: str) -> None:
     offset = tmp_path / "offset"
     offset.write_text("+0\n")
-    fake = fake_clock(offset)
-    async with world(tmp_path, seconds=SECONDS, env=fake, program=UNDER_A_FAKE_CLOCK) as drill:
+    fake = fake_clock(tmp_path, FAKETIME_TIMESTAMP_FILE=str(offset), FAKETIME_CACHE_DURATION="1")
+    async with world(tmp_path, seconds=SECONDS, env=fake) as drill:
 
         async def turn() -> None:
             offset.write_text(f"{jump}\n")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ntf_server.config import StoreConfig
-from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster, hour_ahead
+from tests.drills.cluster import LEASE, TAKEN_OVER, DatabaseProxy, cluster
+from tests.drills.fake_clock import fake_clock
 from tests.drills.world import DEADLINE
 from tests.ntf_server.statements.test_takeover import taken_over
 from tests.postgres import PostgresCluster, replicated_pair, running_cluster, running_pooler
@@ -189,7 +190,8 @@ async def test_nobody_hears_the_others(tmp_path: Path, postgres: PostgresCluster
 
 
 async def test_clock_wrong_by_an_hour(tmp_path: Path, postgres: PostgresCluster) -> None:
-    async with cluster(tmp_path, postgres.new_database(), env_of={0: hour_ahead()}) as made:
+    wrong = fake_clock(tmp_path, FAKETIME="+3600s")
+    async with cluster(tmp_path, postgres.new_database(), env_of={0: wrong}) as made:
 
         async def nothing() -> None:
             pass
