@@ -24,20 +24,20 @@ TIMED = {"us CPU", "ms CPU", "s CPU", "us", "ms", "s", "1/s"}
 
 @dataclass(frozen=True)
 class Change:
-    """`factor` above 1 is an improvement."""
+    """`gain` above 0 is an improvement: the difference as a share of the larger one."""
 
     part: str
     row: str
     measure: str
     old: float
     new: float
-    factor: float
+    gain: float
     beyond: bool
     "The spreads do not meet, and the change is not small."
 
     @property
     def worse(self) -> bool:
-        return self.beyond and self.factor < 1
+        return self.beyond and self.gain < 0
 
     def line(self) -> str:
         what = f"{self.part}: {self.row}"
@@ -69,11 +69,11 @@ def judged(
     part: str, row: str, measure: str, better: Better, old: Sequence[float], new: Sequence[float]
 ) -> Change:
     before, after = median(old), median(new)
-    up = better is Better.HIGHER
-    factor = (after / before if up else before / after) if before and after else float(before == after)
+    difference = after - before if better is Better.HIGHER else before - after
+    gain = difference / max(abs(before), abs(after)) if difference else 0.0
     apart = min(new) > max(old) or max(new) < min(old)
     small = TOLERANCE if min(len(old), len(new)) > 1 else UNKNOWN_SPREAD
-    return Change(part, row, measure, before, after, factor, apart and abs(factor - 1) > small)
+    return Change(part, row, measure, before, after, gain, apart and abs(gain) > small)
 
 
 def missing(old: Results, new: Results) -> Iterator[str]:
@@ -95,7 +95,7 @@ def missing(old: Results, new: Results) -> Iterator[str]:
 
 def print_comparison(old: Results, new: Results, *, everything: bool) -> bool:
     """True if nothing got slower and nothing failed."""
-    found = sorted(changes(old, new), key=lambda one: one.factor)
+    found = sorted(changes(old, new), key=lambda one: one.gain)
     for one in found:
         if one.beyond or everything:
             print(one.line())

@@ -54,6 +54,10 @@ CASES = {
     "less": (cost(10, 11), cost(5, 6), BETTER),
     "measured once": (cost(10), cost(12), SAME),
     "measured once, and much worse": (cost(10), cost(14), WORSE),
+    "less than nothing": (cost(500, 600), cost(-1900, -1800), BETTER),
+    "more, after less than nothing": (cost(-1900, -1800), cost(500, 600), WORSE),
+    "a rate where there was none": (rate(0, 0), rate(5, 6), BETTER),
+    "nothing twice": (cost(0, 0), cost(0, 0), SAME),
     "both slower": (shared(10, 5), shared(20, 10), SAME),
     "slower than its peer": (shared(10, 5), shared(20, 5), WORSE),
 }
