@@ -62,7 +62,7 @@ def parquet_writer(file: IO[bytes] | str) -> Any:
 
 def write_parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> None:
     """Write one whole segment, in row groups: a large one takes no more memory than a group."""
-    pieces = map(pa.concat_batches, together(batches, PIECE))
+    pieces = (joined(group) for group in together(batches, PIECE))
     with parquet_writer(file) as writer:
         for group in together(pieces, ROW_GROUP):
             writer.write_table(pa.Table.from_batches(group))
@@ -80,6 +80,11 @@ def together(batches: Iterable[pa.RecordBatch], events: int) -> Iterator[list[pa
             group, missing = [], events
     if group:
         yield group
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of them; a single one is not copied."""
+    return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
 
 
 @contextmanager
