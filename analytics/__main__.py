@@ -8,13 +8,16 @@ from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from analytics.errors import AnalyticsError
-from analytics.java import find_java
 from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
+
+if TYPE_CHECKING:
+    from analytics.session import SparkOptions
 
 EXIT_PROBLEMS = 3
 REPORT_NAMES = ("health", "delivery", "tokens", "stale", "incidents", "capacity")
@@ -63,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True)
     add_report(commands.add_parser("report", help="run one report, or all"))
     add_stream(commands.add_parser("stream", help="keep the health tables current while the journal grows"))
+    add_sql(commands.add_parser("sql", help="run a query over rollups, derived tables and report tables"))
     add_generate(commands.add_parser("generate", help="make a journal with planted incidents"))
     about = "write the store's tokens, subscriptions, servers to Parquet"
     add_snapshot(commands.add_parser("snapshot", help=about))
@@ -79,12 +83,7 @@ def add_report(report: argparse.ArgumentParser) -> None:
     """Options of `report`."""
     option = report.add_argument
     option("name", choices=[*REPORT_NAMES, "all"])
-    option("--journal", required=True, help="folder or Hadoop URL of the journal")
-    option("--snapshots", help="folder or Hadoop URL of snapshots, for what is older than the journal")
-    option("--from", dest="start", type=moment, help="start, inclusive; default: the first event")
-    option("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
-    days = "the last so many days up to the last full hour, instead of --from, --to"
-    option("--days", type=positive, help=days)
+    add_window(report)
     option("--out", required=True, help="folder or Hadoop URL for the results")
     option("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
     option("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
@@ -96,12 +95,35 @@ def add_report(report: argparse.ArgumentParser) -> None:
         option(f"--{limit}", type=positive, help="see the documentation")
 
 
+def add_window(command: argparse.ArgumentParser) -> None:
+    """Which journal, and which time of it."""
+    option = command.add_argument
+    option("--journal", required=True, help="folder or Hadoop URL of the journal")
+    option("--snapshots", help="folder or Hadoop URL of snapshots, for what is older than the journal")
+    option("--from", dest="start", type=moment, help="start, inclusive; default: the first event")
+    option("--to", dest="end", type=moment, help="end, exclusive; default: after the last event")
+    about = "the last DAYS days, up to the last full hour, instead of --from and --to"
+    option("--days", type=positive, help=about)
+
+
+def add_sql(sql: argparse.ArgumentParser) -> None:
+    """Options of `sql`."""
+    option = sql.add_argument
+    option("query", nargs="?", help="a SELECT; default: list the tables and their columns")
+    add_window(sql)
+    option("--out", help="also write the whole result to this new folder or Hadoop URL, as Parquet files")
+    option("--format", choices=("table", "csv", "json"), default="table", help="default: %(default)s")
+    option("--limit", type=positive, default=1000, help="rows to print; default: %(default)s")
+    add_spark(sql)
+
+
 def add_spark(command: argparse.ArgumentParser) -> None:
-    """Options of whatever may need Spark."""
+    """Options of commands that run on Spark."""
     option = command.add_argument
     option("--rollups", help="folder or Hadoop URL of daily rollups; default: in the journal")
     option("--master", help="Spark master; default: that of spark-submit, else this machine")
-    option("--memory", default="2g", help="memory of the Spark driver; default: %(default)s")
+    option("--memory", default="1g", help="memory of the Spark driver; default: %(default)s")
+    option("--ui", action="store_true", help="serve Spark's web interface while the command runs")
     about = "any setting of Spark's"
     option("--conf", action="append", default=[], type=setting, metavar="KEY=VALUE", help=about)
 
@@ -158,11 +180,24 @@ def needed(who: str, extra: str) -> Iterator[None]:
         raise AnalyticsError(f"{who} {error.name}: pip install 'ntf-server[{extra}]'") from error
 
 
+def spark_options(args: argparse.Namespace) -> "SparkOptions":
+    """How Spark is to run; what is on this machine is small or large, anything else is taken for large."""
+    from analytics.files import bytes_of
+    from analytics.session import SparkOptions
+
+    return SparkOptions(
+        master=args.master,
+        memory=args.memory,
+        settings=dict(args.conf),
+        input_bytes=bytes_of(args.journal, args.rollups),
+        ui=args.ui,
+    )
+
+
 def run_stream(args: argparse.Namespace, console: Console) -> None:
     """`stream`."""
-    find_java()
     with needed("reports need", "analytics"):
-        from analytics.spark import LazySpark
+        from analytics.session import spark_session
         from analytics.streaming import StreamJob, keep_current
     must_be_elsewhere(args)
     job = StreamJob(
@@ -173,8 +208,8 @@ def run_stream(args: argparse.Namespace, console: Console) -> None:
         once=args.once,
         now=lambda: to_us(datetime.now(UTC)),
     )
-    with shown_progress(console) as tell, LazySpark(args.master, args.memory, dict(args.conf)) as spark:
-        keep_current(spark, job, tell)
+    with shown_progress(console) as tell, spark_session(spark_options(args)) as session:
+        keep_current(session, job, tell)
 
 
 def asked_time(args: argparse.Namespace, now: datetime) -> tuple[int | None, int | None]:
@@ -202,7 +237,7 @@ def run_report(args: argparse.Namespace, console: Console) -> int:
     """`report`; with `--check` its exit code says whether all is well."""
     with needed("reports need", "analytics"):
         from analytics.job import ReportJob, run_reports
-        from analytics.spark import LazySpark
+        from analytics.session import spark_session
     must_be_elsewhere(args)
     from analytics.inputs import Limits
     from analytics.settings import load_settings
@@ -226,11 +261,12 @@ def run_report(args: argparse.Namespace, console: Console) -> int:
         for_others=args.for_others,
     )
     shown = Console(quiet=True) if args.quiet else console
-    spark_of = LazySpark(args.master, args.memory, dict(args.conf), quiet=args.quiet)
-    with shown_progress(shown) as tell, spark_of as spark:
-        page = run_reports(spark, job, tell)
+    with shown_progress(shown) as tell:
+        tell("starting Spark")
+        with spark_session(spark_options(args)) as session:
+            page = run_reports(session, job, tell)
     for name, rows in page.tables.items():
-        shown.print(f"{name}: {len(rows):,} rows")
+        shown.print(f"{name}: {rows.count_of_all:,} rows")
     shown.print(f"{page.checked.rows:,} events in {len(page.checked.good)} segments")
     for note in page.notes:
         shown.print(note, soft_wrap=True)
@@ -241,6 +277,34 @@ def run_report(args: argparse.Namespace, console: Console) -> int:
     if not args.quiet:
         print(job.result)
     return EXIT_PROBLEMS if args.check and page.findings else 0
+
+
+def run_sql(args: argparse.Namespace, console: Console) -> None:
+    """`sql`."""
+    with needed("queries need", "analytics"):
+        from analytics.question import Question, ask_question, list_tables, show
+        from analytics.session import spark_session
+    now = datetime.now(UTC)
+    start, end = asked_time(args, now)
+    question = Question(
+        query=args.query or "",
+        journal=args.journal,
+        now=to_us(now),
+        start=start,
+        end=end,
+        snapshots=args.snapshots,
+        rollups=args.rollups,
+        out=args.out,
+        most=args.limit,
+    )
+    with shown_progress(console) as tell:
+        tell("starting Spark")
+        with spark_session(spark_options(args)) as session:
+            answer = ask_question if question.query else list_tables
+            rows = answer(session, question, tell)
+    print(show(rows, args.format), end="")
+    if not rows.is_whole:
+        console.print(f"the first {len(rows):,} of {rows.count_of_all:,} rows; see --limit and --out")
 
 
 def run_generate(args: argparse.Namespace, console: Console) -> None:
@@ -316,6 +380,7 @@ def today() -> date:
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "report": run_report,
     "stream": run_stream,
+    "sql": run_sql,
     "generate": run_generate,
     "snapshot": run_snapshot,
     "compact": run_compact,

@@ -3,35 +3,32 @@
 from collections.abc import Mapping
 
 from analytics.inputs import Window
-from analytics.warehouse import Rows, Warehouse
+from analytics.results import Rows
+from analytics.warehouse import Warehouse
 
 WELL = 90
 "The score of a router that nobody has to look at."
 
 FIGURES = """
-WITH traffic AS (SELECT * FROM hours WHERE hour_us >= $first_hour),
-happened AS (SELECT * FROM life WHERE us >= $start)
-SELECT
-  (SELECT coalesce(sum(entries), 0) FROM traffic WHERE event = 'ntf_received') AS notifications,
-  (SELECT coalesce(sum(number), 0) FROM traffic WHERE event = 'push_sent') AS pushes,
-  (SELECT coalesce(sum(number), 0) FROM traffic WHERE event = 'push_failed') AS failed_pushes,
-  (SELECT count(*) FROM subs WHERE coalesce(gone_us, $end) >= $end) AS subscriptions,
-  (SELECT count(*) FROM token_lives WHERE coalesce(gone_us, $end) >= $end) AS tokens,
-  (SELECT count(*) FROM happened WHERE event = 'token_registered') AS registered_tokens,
-  (SELECT count(*) FROM happened WHERE event = 'token_deleted') AS deleted_tokens,
-  (SELECT count(*) FROM happened WHERE event = 'token_invalid') AS invalid_tokens,
-  (SELECT count(*) FROM happened WHERE event = 'smp_disconnected') AS disconnections,
-  (SELECT coalesce(sum(greatest(0, expected - "count")), 0) FROM happened WHERE event = 'smp_drift')
-    AS lost_subscriptions
-"""
+SELECT stack(3, 'notifications', coalesce(sum(entries) FILTER (WHERE event = 'ntf_received'), 0),
+  'pushes', coalesce(sum(number) FILTER (WHERE event = 'push_sent'), 0),
+  'failed_pushes', coalesce(sum(number) FILTER (WHERE event = 'push_failed'), 0)) AS (name, value)
+FROM traffic WHERE hour_us >= :first_hour
+UNION ALL SELECT 'subscriptions', count(*) FROM subs WHERE coalesce(gone_us, :end) >= :end
+UNION ALL SELECT 'tokens', count(*) FROM token_lives WHERE coalesce(gone_us, :end) >= :end
+UNION ALL SELECT stack(5, 'registered_tokens', count_if(event = 'token_registered'),
+  'deleted_tokens', count_if(event = 'token_deleted'), 'invalid_tokens', count_if(event = 'token_invalid'),
+  'disconnections', count_if(event = 'smp_disconnected'), 'lost_subscriptions',
+  coalesce(sum(greatest(0, expected - `count`)) FILTER (WHERE event = 'smp_drift'), 0))
+FROM life WHERE us >= :start"""
+"How much happened, and how much is there at the end?"
 
 Figures = Mapping[str, Mapping[str, float | None]]
 
 
 def figures(warehouse: Warehouse, tables: Mapping[str, Rows]) -> dict[str, float]:
     """What a warehouse says of its window, and what was made of it."""
-    (counted,) = warehouse.rows(FIGURES)
-    values: dict[str, float] = {name: int(value) for name, value in counted.items()}
+    values: dict[str, float] = {row["name"]: row["value"] for row in warehouse.rows("figures", FIGURES)}
     if (routers := tables.get("health")) is not None:
         values["active_subscriptions"] = sum(row["active"] for row in routers)
         values["routers"] = len(routers)
@@ -44,9 +41,8 @@ def figures(warehouse: Warehouse, tables: Mapping[str, Rows]) -> dict[str, float
 def window_before(warehouse: Warehouse) -> Window | None:
     """The time of the same length before; None if the journal does not reach back so far."""
     start, end = warehouse.window.start, warehouse.window.end
-    (known,) = warehouse.rows("SELECT min(us) AS first FROM life")
     earlier = Window(start - (end - start), start)
-    return earlier if known["first"] is not None and known["first"] <= earlier.start else None
+    return earlier if warehouse.first_us is not None and warehouse.first_us <= earlier.start else None
 
 
 def compared(now: Mapping[str, float], before: Mapping[str, float] | None) -> Figures:

@@ -21,12 +21,16 @@ LOCK_NAME = ".lock"
 
 
 class Folder(Protocol):
-    """One folder and what is in it; paths are relative to it, `path` is what Spark is told."""
+    """One folder and what is in it; names are relative to it, `url` is the address for Spark."""
 
     path: str
+    url: str
 
     def segments(self) -> list[FoundFile]:
         """Closed segments below; names that begin with a dot or an underscore are no part of a journal."""
+
+    def names(self, name: str) -> list[str]:
+        """What is directly in a folder, if that is there; without hidden names."""
 
     def read_text(self, name: str) -> str | None:
         """A file's content; None if there is none."""
@@ -37,11 +41,11 @@ class Folder(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file or a folder, if it is there."""
 
+    def rename(self, name: str, to: str) -> None:
+        """Move a file within the folder, in the place of another."""
+
     def reserved(self) -> contextlib.AbstractContextManager[None]:
         """For one process at a time, where the file system can do that; others wait."""
-
-    def local_copy(self) -> contextlib.AbstractContextManager[Path]:
-        """The folder's content as a local folder."""
 
 
 def is_local(path: str) -> bool:
@@ -52,6 +56,19 @@ def is_local(path: str) -> bool:
 def local_path(path: str) -> Path:
     """A local path, given plainly or as a file URL."""
     return Path(unquote(urlparse(path).path)) if path.startswith("file:") else Path(path)
+
+
+def bytes_of(journal: str, rollups: str | None) -> int | None:
+    """The size of a journal's segments and rollups; None if they are not on this machine."""
+    if not is_local(journal) or not is_local(rollups or ""):
+        return None
+    folders = [local_path(path) for path in (journal, rollups) if path]
+    return sum(
+        path.stat().st_size
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in SEGMENT_SUFFIXES
+    )
 
 
 def is_within(path: str, journal: str) -> bool:
@@ -69,6 +86,7 @@ class LocalFolder:
     def __init__(self, path: str) -> None:
         self._root = local_path(path).absolute()
         self.path = str(self._root)
+        self.url = f"file:{self.path}"
 
     def segments(self) -> list[FoundFile]:
         if not self._root.is_dir():
@@ -82,6 +100,11 @@ class LocalFolder:
                 with contextlib.suppress(FileNotFoundError):  # retention may run at the same time
                     state = path.stat()
                     yield FoundFile(relative.as_posix(), state.st_size, state.st_mtime_ns)
+
+    def names(self, name: str) -> list[str]:
+        folder = self._root / name
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(name for name in found if not is_hidden((name,)))
 
     def read_text(self, name: str) -> str | None:
         try:
@@ -104,6 +127,9 @@ class LocalFolder:
         else:
             path.unlink(missing_ok=True)
 
+    def rename(self, name: str, to: str) -> None:
+        (self._root / name).replace(self._root / to)
+
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
         try:
@@ -118,16 +144,12 @@ class LocalFolder:
         finally:
             os.close(lock)
 
-    @contextlib.contextmanager
-    def local_copy(self) -> Iterator[Path]:
-        yield self._root
-
 
 class HadoopFolder:
     """A folder of any file system that Spark's Hadoop libraries can reach."""
 
     def __init__(self, context: Any, path: str) -> None:
-        self.path = path.rstrip("/")
+        self.path = self.url = path.rstrip("/")
         self._jvm = context._jvm
         self._conf = context._jsc.hadoopConfiguration()
         self._files = self._at("").getFileSystem(self._conf)
@@ -165,19 +187,21 @@ class HadoopFolder:
             local = self._jvm.org.apache.hadoop.fs.Path(f"file:{draft.name}")
             self._files.copyFromLocalFile(False, True, local, self._at(name))
 
+    def names(self, name: str) -> list[str]:
+        folder = self._at(name)
+        found = self._files.listStatus(folder) if self._files.exists(folder) else []
+        names = [status.getPath().getName() for status in found]
+        return sorted(name for name in names if not is_hidden((name,)))
+
     def remove(self, name: str) -> None:
         self._files.delete(self._at(name), True)
 
+    def rename(self, name: str, to: str) -> None:
+        self.remove(to)
+        self._files.rename(self._at(name), self._at(to))
+
     def reserved(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def local_copy(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="ntf-analytics-") as folder:
-            target = Path(folder) / "copy"
-            local = self._jvm.org.apache.hadoop.fs.Path(f"file:{target}")
-            self._files.copyToLocalFile(False, self._at(""), local, True)
-            yield target
 
 
 def is_hidden(parts: tuple[str, ...]) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from analytics.results import Row, Rows
 from analytics.times import SECOND_US
-from analytics.warehouse import Row, Rows
 
 Tables = Mapping[str, Rows]
 

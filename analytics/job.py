@@ -2,41 +2,50 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from analytics.errors import JournalNotFoundError
 from analytics.figures import compared, figures, window_before
 from analytics.files import ROLLUPS_FOLDER, Folder, HadoopFolder, LocalFolder, is_local
 from analytics.findings import Thresholds, find
 from analytics.inputs import Limits, Window
-from analytics.making import Progress, update_rollups
 from analytics.manifest import UNKNOWN_DAY, day_of_folder
-from analytics.page import ReportPage, render
+from analytics.page import ROUTERS_SHOWN, ReportPage, render
 from analytics.reports import capacity, delivery, health, incidents, stale, tokens
+from analytics.results import Rows, as_csv, as_parquet, iso_time
+from analytics.rollups import Progress, update_rollups
 from analytics.segments import Checked, Segment
-from analytics.spark import LazySpark
-from analytics.tables import TIME_COLUMNS, as_csv, as_parquet, iso_time
-from analytics.warehouse import Row, Rows, Warehouse, open_warehouse
+from analytics.suppression import ABOUT_SOMEBODY, suppressed
+from analytics.tables import write
+from analytics.warehouse import Rollups, Warehouse, open_warehouse
 
-REPORTS: Mapping[str, Callable[[Warehouse], dict[str, Rows]]] = {
-    "health": health.tables,
-    "delivery": delivery.tables,
-    "tokens": tokens.tables,
-    "stale": stale.tables,
-    "incidents": incidents.tables,
-    "capacity": capacity.tables,
+REPORTS: Mapping[str, Mapping[str, str]] = {
+    "health": health.TABLES,
+    "delivery": delivery.TABLES,
+    "tokens": tokens.TABLES,
+    "stale": stale.TABLES,
+    "incidents": incidents.TABLES,
+    "capacity": capacity.TABLES,
 }
-COMPARED = ("health", "delivery")
-"Reports that figures are taken from."
+COMPARED = {"health": "health", "delivery": "delivery_providers"}
+"Reports and their tables that figures are taken from."
+AT_ONCE = 3
+"Tables: while one is planned on the driver, others are computed."
 PAGE_NAME = "report.html"
 SUMMARY_NAME = "summary.json"
-FEWEST = 5
+MOST_ROWS = 10_000
+"Of a table, on the driver."
+SEARCHED = frozenset({"health", "health_outages", "incidents_gaps", "incidents_refused", "incidents_tokens"})
+"Tables whose every row may be a problem."
 TOLD_OF_ROUTERS = ("server", "score", "subscriptions", "active", "lost", "availability")
-ABOUT_SOMEBODY = frozenset({"tokens_dead", "stale_subscriptions"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,45 +80,111 @@ class Before:
     scores: dict[str, float]
 
 
-def run_reports(spark: LazySpark, job: ReportJob, progress: Progress) -> ReportPage:
+def run_reports(session: SparkSession, job: ReportJob, progress: Progress) -> ReportPage:
     """Bring the rollups up to date, ask them, write Parquet, CSV and one HTML page."""
     os.umask(0o077)  # what reports tell is for their owner
-    with current_rollups(spark, job.journal, job.rollups, progress, full=job.full) as (checked, rollups):
+    out = folder(session, job.out)
+    with (
+        current_rollups(session, job.journal, job.rollups, progress, full=job.full) as (checked, made),
+        work_folder(session, job.out) as work,
+    ):
         progress("reading rollups")
-        warehouse = ask(spark, job, rollups)
-        before = look_back(spark, job, rollups, warehouse)
-    sections = {}
-    for name in job.names:
-        progress(name)
-        sections[name] = REPORTS[name](warehouse)
+        rollups = Rollups(session, made, job.now, work)
+        warehouse = ask(session, job, rollups)
+        sections = dict(answered(warehouse, job, out, progress))
+        tables = {name: rows for section in sections.values() for name, rows in section.items()}
+        counted = figures(warehouse, tables)
+        before = look_back(session, job, rollups, warehouse)
     progress("writing results")
-    tables = {name: rows for section in sections.values() for name, rows in section.items()}
     page = ReportPage(
         window=warehouse.window,
         checked=checked,
-        notes=warehouse.notes,
+        notes=[*warehouse.notes, *size_notes(tables)],
         findings=find(tables, job.thresholds, of_the_time(checked.bad, warehouse.window)),
-        figures=compared(figures(warehouse, tables), None if before is None else before.figures),
+        figures=compared(counted, None if before is None else before.figures),
         sections=sections,
     )
-    out = folder(spark, job.out)
-    write_tables(out, suppressed(tables) if job.for_others else tables)
     if not job.for_others:
         out.write(SUMMARY_NAME, json.dumps(summary(page, before), indent=1))
         out.write(PAGE_NAME, render(page))
     return page
 
 
+def answered(
+    warehouse: Warehouse, job: ReportJob, out: Folder, progress: Progress
+) -> Iterator[tuple[str, dict[str, Rows]]]:
+    """Each report with what is shown of its tables, which are written as a whole."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        futures: dict[str, dict[str, Future[Rows]]] = {
+            report: {
+                name: threads.submit(answer, warehouse, name, query, out, for_others=job.for_others)
+                for name, query in REPORTS[report].items()
+            }
+            for report in job.names
+        }
+        for report, tables in futures.items():
+            progress(report)
+            yield report, {name: future.result() for name, future in tables.items()}
+
+
+def answer(warehouse: Warehouse, name: str, query: str, out: Folder, *, for_others: bool) -> Rows:
+    """What is shown of a table; all of it is written, a large one by executors."""
+    frame = warehouse.frame(query)
+    rows = warehouse.tables.rows(name, frame, MOST_ROWS)
+    if not for_others or name not in ABOUT_SOMEBODY:
+        write_table(
+            warehouse, name, suppressed(frame) if for_others else frame, None if for_others else rows, out
+        )
+    if rows.is_whole or name != "health_hours":
+        return rows
+    return Rows(rows.columns, hours_shown(warehouse, name, frame), rows.count_of_all)
+
+
+def write_table(warehouse: Warehouse, name: str, frame: DataFrame, known: Rows | None, out: Folder) -> None:
+    """Write a table twice, for programs and for people."""
+    rows = warehouse.tables.rows(name, frame, MOST_ROWS) if known is None else known
+    if not rows.is_whole:
+        write(name, frame, out)
+        return
+    out.write(f"{name}.parquet", as_parquet(rows))
+    out.write(f"{name}.csv", as_csv(rows))
+
+
+def hours_shown(warehouse: Warehouse, name: str, hours: DataFrame) -> Rows:
+    """Of many routers, the hours of those that the page shows."""
+    worst = warehouse.rows("health", health.TABLES["health"])[:ROUTERS_SHOWN]
+    shown = hours.where(F.col("server").isin([row["server"] for row in worst]))
+    return warehouse.tables.rows(name, shown, MOST_ROWS * ROUTERS_SHOWN)
+
+
+def size_notes(tables: Mapping[str, Rows]) -> list[str]:
+    """Which tables the page shows in part only."""
+    return [
+        f"{name} has {rows.count_of_all:,} rows; problems are looked for in the first {len(rows):,}."
+        for name, rows in tables.items()
+        if not rows.is_whole and name in SEARCHED
+    ]
+
+
 @contextmanager
 def current_rollups(
-    spark: LazySpark, journal: str, rollups: str | None, progress: Progress, *, full: bool = False
-) -> Iterator[tuple[Checked, Path]]:
+    session: SparkSession, journal: str, rollups: str | None, progress: Progress, *, full: bool = False
+) -> Iterator[tuple[Checked, Folder]]:
     """What was found in a journal, and its rollups up to date, while no other process changes them."""
-    made = folder(spark, rollups or f"{journal.rstrip('/')}/{ROLLUPS_FOLDER}")
+    made = folder(session, rollups or f"{journal.rstrip('/')}/{ROLLUPS_FOLDER}")
     with made.reserved():
-        checked = update_rollups(folder(spark, journal), made, spark, progress, full=full)
-        with made.local_copy() as local:
-            yield checked, local
+        yield update_rollups(session, folder(session, journal), made, progress, full=full), made
+
+
+@contextmanager
+def work_folder(session: SparkSession, out: str) -> Iterator[Folder]:
+    """A folder that executors can reach, for tables that are too large for memory; removed in the end."""
+    name = f".work-{uuid.uuid4().hex}"
+    work = folder(session, f"{out.rstrip('/')}/{name}")
+    try:
+        yield work
+    finally:
+        work.remove("")
 
 
 def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
@@ -122,17 +197,22 @@ def of_the_time(bad: Sequence[Segment], window: Window) -> list[str]:
     ]
 
 
-def look_back(spark: LazySpark, job: ReportJob, rollups: Path, warehouse: Warehouse) -> Before | None:
+def look_back(session: SparkSession, job: ReportJob, rollups: Rollups, warehouse: Warehouse) -> Before | None:
     """The time of the same length before; None if not enough is known of it."""
     window = window_before(warehouse)
-    if window is None:
+    if window is None or job.for_others:
         return None
     try:
-        earlier = ask(spark, replace(job, start=window.start, end=window.end), rollups)
+        earlier = ask(session, replace(job, start=window.start, end=window.end), rollups)
     except JournalNotFoundError:  # no snapshot is so old
         return None
-    names = [name for name in COMPARED if name in job.names]
-    tables = {table: rows for name in names for table, rows in REPORTS[name](earlier).items()}
+    names = [table for report, table in COMPARED.items() if report in job.names]
+    tables = {
+        table: earlier.rows(table, query)
+        for queries in REPORTS.values()
+        for table, query in queries.items()
+        if table in names
+    }
     scores = {row["server"]: row["score"] for row in tables.get("health", ())}
     return Before(figures(earlier, tables), scores)
 
@@ -155,48 +235,12 @@ def summary(page: ReportPage, before: Before | None) -> dict[str, Any]:
     }
 
 
-def folder(spark: LazySpark, path: str) -> Folder:
+def folder(session: SparkSession, path: str) -> Folder:
     """A folder here, or one that only Spark's libraries can reach."""
-    return LocalFolder(path) if is_local(path) else HadoopFolder(spark.context, path)
+    return LocalFolder(path) if is_local(path) else HadoopFolder(session.sparkContext, path)
 
 
-def ask(spark: LazySpark, job: ReportJob, rollups: Path) -> Warehouse:
+def ask(session: SparkSession, job: ReportJob, rollups: Rollups) -> Warehouse:
     """The rollups, ready for questions."""
-    kept = nullcontext() if job.snapshots is None else folder(spark, job.snapshots).local_copy()
-    with kept as snapshots:
-        return open_warehouse(
-            rollups, limits=job.limits, now_us=job.now, start=job.start, end=job.end, snapshots=snapshots
-        )
-
-
-def suppressed(tables: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Tables for others: numbers from 1 to 4 could be about somebody, lists of pseudonyms are."""
-    kept = {name: rows for name, rows in tables.items() if name not in ABOUT_SOMEBODY}
-    return {name: Rows(rows.columns, [without_small(row) for row in rows]) for name, rows in kept.items()}
-
-
-def without_small(row: Row) -> Row:
-    """A small number is none, and so is what may tell it: a share, or the difference of two large ones."""
-    has_small = any(is_small(value) for value in row.values())
-    return {name: coarse(name, value, has_small=has_small) for name, value in row.items()}
-
-
-def coarse(name: str, value: Any, *, has_small: bool) -> Any:
-    """A value that tells nothing about single people."""
-    if isinstance(value, float):
-        return None if has_small else float(f"{value:.2g}")
-    if name in TIME_COLUMNS or isinstance(value, bool) or not isinstance(value, int):
-        return value
-    return None if is_small(value) else value - value % FEWEST
-
-
-def is_small(value: Any) -> bool:
-    """Whether it counts too few people."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < FEWEST
-
-
-def write_tables(out: Folder, tables: Mapping[str, Rows]) -> None:
-    """Every table twice, for programs and for people."""
-    for name, rows in tables.items():
-        out.write(f"{name}.parquet", as_parquet(rows))
-        out.write(f"{name}.csv", as_csv(rows))
+    snapshots = None if job.snapshots is None else folder(session, job.snapshots)
+    return open_warehouse(rollups, limits=job.limits, start=job.start, end=job.end, snapshots=snapshots)

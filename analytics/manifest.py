@@ -9,7 +9,7 @@ from typing import Any
 
 from analytics.segments import Segment
 
-VERSION = 1
+VERSION = 2
 "Rollups of another version are made anew."
 MANIFEST_NAME = "manifest.json"
 UNKNOWN_DAY = ""
@@ -39,21 +39,21 @@ class Manifest:
         """Forget files that are gone."""
         self.segments = {file: self.segments[file] for file in found if file in self.segments}
 
+    def take(self, files: Iterable[FoundFile], segments: Iterable[Segment]) -> None:
+        """Note what these files are."""
+        self.segments |= dict(zip(files, segments, strict=True))
+
     def changed(self, found: Iterable[FoundFile]) -> dict[str, list[FoundFile]]:
-        """Days that must be made anew, and from what; new files are taken for their folders' days."""
+        """Days whose events are in other files than their rollups were made from; all files are checked."""
         by_day: dict[str, list[FoundFile]] = {}
         for file in found:
-            for day in self.segments[file].days if file in self.segments else [day_of_folder(file.path)]:
+            for day in self.segments[file].days:
                 by_day.setdefault(day, []).append(file)
         return {day: files for day, files in by_day.items() if self.days.get(day) != fingerprint(files)}
 
-    def note(self, day: str, segments: Mapping[FoundFile, Segment]) -> bool:
-        """What these files are, and that the day was made from those of them that are of it, if any are."""
-        self.segments |= segments
-        used = [file for file, segment in segments.items() if day in segment.days]
-        if used:
-            self.days[day] = fingerprint(used)
-        return bool(used)
+    def note(self, made: Mapping[str, Sequence[FoundFile]]) -> None:
+        """These days were made from these files."""
+        self.days |= {day: fingerprint(files) for day, files in made.items()}
 
     def to_json(self) -> str:
         segments = [

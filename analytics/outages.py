@@ -1,8 +1,11 @@
-"""What a router lost, when, and how long it took to heal: one pass over its events. Pure."""
+"""What a router lost, when, and how long it took to heal: one pass over its events."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udtf
 
 DISCONNECTED = "disconnected"
 LOST = "lost"
@@ -37,7 +40,7 @@ class RouterLog:
     _lost: Outage | None = None
     _left: int = 0
 
-    def see(self, row: dict[str, Any]) -> None:
+    def see(self, row: Any) -> None:
         """The next event in the order of time."""
         getattr(self, f"_on_{row['event']}")(row["us"], row)
 
@@ -47,13 +50,13 @@ class RouterLog:
             if outage.end_us is None:
                 outage.close(max(us, outage.start_us))
 
-    def _on_smp_disconnected(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_disconnected(self, us: int, row: Any) -> None:
         if self._down is None:
             self._begin_down(DISCONNECTED, us, row["changed"] or 0)
         else:
             self._miss(row["changed"] or 0)
 
-    def _on_smp_service_reset(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_service_reset(self, us: int, row: Any) -> None:
         if self._down is not None:
             self._down.kind = RESET  # the reason why it lasts
         elif row["changed"]:
@@ -72,10 +75,10 @@ class RouterLog:
         self._missing += more
         self._down.size = max(self._down.size, self._missing)
 
-    def _on_smp_connected(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_connected(self, us: int, row: Any) -> None:
         self._regain(us, 0)
 
-    def _on_regained(self, us: int, row: dict[str, Any]) -> None:
+    def _on_regained(self, us: int, row: Any) -> None:
         self._regain(us, row["count"])
 
     def _regain(self, us: int, number: int) -> None:
@@ -84,7 +87,7 @@ class RouterLog:
             self._down.close(us)
             self._down, self._missing = None, 0
 
-    def _on_smp_service_subscribed(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_service_subscribed(self, us: int, row: Any) -> None:
         self._regain(us, row["changed"] or 0)
         # What is under the service at the router is served, whoever made it so: a journal may lack a second.
         served = min(row["count"], row["expected"])
@@ -92,7 +95,7 @@ class RouterLog:
         if row["count"] >= row["expected"]:
             self._settle(us, row["count"] - self._left)
 
-    def _on_smp_drift(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_drift(self, us: int, row: Any) -> None:
         size, self._left = max(0, row["expected"] - row["count"]), row["count"]
         if self._lost is None and size:
             self._lost = Outage(self.server, LOST, us, size)
@@ -100,7 +103,7 @@ class RouterLog:
         elif self._lost is not None:
             self._lost.size = max(self._lost.size, size)
 
-    def _on_smp_healed(self, us: int, row: dict[str, Any]) -> None:
+    def _on_smp_healed(self, us: int, row: Any) -> None:
         self._settle(us, row["count"], row["latency_us"])
 
     def _settle(self, us: int, number: int, took_us: int | None = None) -> None:
@@ -114,18 +117,36 @@ class RouterLog:
         self._lost = None
 
 
-def find_outages(rows: Iterable[dict[str, Any]], ends: Mapping[int, int]) -> list[Outage]:
-    """All outages of all routers, from rows in the order of time.
+class FindOutages:
+    """For Spark: all outages of one router under one key, from its events in the order of time.
 
     Daemons that share a store share its key, and each goes on where another stopped. Others know nothing of
-    each other's subscriptions at the same router. `ends` says when keys were given up, by epoch.
+    each other's subscriptions at the same router. `until_us` says when the key was given up.
     """
-    logs: dict[tuple[str, int], RouterLog] = {}
-    for row in rows:
-        server, epoch = row["server"], row["epoch"]
-        log = logs.setdefault((server, epoch), RouterLog(server))
-        log.see(row)
-    for (_, epoch), log in logs.items():
-        if epoch in ends:
-            log.end(ends[epoch])
-    return [outage for log in logs.values() for outage in log.outages]
+
+    def __init__(self) -> None:
+        self._log: RouterLog | None = None
+        self._until_us: int | None = None
+
+    def eval(self, row: Any) -> None:
+        """The next event."""
+        if self._log is None:
+            self._log, self._until_us = RouterLog(row["server"]), row["until_us"]
+        self._log.see(row)
+
+    def terminate(self) -> Iterator[tuple[str, str, int, int, int | None, int | None]]:
+        """All outages, those that ended and those that did not."""
+        if self._log is None:
+            return
+        if self._until_us is not None:
+            self._log.end(self._until_us)
+        for o in self._log.outages:
+            yield o.server, o.kind, o.start_us, o.size, o.end_us, o.heal_us
+
+
+OUTAGE = "server STRING, kind STRING, start_us BIGINT, size BIGINT, end_us BIGINT, heal_us BIGINT"
+
+
+def register_outages(session: SparkSession) -> None:
+    """Let queries call `find_outages`."""
+    session.udtf.register("find_outages", udtf(FindOutages, returnType=OUTAGE, useArrow=False))  # type: ignore[arg-type]

@@ -15,10 +15,9 @@ from analytics.figures import WELL, Figures
 from analytics.findings import Finding, moment, number
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
+from analytics.results import TIME_COLUMNS, Row, Rows, iso_time
 from analytics.segments import Checked
-from analytics.tables import TIME_COLUMNS, iso_time
 from analytics.times import DAY_US, HOUR_US
-from analytics.warehouse import Row, Rows
 
 ROWS_SHOWN = 20
 ROUTERS_SHOWN = 20
@@ -278,8 +277,8 @@ def table_html(name: str, rows: Rows) -> str:
         for row in rows[:ROWS_SHOWN]
     )
     first = f"{len(rows)} {plural('row', len(rows))}"
-    if len(rows) > ROWS_SHOWN:
-        first = f"first {ROWS_SHOWN} of {len(rows):,} rows"
+    if rows.count_of_all > ROWS_SHOWN:
+        first = f"first {ROWS_SHOWN} of {rows.count_of_all:,} rows"
     return (
         f"<details><summary>{title} ({first})</summary>{SCROLL.format(title)}<table class=data>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analytics.inputs import Window
+from analytics.results import Row, Rows
 from analytics.times import DAY_US, SECOND_US
-from analytics.warehouse import Row, Rows
 
 ROUTERS_SHOWN = 4
 MOST_POINTS = 2_000

@@ -1,146 +1,159 @@
-"""Daily rollups: all that the reports need of a journal.
+"""Daily rollups: all that the reports need of a journal, as Parquet tables partitioned by date.
 
-Nine events of ten are received notifications and pushes. They are summed by hour and by token; everything
-else (`life`) is kept as it is. A day's rollups depend on that day's events only, and rollups of several days
-together are those of all their events, so days can be made anew one by one, anywhere: `roll_up` is given the
-bytes of a day's segments and returns those of its rollups.
+Nine events of ten are received notifications and pushes. They are summed by hour (`hours`) and by token
+(`tokens`); everything else (`life`) is kept as it is. A day's rollups depend on that day's events only, and
+rollups of several days together are those of all their events, so days can be made again one by one. Spark's
+executors read segments and write rollups; the driver knows their names only.
 """
 
-import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from functools import cache
 
-import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
+from analytics.errors import JournalNotFoundError
+from analytics.files import Folder
+from analytics.manifest import MANIFEST_NAME, Manifest
 from analytics.rollups_schema import BUCKETS_PER_OCTAVE, TRAFFIC
-from analytics.segments import Segment, Take, check_segment, split_overlapping
-from analytics.times import DAY_US, HOUR_US
-from store.journal_files import SCHEMA
+from analytics.segments import EVENT_ID, Checked, Segment, split_overlapping
+from analytics.sources import Source
+from analytics.tables import partitions_of
+from analytics.times import HOUR_US
+from store.journal_schema import COLUMNS, ColumnType
+
+Progress = Callable[[str], None]
+
+SPARK_TYPES: Mapping[ColumnType, DataType] = {
+    "timestamp_us": TimestampType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int64": LongType(),
+}
+EVENTS = StructType([StructField(c.name, SPARK_TYPES[c.type]) for c in COLUMNS])
+"A segment's columns; those that an older version did not write are NULL."
+DATE = StructField("date", DateType())
+SCHEMAS: Mapping[str, StructType] = {
+    "life": StructType([*EVENTS, DATE]),
+    "hours": StructType(
+        [
+            StructField("hour_us", LongType()),
+            *(StructField(name, StringType()) for name in ("event", "server", "provider", "kind", "error")),
+            StructField("bucket", IntegerType()),
+            *(StructField(name, LongType()) for name in ("number", "entries", "total")),
+            DATE,
+        ]
+    ),
+    "tokens": StructType(
+        [
+            StructField("token", BinaryType()),
+            *(StructField(name, LongType()) for name in ("received", "pushes", "last_push_us")),
+            DATE,
+        ]
+    ),
+}
+"Columns of each rollup's files, and the date of their folder."
 
 TRAFFIC_NAMES = ", ".join(f"'{event.value}'" for event in TRAFFIC)
-OF_DAY = f"epoch_us(time) // {DAY_US} = $day"
 ROLLUPS: Mapping[str, str] = {
+    # What became of tokens, subscriptions, routers and daemons?
     "life": f"""
-SELECT {", ".join(f'"{name}"' for name in SCHEMA.names)} FROM events
-WHERE event NOT IN ({TRAFFIC_NAMES}) AND {OF_DAY}""",
+SELECT {", ".join(f"`{column.name}`" for column in COLUMNS)}, date FROM {{events}}
+WHERE event NOT IN ({TRAFFIC_NAMES})""",
+    # How many notifications and pushes were there in each hour, and how late were they?
     "hours": f"""
-SELECT epoch_us(time) // {HOUR_US} * {HOUR_US} AS hour_us, event, server, provider, kind, error,
-  CASE WHEN latency_us IS NOT NULL THEN floor(log2(greatest(latency_us, 1)) * {BUCKETS_PER_OCTAVE})::INT END
-    AS bucket, count(*) AS number,
-  sum(coalesce("count", 1))::BIGINT AS entries, sum(coalesce(total, "count", 1))::BIGINT AS total
-FROM events WHERE event IN ({TRAFFIC_NAMES}) AND {OF_DAY} GROUP BY ALL""",
-    "tokens": f"""
-SELECT token, count(*) FILTER (event = 'ntf_received') AS received,
-  count(*) FILTER (event <> 'ntf_received') AS pushes,
-  max(epoch_us(time)) FILTER (event <> 'ntf_received') AS last_push_us
-FROM events WHERE event IN ('ntf_received', 'push_sent', 'cron_sent') AND token IS NOT NULL AND {OF_DAY}
-GROUP BY token""",
-}
-"Of any part of a day's events."
-JOINED: Mapping[str, str] = {
-    "life": "SELECT * FROM parts",
-    "hours": """
-SELECT hour_us, event, server, provider, kind, error, bucket, sum(number)::BIGINT AS number,
-  sum(entries)::BIGINT AS entries, sum(total)::BIGINT AS total FROM parts GROUP BY ALL""",
+SELECT unix_micros(time) div {HOUR_US} * {HOUR_US} AS hour_us, event, server, provider, kind, error,
+  CASE WHEN latency_us IS NOT NULL
+    THEN CAST(floor(log2(greatest(latency_us, 1)) * {BUCKETS_PER_OCTAVE} + 1e-9) AS INT) END AS bucket,
+  count(*) AS number, sum(coalesce(`count`, 1)) AS entries, sum(coalesce(total, `count`, 1)) AS total, date
+FROM {{events}} WHERE event IN ({TRAFFIC_NAMES}) GROUP BY ALL""",
+    # How many notifications and pushes did each token have, and when was its last push?
     "tokens": """
-SELECT token, sum(received)::BIGINT AS received, sum(pushes)::BIGINT AS pushes,
-  max(last_push_us) AS last_push_us FROM parts GROUP BY token""",
+SELECT token, count_if(event = 'ntf_received') AS received, count_if(event <> 'ntf_received') AS pushes,
+  max(CASE WHEN event <> 'ntf_received' THEN unix_micros(time) END) AS last_push_us, date
+FROM {events} WHERE event IN ('ntf_received', 'push_sent', 'cron_sent') AND token IS NOT NULL
+GROUP BY token, date""",
 }
-"Of a whole day, from those of its parts."
-
-Contents = Iterable[tuple[str, bytes | None]]
-"Names of segments and what is in them, None if they are gone; can be iterated more than once."
-Parts = dict[str, list[pa.Table]]
+"From a day's events. The summand 1e-9 is for powers of two, whose logarithms Java rounds either way."
 
 
-@dataclass(frozen=True)
-class Made:
-    """What was made of a day: its segments checked, and Parquet files of those rollups that have rows."""
+def update_rollups(
+    session: SparkSession, journal: Folder, rollups: Folder, progress: Progress, *, full: bool = False
+) -> Checked:
+    """Make `rollups` those of the journal; days that are gone from the journal stay as they are.
 
-    day: str
-    segments: list[Segment]
-    rollups: dict[str, bytes]
-
-
-def roll_up(day: str, contents: Contents) -> Made:
-    """Read all segments once, check them and sum them up; those that share events, a second time together."""
-    roller = Roller(day)
-    segments, parts = [], {}
-    for name, content in contents:
-        found: Parts = {}
-        segments.append(looked_at(name, content, roller.into(found)))
-        parts[name] = found
-    alone, overlapping = split_overlapping(segment for segment in segments if segment.error is None)
-    counted = [parts[segment.path] for segment in alone]
-    if overlapping:
-        counted.append(roller.each_event_once(contents, {segment.path for segment in overlapping}))
-    return Made(day, segments, roller.joined(counted))
-
-
-def looked_at(name: str, content: bytes | None, take: Take) -> Segment:
-    """A checked segment."""
-    if content:
-        return check_segment(name, content, take)
-    return Segment(name, error="the file is gone" if content is None else "the file is empty")
-
-
-@cache
-def database() -> duckdb.DuckDBPyConnection:
-    """One for all days: making one takes as long as summing up a quiet day."""
-    return duckdb.connect(config={"threads": 1})
+    Only new and changed segments are checked, only days with such are made again. A day that is being made is
+    not in the manifest: what a crash interrupts is made again.
+    """
+    progress("looking for segments")
+    found = journal.segments()
+    manifest = Manifest() if full else Manifest.from_json(rollups.read_text(MANIFEST_NAME))
+    if not found and not manifest.days:
+        raise JournalNotFoundError(f"no closed journal segments in {journal.path}")
+    manifest.keep_only(found)
+    source = Source(session, journal, EVENTS)
+    if unchecked := manifest.unchecked(found):
+        progress(f"checking {len(unchecked)} segments")
+        manifest.take(unchecked, source.checked(unchecked))
+    if changed := manifest.changed(found):
+        progress(f"rolling up {len(changed)} days")
+        for day in changed:
+            manifest.days.pop(day, None)
+        rollups.write(MANIFEST_NAME, manifest.to_json())
+        used = {file for files in changed.values() for file in files}
+        make_days(source, [manifest.segments[file] for file in used], rollups, list(changed))
+        manifest.note(changed)
+    if unchecked or changed:
+        rollups.write(MANIFEST_NAME, manifest.to_json())
+    return checked(manifest)
 
 
-class Roller:
-    """Sums up events of one day, some at a time."""
+def make_days(source: Source, segments: Sequence[Segment], rollups: Folder, days: Sequence[str]) -> None:
+    """Replace all rollups of some days; the segments are all that have events of them."""
+    events = events_once(source, segments).where(f"CAST(time AS DATE) IN ({quoted(days)})")
+    events = events.selectExpr("*", "CAST(time AS DATE) AS date")
+    with ThreadPoolExecutor(len(ROLLUPS)) as threads:  # while one is planned, another is computed
+        for done in [threads.submit(make_rollup, source, events, rollups, name, days) for name in ROLLUPS]:
+            done.result()
 
-    def __init__(self, day: str) -> None:
-        self._db = database().cursor()
-        self._day = (date.fromisoformat(day) - date(1970, 1, 1)).days if day else None
 
-    def into(self, parts: Parts) -> Take:
-        """Who is given events, and adds their rollups to `parts`."""
+def make_rollup(source: Source, events: DataFrame, rollups: Folder, name: str, days: Sequence[str]) -> None:
+    """Replace one rollup of some days by what its query says, which may be nothing."""
+    before = {day: rollups.names(f"{name}/date={day}") for day in days}
+    rollup = source.session.sql(ROLLUPS[name], events=events)
+    if partitions_of(source.session) > 1 and name != "life":  # else each task writes a file for each day
+        rollup = rollup.repartition("date")
+    source.session.sparkContext.setJobDescription(f"rollup {name}")
+    rollup.write.mode("overwrite").partitionBy("date").parquet(f"{rollups.url}/{name}")
+    for day, files in before.items():
+        if files and rollups.names(f"{name}/date={day}") == files:  # nothing was written over them
+            rollups.remove(f"{name}/date={day}")
 
-        def take(events: pa.Table) -> None:
-            for name, query in ROLLUPS.items():
-                found = self._ask(query, "events", events, day=self._day)
-                if found.num_rows:
-                    parts.setdefault(name, []).append(found)
 
-        return take
+def events_once(source: Source, segments: Iterable[Segment]) -> DataFrame:
+    """Each event of the segments once, whatever copies there are."""
+    alone, overlapping = split_overlapping(segments)
+    events = source.events(alone)
+    return events.unionByName(source.events(overlapping).dropDuplicates(EVENT_ID)) if overlapping else events
 
-    def each_event_once(self, contents: Contents, names: set[str]) -> Parts:
-        """Rollups of segments that may hold copies of each other's events."""
-        tables: list[pa.Table] = []
-        for name, content in contents:
-            if name in names:
-                looked_at(name, content, tables.append)
-        copies = pa.concat_tables(table.cast(SCHEMA) for table in tables)
-        events = self._ask("SELECT DISTINCT ON (writer, seq) * FROM copies", "copies", copies)
-        parts: Parts = {}
-        self.into(parts)(events)
-        return parts
 
-    def joined(self, parts: Sequence[Parts]) -> dict[str, bytes]:
-        """One file for each rollup that has rows."""
-        files = {}
-        for name, query in JOINED.items():
-            tables = [table for part in parts for table in part.get(name, ())]
-            if tables:
-                whole = tables[0] if len(tables) == 1 else self._ask(query, "parts", pa.concat_tables(tables))
-                buffer = io.BytesIO()
-                pq.write_table(whole, buffer, compression="zstd")
-                files[name] = buffer.getvalue()
-        return files
+def quoted(days: Iterable[str]) -> str:
+    """SQL: a list of dates."""
+    return ", ".join(f"DATE'{date.fromisoformat(day)}'" for day in days)
 
-    def _ask(self, query: str, name: str, table: pa.Table, **values: object) -> pa.Table:
-        self._db.register(name, table)
-        try:
-            return self._db.sql(query, params=values or None).to_arrow_table()
-        except duckdb.DataError as error:  # of one segment, which is a bad one then
-            raise ValueError(str(error)) from error
-        finally:
-            self._db.unregister(name)
+
+def checked(manifest: Manifest) -> Checked:
+    """What is good and what is not."""
+    segments = manifest.segments.values()
+    return Checked([s for s in segments if s.error is None], [s for s in segments if s.error is not None])

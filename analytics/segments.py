@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,8 +23,11 @@ REQUIRED = [column.name for column in COLUMNS if column.required]
 REPETITIVE = [c.name for c in COLUMNS if c.type in ("string", "binary") and c.name not in NEEDED]
 "Columns that need not be expanded to be checked."
 
-Take = Callable[[pa.Table], None]
-"Who is given the events of a segment."
+MOST = {
+    **dict.fromkeys(("count", "expected", "changed", "total"), 2**40),
+    **dict.fromkeys(("latency_us", "uptime_us"), 2**60),
+}
+"Larger numbers are damage, which must not make sums of good events overflow."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +72,26 @@ class Checked:
         return sum(segment.rows for segment in self.good)
 
 
-def check_segment(path: str, content: bytes, take: Take | None = None) -> Segment:
-    """Read one whole segment; any damage is an error, never an exception.
-
-    Its events are given to `take`, some at a time: to be forgotten if the segment turns out to be bad.
-    """
+def check_segment(path: str, content: bytes) -> Segment:
+    """Read one whole segment; any damage is an error, never an exception."""
     ids: list[pa.Table] = []
     try:
         for events in read_jsonl(content) if path.endswith(".jsonl") else read_parquet(content):
+            check_numbers(events)
             ids.append(events.select(NEEDED))
-            if take is not None:
-                take(events)
         return with_range(path, pa.concat_tables(ids)) if ids else Segment(path)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
         return Segment(
             path, error=f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         )
+
+
+def check_numbers(events: pa.Table) -> None:
+    """Raise ValueError if one cannot be."""
+    for name, most in MOST.items():
+        found = pc.min_max(events.column(name)).as_py()
+        if found["min"] is not None and not -most <= found["min"] <= found["max"] <= most:
+            raise ValueError(f"{name} is {max(found.values(), key=abs)}")
 
 
 def read_parquet(content: bytes) -> Iterator[pa.Table]:

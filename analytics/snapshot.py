@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analytics.errors import AnalyticsError
 from protocol.addresses import SmpServer
+from store.database_files import open_to_read
 from store.journal_schema import epoch_of, pseudonym
 from store.rows import DELETED
 from store.sums import STATE_COLUMNS, read_state
@@ -77,10 +77,8 @@ def sqlite_store(path: Path) -> Iterator[Ask]:
     """The embedded store, read in one transaction beside a running daemon."""
     if not path.is_file():
         raise AnalyticsError(f"no such file: {path}")
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as db:
-            db.isolation_level = None
+        with closing(open_to_read(path, timeout=BUSY_SECONDS, isolation_level=None)) as db:
             db.execute("BEGIN")
             yield db.execute
     except sqlite3.Error as error:

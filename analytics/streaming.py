@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from analytics.errors import JournalNotFoundError
 from analytics.files import SEGMENT_SUFFIXES
 from analytics.inputs import Limits
-from analytics.job import current_rollups, folder, write_tables
-from analytics.making import Progress
+from analytics.job import answer, current_rollups, folder, work_folder
 from analytics.reports import health
-from analytics.spark import LazySpark
-from analytics.warehouse import open_warehouse
+from analytics.rollups import Progress
+from analytics.warehouse import Rollups, open_warehouse
 
 LOOK_AGAIN = 0.5  # seconds
 CHECKPOINT_FOLDER = "_checkpoint"
@@ -44,9 +43,9 @@ class StreamJob:
     limits: Limits = field(default_factory=Limits)
 
 
-def keep_current(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
+def keep_current(session: SparkSession, job: StreamJob, progress: Progress) -> None:
     """Write the health tables now, and anew whenever there are new segments; returns if `once`."""
-    query = start(spark, job, progress)
+    query = start(session, job, progress)
     try:
         with interrupts() as interrupted:
             while query.isActive and not interrupted.wait(LOOK_AGAIN):
@@ -56,7 +55,7 @@ def keep_current(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
         query.awaitTermination()  # raises what ended it
     finally:
         query.stop()
-        gateway = spark.session.sparkContext._gateway
+        gateway = session.sparkContext._gateway
         assert gateway is not None
         gateway.gateway_property.pool.dict.clear()  # a thread of Py4J outlives all else and holds `on_batch`
 
@@ -72,17 +71,17 @@ def interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def start(spark: LazySpark, job: StreamJob, progress: Progress) -> StreamingQuery:
+def start(session: SparkSession, job: StreamJob, progress: Progress) -> StreamingQuery:
     """Begin to watch."""
     os.umask(0o077)  # what reports tell is for their owner
     suffixes = ",".join(suffix.removeprefix(".") for suffix in SEGMENT_SUFFIXES)
-    reader = spark.session.readStream.format("binaryFile").schema(FILES)
+    reader = session.readStream.format("binaryFile").schema(FILES)
     reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*.{{{suffixes}}}")
     files = reader.load(job.journal).select("path")
 
     def on_batch(new: DataFrame, number: int) -> None:
         progress(f"{new.count()} new segments")
-        update(spark, job, progress)
+        update(session, job, progress)
 
     writer = files.writeStream.foreachBatch(on_batch)
     writer = writer.option("checkpointLocation", f"{job.out.rstrip('/')}/{CHECKPOINT_FOLDER}")
@@ -90,15 +89,23 @@ def start(spark: LazySpark, job: StreamJob, progress: Progress) -> StreamingQuer
     return writer.trigger(**often).start()
 
 
-def update(spark: LazySpark, job: StreamJob, progress: Progress) -> None:
+def update(session: SparkSession, job: StreamJob, progress: Progress) -> None:
     """Bring rollups and tables up to date."""
+    out = folder(session, job.out)
     try:
-        with current_rollups(spark, job.journal, job.rollups, progress) as (checked, rollups):
-            tables = health.tables(open_warehouse(rollups, limits=job.limits, now_us=job.now()))
+        with (
+            current_rollups(session, job.journal, job.rollups, progress) as (checked, made),
+            work_folder(session, job.out) as work,
+        ):
+            warehouse = open_warehouse(Rollups(session, made, job.now(), work), limits=job.limits)
+            tables = {
+                name: answer(warehouse, name, query, out, for_others=False)
+                for name, query in health.TABLES.items()
+            }
     except JournalNotFoundError as error:  # nothing that can be read yet
         progress(str(error))
         return
     if bad := checked.bad:
         progress(f"{len(bad)} segments cannot be read; the last is {bad[-1].path}: {bad[-1].error}")
-    write_tables(folder(spark, job.out), tables)
-    progress(f"{len(tables['health_hours']):,} hours of {len(tables['health'])} routers are up to date")
+    hours, routers = tables["health_hours"].count_of_all, len(tables["health"])
+    progress(f"{hours:,} hours of {routers} routers are up to date")

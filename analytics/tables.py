@@ -1,59 +1,106 @@
-"""A report's tables as files: one plain Parquet and one plain CSV file each, times with their zone."""
+"""Tables made of named queries, each when a query first needs it: the one place that knows about partitions,
+checkpoints and collecting.
 
-import csv
-import io
-from datetime import UTC, datetime
+How the pieces fit: `sources` checks and reads segments, `rollups` writes daily Parquet from them, as
+`manifest` says which days changed. `warehouse` reads the rollups, puts wrong clocks aside and opens the base
+tables `life`, `hours`, `tokens` and `history` of a window. `lives.DERIVED` and `reports.*.TABLES` are queries
+over those and each other. `Tables.frame` gives the result of one: tables it mentions are made first, the
+plans of derived ones are cut, so that no step is planned or computed twice. `Tables.rows` brings the first
+rows of a result to the driver, `write` lets executors write what is larger. `job` puts it together.
+"""
+
+import itertools
+import re
+import threading
+from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from analytics.times import SECOND_US
-from analytics.warehouse import Rows
+from analytics.files import Folder
+from analytics.results import TIME_COLUMNS, Rows
 
-TIME_COLUMNS = frozenset(
-    {"start", "end", "hour", "day", "first_seen", "last_active", "last_push", "last_seen"}
-)
-"Columns of any table that are times, in microseconds."
-TIME = pa.timestamp("us", tz="UTC")
-
-
-def as_parquet(rows: Rows) -> bytes:
-    """All rows in one file."""
-    arrays = [column(rows, name) for name in rows.columns]
-    file = io.BytesIO()
-    pq.write_table(pa.table(arrays, names=rows.columns), file, compression="zstd")
-    return file.getvalue()
+UNCUT = frozenset({"outage_events", "bounds", "believed", "believed_hours", "believed_tokens"})
+"Derived tables that one query uses, or that cost no more than what they are made from."
+WORD = re.compile(r"\w+")
+VIEWS = threading.Lock()
+"Names are the session's: whoever asks a query gives them the meaning of its own tables first."
+ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSxxx"
+PART = "part-"
+NUMBERS = itertools.count()
+"Of instances, whose tables have the same names."
 
 
-def column(rows: Rows, name: str) -> pa.Array:
-    """One column; a time, or whatever its values are."""
-    values = [row[name] for row in rows]
-    return pa.array(values, pa.int64()).cast(TIME) if name in TIME_COLUMNS else pa.array(values)
+def partitions_of(session: SparkSession) -> int:
+    """How many partitions shuffles of a session have; 1 if the input is small."""
+    return int(session.conf.get("spark.sql.shuffle.partitions") or 1)
 
 
-def as_csv(rows: Rows) -> str:
-    """All rows in one file; times in ISO 8601."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(rows.columns)
-    writer.writerows([plain(name, row[name]) for name in rows.columns] for row in rows)
-    return file.getvalue()
+class Tables:
+    """Tables by name: given ones, and those that queries say how to make. For several threads at once."""
+
+    def __init__(
+        self, session: SparkSession, queries: Mapping[str, str], values: Mapping[str, Any], work: Folder
+    ) -> None:
+        self.session = session
+        self.values = dict(values)
+        "What `:name` in a query stands for."
+        self._queries = queries
+        self._folder = f"{work.url}/{next(NUMBERS)}"
+        self._frames: dict[str, DataFrame] = {}
+        self._locks = {name: threading.Lock() for name in queries}
+
+    def add(self, name: str, frame: DataFrame, *, cut: bool = False) -> None:
+        """A table that queries can name from now on."""
+        self._frames[name] = self._cut(name, frame) if cut else frame
+
+    def frame(self, query: str) -> DataFrame:
+        """A query's result, not computed yet; the tables that it mentions are made first."""
+        mentioned = set(WORD.findall(query))
+        for name in self._queries:
+            if name in mentioned:
+                self._make(name)
+        with VIEWS:
+            for name in mentioned & self._frames.keys():
+                self._frames[name].createOrReplaceTempView(name)
+            return self.session.sql(query, args=self.values)
+
+    def _make(self, name: str) -> None:
+        with self._locks[name]:  # tables depend on each other in one direction: no deadlock
+            if name not in self._frames:
+                self.add(name, self.frame(self._queries[name]), cut=name not in UNCUT)
+
+    def _cut(self, name: str, frame: DataFrame) -> DataFrame:
+        """The same rows, computed, with a plan that says nothing of how.
+
+        Small ones stay in the executors' memory, as one partition: then no query over them shuffles. Others
+        go to files, which outlive executors.
+        """
+        self.session.sparkContext.setJobDescription(name)
+        if partitions_of(self.session) == 1:
+            return frame.coalesce(1).localCheckpoint()
+        frame.write.mode("overwrite").parquet(f"{self._folder}/{name}")
+        return self.session.read.schema(frame.schema).parquet(f"{self._folder}/{name}")
+
+    def rows(self, name: str, frame: DataFrame, most: int | None = None) -> Rows:
+        """The first rows of a result, or all, and how many there are."""
+        self.session.sparkContext.setJobDescription(name)
+        found = [row.asDict() for row in (frame if most is None else frame.limit(most + 1)).collect()]
+        count = len(found) if most is None or len(found) <= most else frame.count()
+        return Rows(frame.columns, found[:most], count)
 
 
-def plain(name: str, value: Any) -> Any:
-    """A value as text for people and programs."""
-    if value is None:
-        return ""
-    if name in TIME_COLUMNS:
-        return iso_time(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value
-
-
-def iso_time(us: int) -> str:
-    """A time with its zone, to the second unless there is more to say."""
-    precision = "seconds" if us % SECOND_US == 0 else "microseconds"
-    moment = datetime.fromtimestamp(us // SECOND_US, UTC).replace(microsecond=us % SECOND_US)
-    return moment.isoformat(timespec=precision)
+def write(name: str, frame: DataFrame, out: Folder) -> None:
+    """Write a large result as one Parquet and one CSV file: by an executor, in the result's order."""
+    frame.sparkSession.sparkContext.setJobDescription(name)
+    times = [column for column in frame.columns if column in TIME_COLUMNS]
+    stamps = frame.withColumns({column: F.timestamp_micros(column) for column in times}).coalesce(1)
+    texts = stamps.withColumns({column: F.date_format(column, ISO) for column in times})
+    parquet, csv = f"{name}.parquet", f"{name}.csv"
+    stamps.write.mode("overwrite").parquet(f"{out.url}/.{parquet}")
+    texts.write.mode("overwrite").csv(f"{out.url}/.{csv}", header=True, emptyValue="")
+    for file in (parquet, csv):
+        (part,) = [found for found in out.names(f".{file}") if found.startswith(PART)]
+        out.rename(f".{file}/{part}", file)
+        out.remove(f".{file}")

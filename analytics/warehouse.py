@@ -1,304 +1,219 @@
-"""The rollups of a journal as tables that reports ask in SQL, on the driver.
+"""The rollups of a journal as tables of one window, and what the reader of a report has to know about them.
 
-`life`, `hours` and `tokens` are the rollups (see `analytics.rollups`) up to the window's end, without events
-whose times cannot be. From them come `subs` (one row per subscription ever seen) and `states` (those that
-live), `token_lives`, `token_activity` and `sub_changes` (changes of the number of active tokens and of
-subscriptions), `contacts` (one row per router) and `runs` (one row per process of a daemon). Times are
-microseconds.
+`life`, `hours` and `tokens` are the rollups up to the window's end, without events whose times cannot be;
+`history` is `life` with what a snapshot adds. `analytics.lives` has the tables derived from them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-import duckdb
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from analytics.errors import JournalNotFoundError, UnreadableError
+from analytics.files import Folder
 from analytics.inputs import Limits, Window
-from analytics.rollups import ROLLUPS
+from analytics.lives import DERIVED
+from analytics.outages import register_outages
+from analytics.results import Row, Rows
+from analytics.rollups import SCHEMAS
+from analytics.tables import Tables, partitions_of
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from store.journal_files import SCHEMA
 
 EARLIEST_US = 1_577_836_800 * SECOND_US
 "2020-01-01: no journal is older."
 SLACK_US = HOUR_US
 "Events this much before a process began or after it last told its age may still be its own."
-
-Row = dict[str, Any]
-
-LOAD: Mapping[str, str] = {
-    "life": "SELECT * EXCLUDE (date, time), epoch_us(time) AS us",
-    "hours": "SELECT * EXCLUDE (date)",
-    "tokens": "SELECT * EXCLUDE (date), epoch_us(CAST(date AS TIMESTAMP)) AS day_us",
+EVENTS_PER_PART = 100_000
+"Of one writer: more are ordered by several tasks."
+TREND_DAYS = 56  # how growth was before says little; a report of one day has a trend, too
+FOREVER_US = 2**62
+SPANS = {"minute": MINUTE_US, "hour": HOUR_US, "day": DAY_US}
+SNAPSHOTS = {
+    "tokens": "taken TIMESTAMP, epoch BIGINT, token BINARY, provider STRING, status STRING",
+    "subscriptions": "taken TIMESTAMP, epoch BIGINT, subscription BINARY, token BINARY, server STRING,"
+    " status STRING",
 }
-FILES = "read_parquet($files, hive_partitioning = true, union_by_name = true)"
+"What is read of snapshots: see `analytics.snapshot`."
 
-CLOCKS = """
-CREATE TABLE writers AS
-WITH told AS (SELECT writer, median(us - uptime_us)::BIGINT AS began_us, max(uptime_us) AS uptime_us
-              FROM life WHERE uptime_us IS NOT NULL GROUP BY writer)
-SELECT *, began_us - $slack AS from_us, began_us + uptime_us + $slack AS to_us FROM told
-WHERE began_us BETWEEN $earliest AND $now + $day;
 
-CREATE TABLE bounds AS
-SELECT coalesce(min(from_us), $earliest) AS from_us, coalesce(max(to_us), $now + $day) AS to_us FROM writers;
-
-CREATE TABLE put_aside AS
-SELECT l.writer, l.seq, l.us FROM life l LEFT JOIN writers w USING (writer) CROSS JOIN bounds b
-WHERE l.us NOT BETWEEN coalesce(w.from_us, b.from_us) AND coalesce(w.to_us, b.to_us);
-DELETE FROM life WHERE (writer, seq) IN (SELECT (writer, seq) FROM put_aside);
-
-CREATE TABLE traffic_aside AS
-SELECT hour_us AS us, number FROM hours, bounds WHERE hour_us NOT BETWEEN from_us - $hour AND to_us;
-DELETE FROM hours WHERE hour_us IN (SELECT us FROM traffic_aside);
-DELETE FROM tokens WHERE day_us < (SELECT from_us - $day FROM bounds) OR day_us > (SELECT to_us FROM bounds);
-"""
-
-ORDERED = """
-CREATE TABLE ordered AS
-SELECT * REPLACE (max(us) OVER (PARTITION BY writer ORDER BY seq ROWS UNBOUNDED PRECEDING) AS us) FROM life;
-DROP TABLE life;
-ALTER TABLE ordered RENAME TO life
-"""
-"""Times are more or less coarse, so two events of one process may seem to have happened in another order than
-they did; their numbers know better."""
-
-CUT = """
-DELETE FROM life WHERE us >= $end;
-DELETE FROM hours WHERE hour_us >= $end;
-DELETE FROM tokens WHERE day_us >= $end;
-"""
-
-EPOCHS = """
-CREATE TABLE epochs AS
-WITH used AS (SELECT daemon, epoch, min(us) AS from_us, max(us) AS last_us FROM life
-              WHERE daemon IS NOT NULL GROUP BY ALL),
-followed AS (
-  SELECT epoch, last_us, lead(from_us) OVER (PARTITION BY daemon ORDER BY from_us) AS until_us FROM used),
-changed AS (SELECT *, max(until_us) OVER (PARTITION BY epoch) AS changed_us FROM followed)
-SELECT epoch,
-  CASE WHEN bool_and(until_us IS NOT NULL OR last_us < changed_us) THEN max(until_us) END AS until_us
-FROM changed GROUP BY epoch;
-"""
-"""A key is over when every daemon that had it has another, or was gone by then. What was known by a daemon
-that is only gone may still live."""
-
-LIVES = """
-CREATE TABLE runs AS
-SELECT writer, max(daemon) AS daemon, min(us) AS first_us, max(us) AS last_us,
-  min(us) FILTER (event = 'server_started') AS started_us,
-  arg_min("count", seq) FILTER (event = 'server_started') AS started_with,
-  arg_max(coalesce(total, "count"), seq) FILTER (daemon IS NOT NULL) AS ended_with,
-  bool_or(event = 'server_stopped') AS stopped
-FROM life GROUP BY writer;
-
-CREATE TABLE token_ends AS
-SELECT token, min(us) AS deleted_us FROM history WHERE event = 'token_deleted' GROUP BY token;
-
-CREATE TABLE subs AS
-WITH steps AS (
-  SELECT subscription, server, token, epoch, event, status_from, us, (us, writer, seq) AS place,
-    CASE WHEN event = 'sub_created' THEN coalesce(status_to, 'NEW') ELSE status_to END AS status
-  FROM history WHERE event IN ('sub_created', 'sub_status_changed', 'sub_deleted')),
-own AS (
-  SELECT subscription, arg_max(server, place) AS server, arg_max(token, place) AS token,
-    any_value(epoch) AS epoch, arg_max(status, place) FILTER (status IS NOT NULL) AS status,
-    max(us) FILTER (status IS NOT NULL) AS status_us, min(us) AS first_us,
-    max(us) FILTER (status = 'ACTIVE' OR status_from = 'ACTIVE') AS active_us,
-    min(us) FILTER (event = 'sub_deleted') AS deleted_us
-  FROM steps GROUP BY subscription)
-SELECT own.* EXCLUDE (deleted_us), least(own.deleted_us, t.deleted_us, e.until_us) AS gone_us
-FROM own LEFT JOIN token_ends t USING (token) LEFT JOIN epochs e USING (epoch);
-
-CREATE TABLE contacts AS
-WITH heard AS (SELECT server, max(hour_us) AS us, min(hour_us) AS first_us FROM hours
-               WHERE event = 'ntf_received' GROUP BY server),
-seen AS (SELECT server, max(us) FILTER (event = 'smp_disconnected') AS disconnected_us,
-    max(us) FILTER (event = 'smp_service_subscribed') AS service_us,
-    max(us) FILTER (event IN ('smp_connected', 'smp_service_subscribed') OR status_to = 'ACTIVE'
-                    AND event IN ('sub_created', 'sub_status_changed')) AS contact_us, min(us) AS first_us
-  FROM history WHERE server IS NOT NULL GROUP BY server)
-SELECT server, disconnected_us, service_us, greatest(contact_us, heard.us) AS contact_us,
-  least(seen.first_us, heard.first_us) AS first_us
-FROM seen FULL JOIN heard USING (server);
-
-CREATE TABLE states AS
-WITH living AS (SELECT s.*, c.disconnected_us, coalesce(status = 'ACTIVE' AND c.disconnected_us > s.status_us
-    AND NOT coalesce(c.service_us > c.disconnected_us, false), false) AS cut_off
-  FROM subs s LEFT JOIN contacts c USING (server) WHERE gone_us IS NULL)
-SELECT subscription, token, server, first_us,
-  CASE WHEN cut_off THEN 'INACTIVE' ELSE coalesce(status, 'unknown') END AS status,
-  CASE WHEN cut_off THEN disconnected_us ELSE active_us END AS last_active_us FROM living;
-
-CREATE TABLE token_lives AS
-WITH own AS (
-  SELECT token, arg_max(provider, (us, writer, seq)) AS provider, arg_max(event, (us, writer,
-    seq)) AS last_event,
-    min(us) AS first_us, any_value(epoch) AS epoch, min(us) FILTER (event = 'token_deleted') AS deleted_us,
-    min(us) FILTER (event = 'token_registered') AS registered_us,
-    min(us) FILTER (event = 'token_confirmed') AS confirmed_us,
-    min(us) FILTER (event = 'token_verified') AS verified_us
-  FROM history WHERE starts_with(event, 'token_') GROUP BY token),
-pushed AS (SELECT token, max(last_push_us) AS last_push_us FROM tokens GROUP BY token)
-SELECT own.* EXCLUDE (deleted_us), least(own.deleted_us, e.until_us) AS gone_us, last_push_us
-FROM own LEFT JOIN pushed USING (token) LEFT JOIN epochs e USING (epoch);
-
-CREATE TABLE token_activity AS
-WITH moves AS (
-  SELECT token, us, writer, seq, (event = 'token_verified')::INT AS active FROM history
-  WHERE event IN ('token_verified', 'token_registered', 'token_replaced', 'token_deleted', 'token_invalid')
+BASE: Mapping[str, str] = {
+    # When did each process run, by its own clock?
+    "writers": """
+WITH reported AS (
+  SELECT writer, CAST(round(median(us - uptime_us)) AS BIGINT) AS began_us, max(uptime_us) AS uptime_us
+  FROM all_life WHERE uptime_us IS NOT NULL GROUP BY writer)
+SELECT writer, began_us - :slack AS from_us, began_us + uptime_us + :slack AS to_us FROM reported
+WHERE began_us BETWEEN :earliest AND :now + :day""",
+    # When can anything have happened?
+    "bounds": """
+SELECT coalesce(min(from_us), :earliest) AS first_us, coalesce(max(to_us), :now + :day) AS last_us
+FROM writers""",
+    # Which events happened when they say?
+    "believed": """
+SELECT l.* FROM all_life l LEFT JOIN writers w ON w.writer = l.writer CROSS JOIN bounds b
+WHERE us BETWEEN coalesce(w.from_us, b.first_us) AND coalesce(w.to_us, b.last_us)""",
+    # In which order did they happen? Times are more or less coarse, so two events of one process may seem to
+    # have happened in another order than they did; their numbers know better.
+    "ordered": """
+WITH parts AS (
+  SELECT writer, seq div :part AS part, max(us) AS us FROM believed GROUP BY writer, seq div :part),
+earlier AS (
+  SELECT writer, part, max(us) OVER (PARTITION BY writer ORDER BY part
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier_us FROM parts),
+placed AS (
+  SELECT *, max(us) OVER (PARTITION BY writer, seq div :part ORDER BY seq) AS placed_us FROM believed)
+SELECT /*+ BROADCAST(e) */ p.* EXCEPT (us, placed_us, uptime_us, kind), greatest(placed_us, earlier_us) AS us
+FROM placed p JOIN earlier e ON e.writer = p.writer AND e.part = p.seq div :part""",
+    # Traffic is known by hours and days.
+    "believed_hours": """
+SELECT h.* EXCEPT (date) FROM all_hours h CROSS JOIN bounds b
+WHERE hour_us BETWEEN first_us - :hour AND last_us""",
+    "believed_tokens": """
+SELECT t.* FROM all_tokens t CROSS JOIN bounds b WHERE day_us BETWEEN first_us - :day AND last_us""",
+}
+FACTS = """
+WITH known AS (
+  SELECT us, true AS is_exact, epoch FROM ordered UNION ALL SELECT hour_us, false, NULL FROM believed_hours),
+aside AS (
+  SELECT us, 1 AS n FROM all_life l LEFT JOIN writers w ON w.writer = l.writer CROSS JOIN bounds b
+  WHERE us NOT BETWEEN coalesce(w.from_us, b.first_us) AND coalesce(w.to_us, b.last_us)
   UNION ALL
-  SELECT token, until_us, 'epoch'::BLOB, 0, 0 FROM token_lives JOIN epochs USING (epoch)
-  WHERE until_us IS NOT NULL)
-SELECT us, active - coalesce(lag(active) OVER (PARTITION BY token ORDER BY us, writer, seq), 0) AS change
-FROM moves;
-
-CREATE TABLE sub_changes AS
-SELECT server, first_us AS us, 1 AS change FROM subs
-UNION ALL SELECT server, gone_us, -1 FROM subs WHERE gone_us IS NOT NULL;
+  SELECT hour_us, number FROM all_hours CROSS JOIN bounds
+  WHERE hour_us NOT BETWEEN first_us - :hour AND last_us)
+SELECT 'known' AS what, count(DISTINCT epoch) AS number, min(us) FILTER (WHERE is_exact) AS first_exact,
+  min(us) AS first, max(us) AS last
+FROM known WHERE us < :limit
+UNION ALL SELECT 'aside', coalesce(sum(n), 0), NULL, min(us), max(us) FROM aside ORDER BY what"""
+"""Of believable events before a time: how many keys, the first and the last. Received notifications are
+known by the hour and may seem older than the start of their daemon. Of events put aside: how many, from when.
 """
 
-DAILY_TOTALS = """
-days AS (SELECT unnest(range($start - $start % $day, $end, $day)) AS day_us),
-changes AS (
-  SELECT us, 0 AS token, change AS sub FROM sub_changes UNION ALL SELECT us, change, 0 FROM token_activity),
-net AS (
-  SELECT greatest(us - us % $day, $start - $start % $day - $day) AS day_us, sum(token) AS token,
-    sum(sub) AS sub FROM changes GROUP BY 1),
-totals AS (
-  SELECT day_us, coalesce(token, 0)::BIGINT AS tokens_net, coalesce(sub, 0)::BIGINT AS subscriptions_net,
-    coalesce(sum(token) OVER so_far, 0)::BIGINT AS tokens,
-    coalesce(sum(sub) OVER so_far, 0)::BIGINT AS subscriptions
-  FROM (FROM days UNION SELECT day_us FROM net) LEFT JOIN net USING (day_us)
-  WINDOW so_far AS (ORDER BY day_us) QUALIFY day_us IN (FROM days))
-"""
-"For `WITH`: one row per day of the window with active tokens and subscriptions at its end."
-
-SNAPSHOT_TIMES = """
-SELECT epoch, coalesce(max(us) FILTER (us <= $start), min(us)) AS taken
-FROM (SELECT DISTINCT epoch, epoch_us(taken) AS us FROM read_parquet($files)) WHERE us < $end GROUP BY epoch
-"""
-
-FROM_SNAPSHOT = """
-INSERT INTO history BY NAME
-SELECT $taken AS us, 'snapshot'::BLOB AS writer, 0 AS seq, epoch, token, provider,
+SNAPSHOT: Mapping[str, str] = {
+    # Which snapshot is taken for each key? The last before the window, else the first within it.
+    "chosen": """
+SELECT epoch, coalesce(max(us) FILTER (WHERE us <= :start), min(us)) AS us FROM (
+  SELECT DISTINCT epoch, unix_micros(taken) AS us FROM snapshot_tokens)
+WHERE us < :end GROUP BY epoch""",
+    # What did tokens do to be as they were? Whatever it was, it seems to have happened just then.
+    "token_rows": """
+SELECT us, CAST('snapshot' AS BINARY) AS writer, CAST(0 AS BIGINT) AS seq, t.epoch, token, provider,
   CASE WHEN status = 'ACTIVE' THEN 'token_verified' WHEN status = 'CONFIRMED' THEN 'token_confirmed'
-       WHEN starts_with(status, 'INVALID') OR status = 'EXPIRED' THEN 'token_invalid'
-       ELSE 'token_registered' END AS event
-FROM read_parquet($tokens) WHERE epoch_us(taken) = $taken
-UNION ALL BY NAME
-SELECT $taken AS us, 'snapshot'::BLOB AS writer, 0 AS seq, epoch, token, subscription, server,
-  'sub_created' AS event, status AS status_to
-FROM read_parquet($subscriptions) WHERE epoch_us(taken) = $taken
-"""
+    WHEN startswith(status, 'INVALID') OR status = 'EXPIRED' THEN 'token_invalid'
+    ELSE 'token_registered' END AS event
+FROM snapshot_tokens t JOIN chosen c ON c.epoch = t.epoch AND c.us = unix_micros(taken)""",
+    # And subscriptions?
+    "subscription_rows": """
+SELECT us, CAST('snapshot' AS BINARY) AS writer, CAST(0 AS BIGINT) AS seq, s.epoch, token, subscription,
+  server, 'sub_created' AS event, status AS status_to
+FROM snapshot_subscriptions s JOIN chosen c ON c.epoch = s.epoch AND c.us = unix_micros(taken)""",
+}
 
 
-class Rows(list[Row]):
-    """Rows that know their columns even where there are none."""
+class Rollups:
+    """All days of all rollups, and which of their events can have happened when they say."""
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        super().__init__(rows)
-        self.columns = list(columns)
+    def __init__(self, session: SparkSession, folder: Folder, now_us: int, work: Folder) -> None:
+        values = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "part": EVENTS_PER_PART}
+        self.tables = Tables(session, BASE, {**values, **SPANS}, work)
+        self.now_us = now_us
+        self._path = folder.path
+        self.work = work
+        for name in SCHEMAS:
+            self.tables.add(f"all_{name}", load(session, folder, name))
+
+    def facts(self, before_us: int) -> tuple[Row, Row]:
+        """About events that are not believable, and about those before a time that are."""
+        with unreadable_as(
+            f"the rollups in {self._path} are damaged; --full rebuilds those of days in the journal"
+        ):
+            query = FACTS.replace(":limit", str(before_us))
+            aside, known = self.tables.rows("facts", self.tables.frame(query))
+        return aside, known
 
 
 @dataclass
 class Warehouse:
     """Tables, the window they are asked for, and what the reader of a report has to know about them."""
 
-    db: duckdb.DuckDBPyConnection
+    tables: Tables
     window: Window
-    limits: Limits
-    until: int
-    "The end of the time asked for, or now: the journal may have ended before."
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
+    first_us: int | None
+    "When the journal's first event was."
 
-    def rows(self, query: str, **more: Any) -> "Rows":
-        """A query's rows. `$start`, `$end`, `$until`, `$first_hour` and the limits can be used in it."""
-        cursor = self.db.execute(query, used_in(query, {**self.values(), **more}))
-        names = [column[0] for column in cursor.description]
-        return Rows(names, [dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
+    def frame(self, query: str) -> DataFrame:
+        """A query's result, not computed yet."""
+        return self.tables.frame(query)
 
-    def run(self, query: str, **more: Any) -> None:
-        """A statement without an answer."""
-        self.db.execute(query, used_in(query, {**self.values(), **more}))
-
-    def values(self) -> dict[str, Any]:
-        """What queries may refer to."""
-        limits = {name: getattr(self.limits, name) for name in Limits.__slots__}
-        window = {"start": self.window.start, "end": self.window.end, "first_hour": self.window.first_hour}
-        spans = {"hour": HOUR_US, "day": DAY_US, "minute": MINUTE_US}
-        return {**limits, **window, **spans, "until": self.until}
-
-
-def used_in(query: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a query refers to: DuckDB takes no others."""
-    return {name: value for name, value in values.items() if f"${name}" in query}
+    def rows(self, name: str, query: str) -> Rows:
+        """The first rows of a query's result."""
+        return self.tables.rows(name, self.tables.frame(query))
 
 
 def open_warehouse(
-    rollups: Path,
+    rollups: Rollups,
     *,
     limits: Limits,
-    now_us: int,
     start: int | None = None,
     end: int | None = None,
-    snapshots: Path | None = None,
+    snapshots: Folder | None = None,
 ) -> Warehouse:
-    """Load rollups, put impossible times aside, find the window and work out all lives."""
-    db = duckdb.connect()
-    load_rollups(db, rollups)
-    spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
-    run_all(db, CLOCKS, spans)
-    run_all(db, ORDERED, {})
-    window = find_window(db, start, end)
-    run_all(db, CUT, {"end": window.end})
-    until = now_us if end is None else min(end, now_us)
-    warehouse = Warehouse(db, window, limits, until, clock_notes(db))
-    run_all(db, EPOCHS + "CREATE TABLE history AS SELECT * FROM life;", {})
-    if snapshots is not None:
-        add_snapshot(warehouse, snapshots)
-    run_all(db, LIVES, warehouse.values())
-    warehouse.notes += epoch_notes(db, with_snapshot=snapshots is not None)
-    return warehouse
+    """Find the window that was asked for, and open its tables."""
+    limit = FOREVER_US if end is None else end
+    aside, found = rollups.facts(limit)
+    window = find_window(found, start, end)
+    first_us = found["first_exact"]
+    until = rollups.now_us if end is None else min(end, rollups.now_us)
+    trend = min(
+        window.start, max(window.start if first_us is None else first_us, window.end - TREND_DAYS * DAY_US)
+    )
+    values = {
+        **{name: getattr(limits, name) for name in Limits.__slots__},
+        "start": window.start,
+        "end": window.end,
+        "first_hour": window.first_hour,
+        "until": until,
+        "trend_start": trend,
+    }
+    tables = Tables(rollups.tables.session, {**SNAPSHOT, **DERIVED}, {**SPANS, **values}, rollups.work)
+    register_outages(rollups.tables.session)
+    for name, of, time in (("life", "ordered", "us"), ("hours", "believed_hours", "hour_us")):
+        tables.add(name, rollups.tables.frame(f"SELECT * FROM {of} WHERE {time} < {window.end}"))
+    tables.add("tokens", rollups.tables.frame(f"SELECT * FROM believed_tokens WHERE day_us < {window.end}"))
+    add_history(tables, snapshots)
+    notes = clock_notes(aside)
+    if found["number"] > 1:
+        notes += epoch_notes(tables, with_snapshot=snapshots is not None)
+    return Warehouse(tables, window, notes, first_us)
 
 
-def load_rollups(db: duckdb.DuckDBPyConnection, rollups: Path) -> None:
-    """All days of all rollups."""
-    db.register("events", SCHEMA.empty_table())
-    for name, query in LOAD.items():
-        source, values = FILES, {"files": f"{rollups / name}/*/*.parquet"}
-        if not any((rollups / name).glob("*/*.parquet")):  # there may have been no traffic yet
-            source, values = f"(SELECT *, NULL::DATE AS date FROM ({ROLLUPS[name]}))", {"day": "0"}
-        with told(f"the rollups in {rollups} are damaged; --full makes those of days in the journal anew"):
-            db.execute(f"CREATE TABLE {name} AS {query} FROM {source}", values)
-    db.unregister("events")
+def load(session: SparkSession, folder: Folder, name: str) -> DataFrame:
+    """All days of a rollup, of which there may be none."""
+    if folder.names(name):
+        found = (
+            session.read.schema(SCHEMAS[name])
+            .option("__globPaths__", "false")
+            .parquet(f"{folder.url}/{name}")
+        )
+    else:
+        found = session.createDataFrame([], SCHEMAS[name])
+    if partitions_of(session) == 1:
+        found = found.coalesce(1)
+    if name == "life":
+        return found.selectExpr("* EXCEPT (time, date)", "unix_micros(time) AS us")
+    if name == "tokens":
+        return found.selectExpr("* EXCEPT (date)", "unix_micros(CAST(date AS TIMESTAMP)) AS day_us")
+    return found
 
 
-@contextmanager
-def told(problem: str) -> Iterator[None]:
-    """Files that DuckDB cannot read are somebody's problem, not a bug."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise UnreadableError(f"{problem}: {str(error).splitlines()[0][:200]}") from error
-
-
-def run_all(db: duckdb.DuckDBPyConnection, script: str, values: Mapping[str, Any]) -> None:
-    """Several statements, each with the values it refers to."""
-    for statement in script.split(";"):
-        if statement.strip():
-            db.execute(statement, used_in(statement, values))
-
-
-def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | None) -> Window:
+def find_window(found: Row, start: int | None, end: int | None) -> Window:
     """What was asked for; by default from the first believable event to the last."""
-    # Received notifications are known by the hour and may seem older than the start of their daemon.
-    query = """
-    SELECT coalesce(min(us) FILTER (is_exact), min(us)), max(us) FROM (
-      SELECT us, true AS is_exact FROM life UNION ALL SELECT hour_us, false FROM hours) WHERE us < $limit"""
-    ((first, last),) = db.execute(query, {"limit": 2**62 if end is None else end}).fetchall()
+    first = found["first"] if found["first_exact"] is None else found["first_exact"]
+    last = found["last"]
     if first is None:
         raise JournalNotFoundError("no readable events of the time asked for")
     window = Window(first if start is None else start, last + 1 if end is None else end)
@@ -307,24 +222,41 @@ def find_window(db: duckdb.DuckDBPyConnection, start: int | None, end: int | Non
     return window
 
 
-def clock_notes(db: duckdb.DuckDBPyConnection) -> list[str]:
+def add_history(tables: Tables, snapshots: Folder | None) -> None:
+    """`life`, and what it may not know: tokens and subscriptions older than its first event or its key."""
+    history = tables.frame("SELECT * FROM life")
+    if snapshots is not None:
+        for name, schema in SNAPSHOTS.items():
+            if not snapshots.names(name):
+                raise JournalNotFoundError(f"no snapshots in {snapshots.path}")
+            reader = tables.session.read.schema(schema).option("__globPaths__", "false")
+            tables.add(f"snapshot_{name}", reader.parquet(f"{snapshots.url}/{name}"))
+        with unreadable_as(f"the snapshots in {snapshots.path} are damaged"):
+            if not tables.rows("chosen", tables.frame("SELECT * FROM chosen")):
+                raise JournalNotFoundError(
+                    f"no snapshot before the end of the time asked for in {snapshots.path}"
+                )
+        for name in ("token_rows", "subscription_rows"):
+            history = history.unionByName(tables.frame(f"SELECT * FROM {name}"), allowMissingColumns=True)
+    tables.add("history", history)
+
+
+def clock_notes(aside: Row) -> list[str]:
     """What was put aside because its time cannot be."""
-    query = """
-    SELECT coalesce(sum(n), 0), min(us), max(us) FROM (
-      SELECT us, 1 AS n FROM put_aside UNION ALL SELECT us, number FROM traffic_aside)"""
-    ((number, first, last),) = db.execute(query).fetchall()
-    if not number:
+    if not aside["number"]:
         return []
     return [
-        f"{number:,} events were put aside: their times, from {day_text(first)} to {day_text(last)},"
-        " do not fit the time that the daemon says it ran. A clock was wrong."
+        f"{aside['number']:,} events were put aside: their times, from {day_text(aside['first'])} to"
+        f" {day_text(aside['last'])}, do not fit the time that the daemon says it ran. A clock was wrong."
     ]
 
 
-def epoch_notes(db: duckdb.DuckDBPyConnection, *, with_snapshot: bool) -> list[str]:
+def epoch_notes(tables: Tables, *, with_snapshot: bool) -> list[str]:
     """Whether the key of the pseudonyms changed, and what that hides."""
-    changes = db.execute("SELECT until_us FROM epochs WHERE until_us IS NOT NULL ORDER BY 1").fetchall()
-    notes = [f"The journal's key changed on {day_text(until)}." for (until,) in changes]
+    changes = tables.frame("SELECT until_us FROM epochs WHERE until_us IS NOT NULL ORDER BY until_us")
+    notes = [
+        f"The journal's key changed on {day_text(row['until_us'])}." for row in tables.rows("epochs", changes)
+    ]
     if notes and not with_snapshot:
         notes[-1] += (
             " Tokens and subscriptions from before are known again once something happens to them,"
@@ -333,20 +265,15 @@ def epoch_notes(db: duckdb.DuckDBPyConnection, *, with_snapshot: bool) -> list[s
     return notes
 
 
-def add_snapshot(warehouse: Warehouse, snapshots: Path) -> None:
-    """What the journal may not know: tokens and subscriptions older than its first event or its key."""
-    files = {name: str(snapshots / name / "*" / "*.parquet") for name in ("tokens", "subscriptions")}
-    if not any((snapshots / "tokens").glob("*/*.parquet")):
-        raise JournalNotFoundError(f"no snapshots in {snapshots}")
-    with told(f"the snapshots in {snapshots} are damaged"):
-        chosen = warehouse.rows(SNAPSHOT_TIMES, files=files["tokens"])
-        if not chosen:
-            raise JournalNotFoundError(f"no snapshot before the end of the time asked for in {snapshots}")
-        for snapshot in chosen:  # one for each key: the last before the window, else the first within it
-            warehouse.run(FROM_SNAPSHOT, taken=snapshot["taken"], **files)
+@contextmanager
+def unreadable_as(problem: str) -> Iterator[None]:
+    """Report files that Spark cannot read in one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise UnreadableError(f"{problem}: {str(error).splitlines()[0][:200]}") from error
 
 
 def day_text(us: int) -> str:
     """A day for a sentence."""
-    ((text,),) = duckdb.execute("SELECT strftime(make_timestamp($us), '%-d %B %Y')", {"us": us}).fetchall()
-    return str(text)
+    return f"{datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us):%-d %B %Y}"

@@ -1,113 +1,94 @@
 """Capacity: how tokens, subscriptions and notifications grow, and where that leads."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from analytics.times import DAY_US, HOUR_US
-from analytics.warehouse import DAILY_TOTALS, Row, Rows, Warehouse
+from collections.abc import Mapping
 
 HORIZONS = (30, 90, 365)
 TOKEN_BYTES = 1_000  # a token's row with its share of the indexes, in the SQLite store
-SUBSCRIPTION_BYTES = 700  # likewise, with its last notification
+SUBSCRIPTION_BYTES = 700  # a subscription's, with its last notification
 ENOUGH_DAYS = 3  # a line through fewer whole days is no trend
-TREND_DAYS = 56  # how growth was before says little; a report of one day has a trend, too
-WEEK = 7
 ERRORS_EITHER_SIDE = 2  # standard errors of the slope between the expected and the low or high projection
+WEEK = 7
 
-DAILY = f"""
-WITH {DAILY_TOTALS},
-traffic AS (
-  SELECT hour_us - hour_us % $day AS day_us, sum(entries) FILTER (event = 'ntf_received') AS notifications,
-    sum(number) FILTER (event = 'push_sent') AS pushes
-  FROM hours WHERE hour_us >= $first_hour GROUP BY 1),
-who AS (SELECT day_us, count(*) AS receiving_tokens FROM tokens WHERE received > 0 GROUP BY 1)
+
+def daily(start: str) -> str:
+    """SQL: tokens, subscriptions and traffic of each day from a start."""
+    return f"""
+WITH received AS (
+  SELECT hour_us - hour_us % :day AS day_us,
+    sum(entries) FILTER (WHERE event = 'ntf_received') AS notifications,
+    sum(number) FILTER (WHERE event = 'push_sent') AS pushes
+  FROM traffic WHERE hour_us >= {start} - {start} % :hour GROUP BY 1),
+who AS (SELECT day_us, count(*) AS receiving_tokens FROM tokens WHERE received > 0 GROUP BY day_us)
 SELECT day_us AS day, tokens, tokens_net, subscriptions, subscriptions_net,
-  coalesce(notifications, 0)::BIGINT AS notifications, coalesce(pushes, 0)::BIGINT AS pushes,
+  coalesce(notifications, 0) AS notifications, coalesce(pushes, 0) AS pushes,
   coalesce(receiving_tokens, 0) AS receiving_tokens,
   notifications / nullif(receiving_tokens, 0) AS notifications_per_token
-FROM totals LEFT JOIN traffic USING (day_us) LEFT JOIN who USING (day_us) ORDER BY day
-"""
+FROM daily_totals LEFT JOIN received USING (day_us) LEFT JOIN who USING (day_us)
+WHERE day_us >= {start} - {start} % :day"""
 
 
-def trend(warehouse: Warehouse) -> Rows:
-    """Whole days up to the end, those before the window too; a part of a day tells nothing about growth."""
-    window = warehouse.window
-    (known,) = warehouse.rows("SELECT min(us) AS first FROM life")
-    first = window.start if known["first"] is None else known["first"]
-    start = min(window.start, max(first, window.end - TREND_DAYS * DAY_US))
-    days = warehouse.rows(DAILY, start=start, first_hour=start - start % HOUR_US)
-    whole = [day for day in days if day["day"] >= start - HOUR_US and day["day"] + DAY_US <= window.end]
-    return Rows(days.columns, whole)
+def projected(expected: str, around: str) -> str:
+    """SQL: the columns of all horizons, from a value and its error after HORIZON days; never below zero."""
+    columns = []
+    for days in HORIZONS:
+        value, error = (text.replace("HORIZON", str(days)) for text in (expected, around))
+        for suffix, sign in (("", None), ("_low", "-"), ("_high", "+")):
+            each = f"({value})" if sign is None else f"({value}) {sign} ({error})"
+            columns.append(
+                f"CASE WHEN per_day IS NOT NULL THEN greatest(0, {each}) END AS in_{days}_days{suffix}"
+            )
+    return ", ".join(columns)
 
 
-def projection(days: Sequence[Row]) -> Rows:
-    """One row per measure: its value now, daily growth, and projected values with their range.
-
-    Projections are absent where there are too few days, and never fall below zero.
-    """
-    measures = {
-        "store_bytes": [
-            day["tokens"] * TOKEN_BYTES + day["subscriptions"] * SUBSCRIPTION_BYTES for day in days
-        ],
-        "subscriptions": [day["subscriptions"] for day in days],
-        "tokens": [day["tokens"] for day in days],
-    }
-    rows = {name: projected(name, np.array(values, float)) for name, values in measures.items()}
-    return Rows(list(rows["tokens"]), [notifications(rows["subscriptions"], days), *rows.values()])
+def times(rates: Mapping[str, str]) -> str:
+    """SQL: the columns of all horizons, each a subscription's times a rate."""
+    return ", ".join(
+        f"{rate} * s.in_{days}_days{suffix} AS in_{days}_days{suffix}"
+        for days in HORIZONS
+        for suffix, rate in rates.items()
+    )
 
 
-def notifications(subscriptions: Row, days: Sequence[Row]) -> Row:
-    """Notifications of a day: as many for each subscription as in the last week.
+TREND = f"""
+SELECT * FROM ({daily(":trend_start")})
+WHERE day >= :trend_start - :hour AND day + :day <= :end ORDER BY day"""
+"Whole days up to the end, those before the window too; a part of a day tells nothing about growth."
 
-    They rise and fall with the days of the week, which a line would take for a trend.
-    """
-    week = [day for day in days[-WEEK:] if day["subscriptions"]]
-    row: Row = {**dict.fromkeys(subscriptions), "measure": "notifications", "whole_days": len(days)}
-    if not week:
-        return row
-    row["now"] = round(sum(day["notifications"] for day in week) / len(week))
-    if subscriptions["per_day"] is None:
-        return row
-    rates = np.array([day["notifications"] / day["subscriptions"] for day in week])
-    rate = float(rates.mean())
-    around = ERRORS_EITHER_SIDE * float(rates.std(ddof=1)) / len(rates) ** 0.5 if len(rates) > 1 else 0.0
-    row["per_day"] = rate * subscriptions["per_day"]
-    for horizon in HORIZONS:
-        for suffix, each in (("", rate), ("_low", max(0.0, rate - around)), ("_high", rate + around)):
-            name = f"in_{horizon}_days{suffix}"
-            row[name] = each * subscriptions[name]
-    return row
-
-
-def projected(name: str, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> Row:
-    """One measure's row, by a line through its whole days."""
-    row: Row = {"measure": name, "whole_days": len(values), "now": None, "per_day": None}
-    for horizon in HORIZONS:
-        row |= {f"in_{horizon}_days": None, f"in_{horizon}_days_low": None, f"in_{horizon}_days_high": None}
-    if len(values):
-        row["now"] = int(values[-1])
-    if len(values) < ENOUGH_DAYS:
-        return row
-    x = np.arange(len(values), dtype=float)
-    slope, level = np.polyfit(x, values, 1)
-    rest = values - (slope * x + level)
-    error = float(np.sqrt((rest @ rest) / max(1, len(values) - 2) / ((x - x.mean()) @ (x - x.mean()))))
-    row["per_day"] = float(slope)
-    for horizon in HORIZONS:
-        expected = row["now"] + slope * horizon
-        around = ERRORS_EITHER_SIDE * error * horizon
-        row[f"in_{horizon}_days"] = max(0.0, float(expected))
-        row[f"in_{horizon}_days_low"] = max(0.0, float(expected - around))
-        row[f"in_{horizon}_days_high"] = max(0.0, float(expected + around))
-    return row
-
-
-def tables(warehouse: Warehouse) -> dict[str, Rows]:
-    """The report's tables by name."""
-    days = trend(warehouse)
-    return {
-        "capacity_daily": warehouse.rows(DAILY),
-        "capacity_trend": days,
-        "capacity_projection": projection(days),
-    }
+TABLES: Mapping[str, str] = {
+    # How many tokens, subscriptions and notifications were there each day?
+    "capacity_daily": f"{daily(':start')} ORDER BY day",
+    # How did they grow over whole days?
+    "capacity_trend": TREND,
+    # Where does that lead? A line through the whole days; notifications are as many for each subscription as
+    # in the last week: they rise and fall with the days of the week, which a line would take for a trend.
+    "capacity_projection": f"""
+WITH days AS ({TREND}),
+measured AS (
+  SELECT day, stack(3, 'store_bytes', tokens * {TOKEN_BYTES} + subscriptions * {SUBSCRIPTION_BYTES},
+    'subscriptions', subscriptions, 'tokens', tokens) AS (measure, value) FROM days),
+placed AS (
+  SELECT measure, value, row_number() OVER (PARTITION BY measure ORDER BY day) - 1 AS x FROM measured),
+fitted AS (
+  SELECT measure, count(*) AS whole_days, max_by(value, x) AS now,
+    CASE WHEN count(*) >= {ENOUGH_DAYS} THEN regr_slope(value, x) END AS per_day,
+    sqrt(greatest(0, regr_syy(value, x) - regr_slope(value, x) * regr_sxy(value, x))
+      / greatest(1, count(*) - 2) / nullif(regr_sxx(value, x), 0)) AS error
+  FROM placed GROUP BY measure),
+asked AS (SELECT explode(array('store_bytes', 'subscriptions', 'tokens')) AS measure),
+lines AS (
+  SELECT measure, coalesce(whole_days, 0) AS whole_days, now, per_day,
+    {projected("now + per_day * HORIZON", f"{ERRORS_EITHER_SIDE} * error * HORIZON")}
+  FROM asked LEFT JOIN fitted USING (measure)),
+week AS (
+  SELECT * FROM (SELECT * FROM days ORDER BY day DESC LIMIT {WEEK}) WHERE subscriptions > 0),
+rates AS (
+  SELECT CAST(bround(avg(notifications)) AS BIGINT) AS now, avg(notifications / subscriptions) AS rate,
+    coalesce({ERRORS_EITHER_SIDE} * stddev_samp(notifications / subscriptions) / sqrt(count(*)), 0) AS around
+  FROM week)
+SELECT * FROM lines
+UNION ALL
+SELECT 'notifications', s.whole_days, r.now, rate * s.per_day,
+  {times({"": "rate", "_low": "if(rate > around, rate - around, 0 * rate)", "_high": "(rate + around)"})}
+FROM lines s CROSS JOIN rates r WHERE s.measure = 'subscriptions'
+ORDER BY measure""",
+}

@@ -1,7 +1,7 @@
 """One Spark session for the tests that need it, and short ways to make journals and rollups."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,16 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
+from analytics.files import LocalFolder
 from analytics.generator import Answers, Plan, write_journal
 from analytics.inputs import Limits, Window
-from analytics.spark import LazySpark
+from analytics.job import REPORTS
+from analytics.results import Rows
+from analytics.session import SparkOptions, spark_session
 from analytics.times import DAY_US
-from analytics.warehouse import Warehouse, open_warehouse
+from analytics.warehouse import Rollups, Warehouse, open_warehouse
 from store.journal_files import SCHEMA
 from store.journal_schema import JournalEvent
 from tests.analytics.rollup_reference import write_rollups
@@ -32,18 +36,51 @@ LIMITS = Limits(dead_token_days=5, never_active_days=2, inactive_days=3, unreach
 WINDOW = Window(START_US + 2 * DAY_US, START_US + 22 * DAY_US)
 
 
+QUERIES = {name: query for report in REPORTS.values() for name, query in report.items()}
+
+
+class Tables(Mapping[str, Rows]):
+    """All tables of a warehouse, each computed when it is first looked at."""
+
+    def __init__(self, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
+        self._known: dict[str, Rows] = {}
+
+    def __getitem__(self, name: str) -> Rows:
+        if name not in self._known:
+            self._known[name] = self._warehouse.rows(name, QUERIES[name])
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(QUERIES)
+
+    def __len__(self) -> int:
+        return len(QUERIES)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_class_archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Writing one costs more than many tests, and the user's cache is not ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        no_folder = tmp_path_factory.mktemp("cache") / "file"
+        no_folder.touch()
+        patch.setenv("XDG_CACHE_HOME", str(no_folder))
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazySpark]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Small queries: compiling them costs far more than running them interpreted.
     settings = {
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{tmp_path_factory.mktemp('spark-events')}",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.enabled": "false",
     }
-    with LazySpark("local[2]", "2g", settings) as session:
+    with spark_session(SparkOptions(master="local[2]", settings=settings, input_bytes=0)) as session:
         yield session
 
 
@@ -73,15 +110,31 @@ def rollups_of(rows: list[Row], folder: Path) -> Path:
     return folder
 
 
+def warehouse_of(
+    spark: SparkSession,
+    rollups: Path,
+    *,
+    limits: Limits | None = None,
+    now_us: int = NOW_US,
+    snapshots: Path | None = None,
+    **more: Any,
+) -> Warehouse:
+    """A warehouse over rollups."""
+    more["snapshots"] = None if snapshots is None else LocalFolder(str(snapshots))
+    folder = LocalFolder(str(rollups))
+    opened = Rollups(spark, folder, now_us, LocalFolder(f"{rollups}.work"))
+    return open_warehouse(opened, limits=limits or Limits(), **more)
+
+
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(spark: SparkSession, tmp_path: Path) -> Ask:
     """A warehouse over the rollups of rows; the window is `days` long from START."""
     numbers = itertools.count()
 
     def make(rows: list[Row], *, days: float = 1.0, first_day: float = 0.0, **more: Any) -> Warehouse:
         rollups = rollups_of(rows, tmp_path / f"rollups{next(numbers)}")
         span = {"start": START_US + int(first_day * DAY_US), "end": START_US + int(days * DAY_US)}
-        return open_warehouse(rollups, **{"limits": Limits(), "now_us": NOW_US, **span, **more})
+        return warehouse_of(spark, rollups, **{**span, **more})
 
     return make
 

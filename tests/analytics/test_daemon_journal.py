@@ -10,17 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics.__main__ import to_us
 from analytics.files import LocalFolder
 from analytics.findings import Thresholds, find
 from analytics.generator import Plan, write_journal
-from analytics.inputs import Limits
-from analytics.job import REPORTS
-from analytics.making import update_rollups
-from analytics.spark import LazySpark
+from analytics.results import Rows
+from analytics.rollups import update_rollups
 from analytics.times import DAY_US
-from analytics.warehouse import Rows, open_warehouse
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import daemon_life, housekeeping, periodic, router
@@ -37,6 +35,7 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import CONTRACT, GIVEN_COLUMNS, JournalEvent
 from store.journal_schema import JournalEvent as E
+from tests.analytics.conftest import Tables, warehouse_of
 from tests.ntf_server.conftest import changed, code_of, make_app
 from tests.ntf_server.life import Life, journal_config
 from tests.ntf_server.ntf_client import Device, NtfClient
@@ -211,18 +210,15 @@ def columns_of(rows: list[dict[str, Any]]) -> Columns:
     return seen
 
 
-def report_on(journal: Path, folder: Path, *, days_later: int = 0) -> dict[str, Rows]:
+def report_on(spark: SparkSession, journal: Path, folder: Path, *, days_later: int = 0) -> dict[str, Rows]:
     """All tables, up to the last event or to some days later."""
-    with LazySpark(None, "1g") as spark:  # not asked for, so not started
-        checked = update_rollups(LocalFolder(str(journal)), LocalFolder(str(folder)), spark, lambda _: None)
+    checked = update_rollups(spark, LocalFolder(str(journal)), LocalFolder(str(folder)), lambda _: None)
     assert (checked.bad, checked.rows) == ([], len(rows_of(journal)))
     last = to_us(max(row["time"] for row in rows_of(journal)))
     later = last + days_later * DAY_US
-    warehouse = open_warehouse(
-        folder, limits=Limits(), now_us=later + 1, end=later + 1 if days_later else None
-    )
+    warehouse = warehouse_of(spark, folder, now_us=later + 1, end=later + 1 if days_later else None)
     assert warehouse.notes == []
-    return {name: rows for report in REPORTS.values() for name, rows in report(warehouse).items()}
+    return dict(Tables(warehouse))
 
 
 def check_tokens(tables: dict[str, Rows]) -> None:
@@ -296,13 +292,13 @@ def check_long_after(tables: dict[str, Rows]) -> None:
 
 
 async def test_every_report_over_the_whole_life_of_tokens_and_subscriptions(
-    written: Path, tmp_path: Path
+    spark: SparkSession, written: Path, tmp_path: Path
 ) -> None:
     rows = rows_of(written)
     gone = {(row["error"], row["count"]) for row in rows if row["event"] == E.TOKEN_DELETED}
     assert gone == {("superseded", 1), ("requested", 1), ("purged", 0)}  # with so many subscriptions
-    check_long_after(report_on(written, tmp_path / "later", days_later=60))
-    tables = report_on(written, tmp_path / "rollups")
+    check_long_after(report_on(spark, written, tmp_path / "later", days_later=60))
+    tables = report_on(spark, written, tmp_path / "rollups")
     check_tokens(tables)
     check_routers(tables)
     check_pushes(tables)

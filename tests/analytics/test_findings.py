@@ -3,19 +3,16 @@
 from typing import Any
 
 from analytics.findings import Thresholds, find
-from analytics.job import REPORTS
-from analytics.reports import health
 from analytics.warehouse import Warehouse
 from store.journal_schema import JournalEvent as E
-from tests.analytics.conftest import Ask, Row, event
+from tests.analytics.conftest import Ask, Row, Tables, event
 from tests.analytics.test_health import A, B, held, service
 
 HOUR = 3600.0
 
 
 def sentences(warehouse: Warehouse, **thresholds: Any) -> list[str]:
-    tables = {name: rows for report in REPORTS.values() for name, rows in report(warehouse).items()}
-    return [finding.text for finding in find(tables, Thresholds(**thresholds))]
+    return [finding.text for finding in find(Tables(warehouse), Thresholds(**thresholds))]
 
 
 def provider(at_s: float, name: E, **columns: Any) -> Row:
@@ -77,7 +74,7 @@ def test_a_loss_that_the_router_does_not_take_back_is_told_once(ask: Ask) -> Non
     assert [text.partition(" (")[0] for text in sentences(ask(rows), score=1)] == [
         f"{A} refused 4 of 20 subscriptions"
     ]
-    assert health.tables(ask(rows))["health_outages"] == []
+    assert Tables(ask(rows))["health_outages"] == []
 
 
 def test_an_outage_ends_with_what_the_router_says_though_the_journal_lacks_its_last_second(ask: Ask) -> None:

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from analytics.reports import capacity, health, stale, tokens
 from analytics.warehouse import Warehouse
 from store.journal_schema import JournalEvent as E
-from tests.analytics.conftest import START_US, Ask, Row, at, event
+from tests.analytics.conftest import START_US, Ask, Row, Tables, at, event
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -35,7 +34,7 @@ def only(rows: list[Row], **wanted: Any) -> Row:
 
 
 def health_of(warehouse: Warehouse, server: str) -> Row:
-    return only(health.tables(warehouse)["health"], server=server)
+    return only(Tables(warehouse)["health"], server=server)
 
 
 def test_a_healthy_server_has_full_marks(ask: Ask) -> None:
@@ -50,7 +49,7 @@ def test_a_server_that_kept_10_of_100_is_not_well_until_it_has_healed(ask: Ask) 
         event(HOUR, E.SMP_DRIFT, server=A, count=10, expected=100),
     ]
     warehouse = ask(lost)
-    tables = health.tables(warehouse)
+    tables = Tables(warehouse)
     row = tables["health"][0]
     assert (row["active"], row["lost"], row["open_outages"]) == (10, 90, 1)
     assert row["score"] < 30
@@ -62,7 +61,7 @@ def test_a_server_that_kept_10_of_100_is_not_well_until_it_has_healed(ask: Ask) 
         service(HOUR + 41, A, count=100, expected=100, changed=0, total=100),
         event(HOUR + 41, E.SMP_HEALED, server=A, count=90, latency_us=41_000_000),
     ]
-    tables = health.tables(ask([*lost, *later]))
+    tables = Tables(ask([*lost, *later]))
     row = tables["health"][0]
     assert (row["active"], row["lost"], row["open_outages"], row["longest_heal_s"]) == (100, 0, 0, 41.0)
     assert 80 < row["score"] < 90
@@ -93,7 +92,7 @@ def test_time_without_service_counts_and_ends_when_subscriptions_are_back(ask: A
         ids: dict[str, Any] = {"subscription": f"{A}{i}".encode(), "token": b"t", "server": A}
         moved: dict[str, Any] = {"status_from": "INACTIVE", "status_to": "ACTIVE"}
         rows.append(event(6 * HOUR + 120, E.SUB_STATUS_CHANGED, **ids, **moved))
-    tables = health.tables(ask(rows))
+    tables = Tables(ask(rows))
     (outage,) = tables["health_outages"]
     assert (outage["kind"], outage["subscriptions"], outage["heal_s"]) == ("disconnected", 10, 120.0)
     row = tables["health"][0]
@@ -120,7 +119,7 @@ def test_a_service_reset_is_an_outage_until_the_subscriptions_are_back(ask: Ask)
         event(HOUR, E.SMP_SERVICE_RESET, server=A, error="refused", changed=5),
         service(HOUR + 7, A, count=5, expected=5, changed=5, total=5),
     ]
-    (outage,) = health.tables(ask(rows))["health_outages"]
+    (outage,) = Tables(ask(rows))["health_outages"]
     assert (outage["kind"], outage["subscriptions"], outage["heal_s"]) == ("service reset", 5, 7.0)
 
 
@@ -138,7 +137,7 @@ def test_a_short_window_costs_no_full_penalty(ask: Ask) -> None:
 def test_two_routers_on_one_host_are_two(ask: Ask) -> None:
     other = "a.example:7001"
     rows = [*held(A, 2), *held(other, 3), event(9, E.SMP_DISCONNECTED, server=other, error="x", changed=3)]
-    found = {row["server"]: row["active"] for row in health.tables(ask(rows))["health"]}
+    found = {row["server"]: row["active"] for row in Tables(ask(rows))["health"]}
     assert found == {A: 2, other: 0}
 
 
@@ -166,11 +165,11 @@ def test_wrong_clocks_are_put_aside_and_told(ask: Ask) -> None:
     assert warehouse.window.end == at(11 * HOUR) + 1
     (note,) = warehouse.notes
     assert note.startswith("4 events were put aside: their times, from 19 January 1970 to 3 January 2036,")
-    assert stale.tables(warehouse)["stale_subscriptions"] == []
-    assert len(capacity.tables(warehouse)["capacity_daily"]) == 1
+    assert Tables(warehouse)["stale_subscriptions"] == []
+    assert len(Tables(warehouse)["capacity_daily"]) == 1
     right = ask(good, start=None, end=None)
     assert right.notes == []
-    assert health.tables(right)["health"] == health.tables(warehouse)["health"]
+    assert Tables(right)["health"] == Tables(warehouse)["health"]
 
 
 def test_a_clock_that_is_set_right_while_the_daemon_runs(ask: Ask) -> None:
@@ -198,18 +197,18 @@ def test_a_new_key_counts_nobody_twice(ask: Ask) -> None:
     new = era(DAY + HOUR, 2, [b"x", b"y"], b"w2")
     warehouse = ask([*old, *new], days=2)
     assert "key changed on 6 January 2026" in warehouse.notes[0]
-    days = capacity.tables(warehouse)["capacity_daily"]
+    days = Tables(warehouse)["capacity_daily"]
     assert [(d["tokens"], d["subscriptions"]) for d in days] == [(3, 3), (2, 2)]
-    assert health.tables(warehouse)["health"][0]["subscriptions"] == 2
-    assert [d["active_at_end"] for d in tokens.tables(warehouse)["tokens_churn"]] == [3, 2]
+    assert Tables(warehouse)["health"][0]["subscriptions"] == 2
+    assert [d["active_at_end"] for d in Tables(warehouse)["tokens_churn"]] == [3, 2]
 
 
 def test_a_daemon_that_was_gone_before_a_new_key_does_not_keep_the_old_one(ask: Ask) -> None:
     gone = {**lives(HOUR, HOUR), "daemon": "gone", "writer": b"w0"}
     rows = [gone, *era(0, 1, [b"1", b"2"], b"w1"), *era(DAY, 2, [b"x", b"y"], b"w2")]
-    assert health.tables(ask(rows, days=2))["health"][0]["subscriptions"] == 2
+    assert Tables(ask(rows, days=2))["health"][0]["subscriptions"] == 2
     still = {**gone, **lives(DAY + HOUR, DAY + HOUR), "daemon": "gone", "writer": b"w0"}
-    assert health.tables(ask([*rows, still], days=2))["health"][0]["subscriptions"] == 4
+    assert Tables(ask([*rows, still], days=2))["health"][0]["subscriptions"] == 4
 
 
 def test_daemons_with_stores_of_their_own_do_not_end_each_others_outages(ask: Ask) -> None:
@@ -220,14 +219,14 @@ def test_daemons_with_stores_of_their_own_do_not_end_each_others_outages(ask: As
         {**service(HOUR + 5, A, count=50, expected=50, changed=0, total=50), "epoch": 2, "writer": b"w2"},
         service(HOUR + 90, A, count=10, expected=10, changed=10, total=10),
     ]
-    (outage,) = health.tables(ask(rows))["health_outages"]
+    (outage,) = Tables(ask(rows))["health_outages"]
     assert (outage["subscriptions"], outage["heal_s"]) == (10, 90.0)
 
 
 def test_an_outage_is_not_open_for_ever_under_a_key_that_was_given_up(ask: Ask) -> None:
     down = {**event(HOUR, E.SMP_DISCONNECTED, server=A, error="Closed", changed=1), "writer": b"w1"}
     rows = [*era(0, 1, [b"1"], b"w1"), down, *era(DAY, 2, [b"x"], b"w2")]
-    (outage,) = health.tables(ask(rows, days=2))["health_outages"]
+    (outage,) = Tables(ask(rows, days=2))["health_outages"]
     assert (outage["is_open"], outage["end"]) == (False, at(DAY))
 
 
@@ -244,5 +243,5 @@ def test_a_sample_taken_while_a_router_is_away_does_not_count_the_loss_twice(ask
         service(HOUR + 60, A, count=100, expected=100, changed=100, total=100),
         sampled(2 * HOUR, 97),
     ]
-    hours = {row["hour"]: row["active"] for row in health.tables(ask(rows))["health_hours"]}
+    hours = {row["hour"]: row["active"] for row in Tables(ask(rows))["health_hours"]}
     assert hours == {at(HOUR): 98, at(2 * HOUR): 97}

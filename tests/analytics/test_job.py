@@ -20,14 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
+import analytics.job as reports_job
 from analytics.__main__ import asked_time, main, parser
 from analytics.errors import JournalNotFoundError
 from analytics.generator import Plan, write_journal
-from analytics.job import REPORTS, ReportJob, run_reports, suppressed
-from analytics.spark import QUICK_START, LazySpark
+from analytics.job import REPORTS, ReportJob, run_reports
+from analytics.session import QUICK_START
+from analytics.suppression import suppressed
 from analytics.times import DAY_US, HOUR_US, MINUTE_US
-from analytics.warehouse import Rows
 from store.journal_files import SCHEMA, atomic_file, write_parquet
 from store.journal_schema import JournalEvent
 from tests.analytics.conftest import NOW_US, START_US, event
@@ -46,7 +48,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(spark: LazySpark, journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(spark: SparkSession, journal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
     steps: list[str] = []
     names = list(REPORTS)
@@ -56,6 +58,7 @@ def local(spark: LazySpark, journal: Path, tmp_path_factory: pytest.TempPathFact
     assert [Path(segment.path).name for segment in result.checked.bad] == ["broken.parquet"]
     assert steps == [
         "looking for segments",
+        f"checking {len(list(journal.glob('*/*.parquet')))} segments",
         "rolling up 10 days",
         "reading rollups",
         *names,
@@ -134,7 +137,7 @@ def test_summary_is_for_machines(local: Path) -> None:
 
 
 def test_every_figure_has_its_change_against_the_time_before(
-    spark: LazySpark, journal: Path, tmp_path: Path
+    spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     def told(first: int, last: int) -> dict[str, Any]:
         out = tmp_path / f"{first}-{last}"
@@ -157,7 +160,7 @@ def test_every_figure_has_its_change_against_the_time_before(
 
 
 def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
-    spark: LazySpark, journal: Path, tmp_path: Path
+    spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     job = ReportJob(names=list(REPORTS), journal=str(journal), out=str(tmp_path), now=NOW_US, for_others=True)
     run_reports(spark, job, lambda text: None)
@@ -169,13 +172,37 @@ def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
             assert not small, path.name
 
 
-def test_a_share_does_not_tell_a_small_number() -> None:
+def test_executors_write_what_is_too_large_for_the_driver(
+    spark: SparkSession, journal: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports_job, "MOST_ROWS", 10)
+    job = ReportJob(names=["health", "delivery"], journal=str(journal), out=str(tmp_path), now=NOW_US)
+    spark.conf.set("spark.sql.shuffle.partitions", 2)  # so that derived tables are files, too
+    try:
+        page = run_reports(spark, job, lambda text: None)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", 1)
+    assert not page.tables["delivery_latency"].is_whole
+    assert len(page.tables["delivery_latency"]) == 10
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith((".", "_"))} == set()
+    for name, rows in page.tables.items():
+        whole = pq.read_table(local / f"{name}.parquet")
+        assert pq.read_table(tmp_path / f"{name}.parquet").to_pylist() == whole.to_pylist()
+        ours, theirs = rows_of(tmp_path, name), rows_of(local, name)
+        assert len(ours) == len(theirs) == whole.num_rows + 1
+        assert ours[0] == theirs[0]
+        assert rows.count_of_all == whole.num_rows
+    assert "first 20 of" in (tmp_path / "report.html").read_text()
+
+
+def test_a_share_does_not_tell_a_small_number(spark: SparkSession) -> None:
     row = {"reason": "BAD", "tokens": 3, "share": 0.03, "of_tokens": 100, "is_open": True, "start": START_US}
     hidden = {**row, "tokens": None, "share": None}
     many = {**row, "tokens": 97, "share": 0.9701, "start": START_US + 1}
     told = {**many, "tokens": 95, "share": 0.97}  # 100 less 97 would be a small number
-    columns = list(row)
-    assert suppressed({"tokens_invalid": Rows(columns, [row, many])}) == {"tokens_invalid": [hidden, told]}
+    columns = "reason STRING, tokens BIGINT, share DOUBLE, of_tokens BIGINT, is_open BOOLEAN, start BIGINT"
+    table = spark.createDataFrame([tuple(row.values()), tuple(many.values())], columns)
+    assert [found.asDict() for found in suppressed(table).collect()] == [hidden, told]
 
 
 def test_check_tells_by_its_exit_code(
@@ -244,7 +271,7 @@ def test_the_last_days_end_with_the_last_full_hour() -> None:
     assert (start, end) == (START_US + 2 * DAY_US + 7 * HOUR_US, START_US + 4 * DAY_US + 7 * HOUR_US)
 
 
-def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
+def test_no_events_in_the_time_asked_for(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
     job = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path), end=1, now=NOW_US)
     with pytest.raises(JournalNotFoundError, match="no readable events"):
         run_reports(spark, job, lambda text: None)
@@ -256,7 +283,7 @@ def test_no_events_in_the_time_asked_for(spark: LazySpark, journal: Path, tmp_pa
         run_reports(spark, empty, lambda text: None)
 
 
-def test_a_journal_that_has_just_begun(spark: LazySpark, tmp_path: Path) -> None:
+def test_a_journal_that_has_just_begun(spark: SparkSession, tmp_path: Path) -> None:
     started = event(0, JournalEvent.SERVER_STARTED, seq=0, daemon="d", uptime_us=0, count=0)
     with atomic_file(tmp_path / "first.parquet") as file:
         write_parquet([pa.RecordBatch.from_pylist([started], SCHEMA)], file)

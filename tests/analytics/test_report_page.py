@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics.figures import compared, figures
 from analytics.findings import Thresholds, find
@@ -26,10 +27,13 @@ LEAST_CONTRAST = 4.5
 LINES = ("c1", "c2", "c3", "c4", "c5")
 
 
-def written(folder: Path) -> Path:
+def written(spark: SparkSession, folder: Path) -> Path:
     """A page that has something in every section."""
-    warehouse, answers = plant(folder, 5, events=60_000, gaps=1)
-    sections = {name: report(warehouse) for name, report in REPORTS.items()}
+    warehouse, answers = plant(spark, folder, 5, events=60_000, gaps=1)
+    sections = {
+        report: {name: warehouse.rows(name, query) for name, query in queries.items()}
+        for report, queries in REPORTS.items()
+    }
     tables = {name: rows for section in sections.values() for name, rows in section.items()}
     page = ReportPage(
         window=warehouse.window,
@@ -48,8 +52,8 @@ def written(folder: Path) -> Path:
 
 
 @needs_browser
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    file = written(tmp_path)
+def test_the_page_in_a_browser(spark: SparkSession, tmp_path: Path) -> None:
+    file = written(spark, tmp_path)
     node = shutil.which("node")
     assert node is not None
     done = subprocess.run(

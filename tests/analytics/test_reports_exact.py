@@ -3,9 +3,8 @@
 import pytest
 
 from analytics.inputs import Limits
-from analytics.reports import capacity, delivery, incidents, stale, tokens
 from store.journal_schema import JournalEvent as E
-from tests.analytics.conftest import Ask, Row, at, event
+from tests.analytics.conftest import Ask, Row, Tables, at, event
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -45,7 +44,7 @@ def test_delivery_rates_and_percentiles(ask: Ask) -> None:
         event(75, E.CRON_SENT, provider="AP"),
         event(2 * DAY, E.PUSH_SENT, provider="AP", server=A, latency_us=1),
     ]
-    found = delivery.tables(ask(rows))
+    found = Tables(ask(rows))
     (row,) = found["delivery_providers"]
     assert row == {
         "provider": "AP",
@@ -88,7 +87,7 @@ def test_token_funnel(ask: Ask) -> None:
         event(200, E.TOKEN_REGISTERED, token=b"3"),
         event(300, E.TOKEN_REGISTERED, token=b"1"),
     ]
-    found = [tuple(row.values()) for row in tokens.tables(ask(rows))["tokens_funnel"]]
+    found = [tuple(row.values()) for row in Tables(ask(rows))["tokens_funnel"]]
     assert found == [
         ("registered", 3, 1.0, None, None),
         ("confirmed", 2, pytest.approx(2 / 3), 3.0, pytest.approx(3.9)),
@@ -106,7 +105,7 @@ def test_token_churn_fills_days_and_starts_with_what_was_before(ask: Ask) -> Non
         event(3 * DAY, E.TOKEN_VERIFIED, token=b"2"),
         event(3 * DAY + 5, E.TOKEN_DELETED, token=b"2"),
     ]
-    tables = tokens.tables(ask(rows, first_day=1, days=4))
+    tables = Tables(ask(rows, first_day=1, days=4))
     found = tables["tokens_churn"]
     names = (
         "day",
@@ -136,7 +135,7 @@ def test_dead_tokens_and_what_they_hold(ask: Ask) -> None:
         created(10, b"b", token=b"1"),
         event(20, E.SUB_DELETED, subscription=b"b", server=A),
     ]
-    found = tokens.tables(ask(rows, days=8, limits=Limits(dead_token_days=7)))["tokens_dead"]
+    found = Tables(ask(rows, days=8, limits=Limits(dead_token_days=7)))["tokens_dead"]
     names = ("token", "last_event", "last_push", "silent_days", "subscriptions")
     assert [tuple(row[n] for n in names) for row in found] == [
         (b"1".hex(), "token_verified", at(DAY), 7.0, 1),
@@ -165,7 +164,7 @@ def test_stale_subscriptions_have_all_their_reasons(ask: Ask) -> None:
         changed(20, b"held", "NEW", "ACTIVE", token=b"dead"),
     ]
     limits = Limits(dead_token_days=10, never_active_days=7, inactive_days=14, unreachable_days=7)
-    tables = stale.tables(ask(rows, days=20, limits=limits))
+    tables = Tables(ask(rows, days=20, limits=limits))
     listed = tables["stale_subscriptions"]
     found = {bytes.fromhex(row["subscription"]): (row["status"], row["reasons"]) for row in listed}
     assert found == {
@@ -191,7 +190,7 @@ def test_gap_against_the_hour_of_the_week(ask: Ask) -> None:
         for hour, number in hours
         if hour != 2 * 7 * 24 + 12
     ]
-    (row,) = incidents.tables(ask(rows, days=28))["incidents_gaps"]
+    (row,) = Tables(ask(rows, days=28))["incidents_gaps"]
     noon = (2 * 7 * 24 + 12) * HOUR
     assert row == {
         "server": A,
@@ -212,7 +211,7 @@ def test_mass_disconnect_needs_servers_and_share(ask: Ask) -> None:
         *[event(DAY + 1000 + 600 * i, E.SMP_DISCONNECTED, server=names[i], changed=10) for i in range(6)],
         *[event(2 * DAY + 1000 + i, E.SMP_DISCONNECTED, server=names[i], changed=10) for i in range(2)],
     ]
-    (row,) = incidents.tables(ask(rows, days=3))["incidents_disconnects"]
+    (row,) = Tables(ask(rows, days=3))["incidents_disconnects"]
     assert row == {"start": at(1000), "end": at(1060), "servers": 4, "servers_seen": 10, "subscriptions": 40}
 
 
@@ -222,7 +221,7 @@ def test_a_mass_disconnect_that_goes_on_for_an_hour_is_one(ask: Ask) -> None:
         for m in range(60)
         for s in range(3)
     ]
-    (row,) = incidents.tables(ask(rows))["incidents_disconnects"]
+    (row,) = Tables(ask(rows))["incidents_disconnects"]
     assert (row["start"], row["end"], row["servers"], row["subscriptions"]) == (
         at(0),
         at(59 * 60 + 2),
@@ -243,7 +242,7 @@ def test_restart_cost(ask: Ask) -> None:
         {**created(1035, b"fresh"), "writer": b"w2"},
         {**changed(1036, b"fresh", "NEW", "ACTIVE"), "writer": b"w2"},
     ]
-    first, second = incidents.tables(ask(rows))["incidents_restarts"]
+    first, second = Tables(ask(rows))["incidents_restarts"]
     assert (first["start"], first["down_s"], first["clean"], first["restore_s"]) == (at(0), None, None, None)
     assert second == {
         "start": at(1030),
@@ -265,7 +264,7 @@ def test_each_of_two_daemons_has_its_own_restarts(ask: Ask) -> None:
         event(1060, E.SERVER_STARTED, writer=b"a2", daemon="a", uptime_us=0, count=0),
         event(9000, E.SERVER_STOPPED, writer=b"b1", daemon="b", uptime_us=8_990_000_000),
     ]
-    found = incidents.tables(ask(rows))["incidents_restarts"]
+    found = Tables(ask(rows))["incidents_restarts"]
     assert [(r["daemon"], r["down_s"], r["clean"], r["others_running"]) for r in found] == [
         ("a", None, None, 0),
         ("b", None, None, 1),
@@ -282,7 +281,7 @@ def test_capacity_by_day_and_projection(ask: Ask) -> None:
         *[event(2 * DAY + i, E.NTF_RECEIVED, token=bytes([i % 2]), server=A) for i in range(6)],
         event(2 * DAY + 9, E.PUSH_SENT, token=bytes([0])),
     ]
-    tables = capacity.tables(ask(rows, first_day=1, days=4))
+    tables = Tables(ask(rows, first_day=1, days=4))
     days = tables["capacity_daily"]
     names = ("day", "tokens", "tokens_net", "subscriptions", "subscriptions_net", "notifications", "pushes")
     assert [tuple(row[n] for n in (*names, "notifications_per_token")) for row in days] == [
@@ -310,7 +309,7 @@ def test_a_weekend_is_no_decline(ask: Ask) -> None:
     rows = [event(d * DAY, E.NTF_RECEIVED, token=b"t", server=A, count=quiet.get(d, 100)) for d in range(7)]
     rows += [created(d * DAY + 1, bytes([d, i])) for d in range(7) for i in range(2)]
     for first_day in (0, 6):
-        tables = capacity.tables(ask(rows, first_day=first_day, days=7))
+        tables = Tables(ask(rows, first_day=first_day, days=7))
         found = {r["measure"]: r for r in tables["capacity_projection"]}
         assert found["subscriptions"]["per_day"] == pytest.approx(2)
         assert found["notifications"]["per_day"] > 0
@@ -324,9 +323,9 @@ def test_a_day_that_has_just_begun_says_nothing_about_growth(ask: Ask) -> None:
         for i in range(1 if d == 4 else 10)
     ]
     rows += [created(d * DAY + 1, bytes([d])) for d in range(5)]
-    tables = capacity.tables(ask(rows, days=4.1))
+    tables = Tables(ask(rows, days=4.1))
     found = {r["measure"]: r for r in tables["capacity_projection"]}
     assert found["notifications"]["now"] == 1015
     assert found["subscriptions"]["in_365_days_low"] > 300
-    few = capacity.tables(ask(rows, days=1.5))["capacity_projection"]
+    few = Tables(ask(rows, days=1.5))["capacity_projection"]
     assert {r["in_30_days"] for r in few} == {None}

@@ -8,11 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics.files import LocalFolder
 from analytics.generator import Plan, write_journal
-from analytics.rollups import roll_up
+from analytics.manifest import FoundFile
+from analytics.rollups import EVENTS, update_rollups
 from analytics.segments import Segment, check_segment, split_overlapping
+from analytics.sources import Source
 from ntf_server.journal import Journal, WriterConfig
 from store.journal_files import SCHEMA, write_parquet
 from store.journal_schema import JournalEvent
@@ -89,7 +92,7 @@ def test_bad_json_lines_are_refused(lines: bytes) -> None:
 @pytest.mark.parametrize(
     "absurd", [{"count": 2**63 - 1}, {"time": 2**63 - 1}, {"time": -(2**63)}, {"time": 2**60}]
 )
-def test_absurd_numbers_make_a_bad_segment_and_ruin_no_other(content: bytes, absurd: dict[str, int]) -> None:
+def test_absurd_numbers_make_a_bad_segment(content: bytes, absurd: dict[str, int]) -> None:
     row = {
         "time": 1_767_614_400_000_000,
         "event": "ntf_received",
@@ -105,11 +108,8 @@ def test_absurd_numbers_make_a_bad_segment_and_ruin_no_other(content: bytes, abs
     columns["time"] = columns["time"].cast(SCHEMA.field("time").type)
     file = io.BytesIO()
     write_parquet(pa.table(columns, schema=SCHEMA).to_batches(), file)
-    made = roll_up("2026-01-05", [("good.parquet", content), ("absurd.parquet", file.getvalue())])
-    good, bad = made.segments
-    assert good.error is None
-    assert made.rollups == roll_up("2026-01-05", [("good.parquet", content)]).rollups
-    assert bad.error is not None
+    assert check_segment("good.parquet", content).error is None
+    assert check_segment("absurd.parquet", file.getvalue()).error is not None
 
 
 def segment(path: str, writer: bytes, first: int, last: int, *, repeats: bool = False) -> Segment:
@@ -125,7 +125,7 @@ def test_only_segments_that_may_share_events_are_compared() -> None:
     assert overlapping == [b, c, e]
 
 
-async def test_the_daemons_segments_of_both_formats_are_read(tmp_path: Path) -> None:
+async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession, tmp_path: Path) -> None:
     for file_format in ("parquet", "jsonl"):
         settings = WriterConfig(folder=tmp_path, key=bytes(32), format=file_format)
         journal = Journal(settings, lambda: 1_767_614_400.123456)
@@ -135,17 +135,16 @@ async def test_the_daemons_segments_of_both_formats_are_read(tmp_path: Path) -> 
             await journal.run()
     (tmp_path / "empty.parquet").touch()
     found = LocalFolder(str(tmp_path)).segments()
-    contents = [(file.path, (tmp_path / file.path).read_bytes()) for file in found]
-    made = roll_up("2026-01-05", [*contents, ("gone.parquet", None)])
-    assert [segment.error for segment in made.segments] == [
-        None,
-        None,
-        "the file is empty",
-        "the file is gone",
-    ]
-    assert [segment.days for segment in made.segments[:2]] == [("2026-01-05",)] * 2
-    assert made.rollups.keys() == {"life"}
-    first, second = pq.read_table(io.BytesIO(made.rollups["life"])).drop("writer").to_pylist()
+    source = Source(spark, LocalFolder(str(tmp_path)), EVENTS)
+    segments = source.checked([*found, FoundFile("gone.parquet", 1, 1)])
+    assert [segment.error for segment in segments] == [None, None, "the file is empty", "the file is gone"]
+    assert [segment.days for segment in segments[:2]] == [("2026-01-05",)] * 2
+    rollups = tmp_path / "_rollups"
+    update_rollups(spark, LocalFolder(str(tmp_path)), LocalFolder(str(rollups)), lambda _: None)
+    assert {path.name for path in rollups.glob("*/date=2026-01-05")} == {"date=2026-01-05"}
+    assert not list(rollups.glob("hours/*"))
+    (day,) = rollups.glob("life/date=*")
+    first, second = pq.read_table(day, partitioning=None).drop("writer").to_pylist()
     assert first == second
     assert (first["time"], first["event"], first["latency_us"], first["server"], first["token"]) == (
         datetime.fromtimestamp(1_767_614_400, UTC).replace(microsecond=123_456),

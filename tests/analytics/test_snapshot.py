@@ -17,7 +17,6 @@ import pytest
 from analytics.__main__ import main
 from analytics.errors import AnalyticsError, JournalNotFoundError
 from analytics.inputs import Limits
-from analytics.reports import capacity, health, stale
 from analytics.snapshot import QUERIES, TABLES, SnapshotResult, sqlite_store, write_snapshot
 from analytics.snapshot_postgres import postgres_store
 from store.journal_schema import JournalEvent as E
@@ -25,7 +24,7 @@ from store.journal_schema import epoch_of, pseudonym
 from store.migrate import migrate
 from store.postgres import PostgresStore
 from store.rows import DELETED
-from tests.analytics.conftest import START, Ask, at, event
+from tests.analytics.conftest import START, Ask, Tables, at, event
 from tests.postgres import PostgresCluster
 
 KEY = b"k" * 32
@@ -204,12 +203,12 @@ def test_reports_know_what_is_older_than_the_journal(database: Path, tmp_path: P
     limits = Limits(never_active_days=5, dead_token_days=100)
     warehouse = ask(rows, first_day=2.1, days=10, limits=limits, snapshots=out)
     servers = {
-        r["server"]: (r["subscriptions"], r["active"], r["error"]) for r in health.tables(warehouse)["health"]
+        r["server"]: (r["subscriptions"], r["active"], r["error"]) for r in Tables(warehouse)["health"]
     }
     assert servers == {"a.example:5223": (1, 1, 0), name: (2, 1, 1)}
-    (listed,) = stale.tables(warehouse)["stale_subscriptions"]
+    (listed,) = Tables(warehouse)["stale_subscriptions"]
     assert (listed["subscription"], listed["first_seen"]) == (pseudonym(KEY, b"S3" * 12).hex(), at(2 * DAY))
-    first = capacity.tables(warehouse)["capacity_daily"][0]
+    first = Tables(warehouse)["capacity_daily"][0]
     assert (first["tokens"], first["subscriptions"]) == (1, 3)
 
 

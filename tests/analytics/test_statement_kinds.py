@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from analytics.job import ReportJob, run_reports
-from analytics.spark import LazySpark
 from analytics.times import DAY_US
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import gateway_parts, key_pair, signed_statement
@@ -44,7 +44,7 @@ async def live(folder: Path) -> None:
             await until(lambda: len(world.push.pushes) == 9)
 
 
-def test_reports_count_statements_and_calls(tmp_path: Path, spark: LazySpark) -> None:
+def test_reports_count_statements_and_calls(tmp_path: Path, spark: SparkSession) -> None:
     asyncio.run(live(tmp_path))
     journal, out = tmp_path / "data" / JOURNAL_FOLDER, tmp_path / "out"
     rows = [

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics.generator import Plan, write_journal
 from analytics.job import ReportJob, run_reports
 from analytics.maintenance import compact
-from analytics.spark import LazySpark
 from analytics.streaming import StreamJob, keep_current
 from tests.analytics.conftest import NOW_US, START
 
@@ -44,14 +44,14 @@ def bring(journal: Path, number: int) -> None:
     aside[0].rename(target / aside[0].name)
 
 
-def stream(spark: LazySpark, journal: Path, out: Path) -> list[str]:
+def stream(spark: SparkSession, journal: Path, out: Path) -> list[str]:
     told: list[str] = []
     job = StreamJob(journal=str(journal), out=str(out), now=lambda: NOW_US, once=True)
     keep_current(spark, job, told.append)
     return told
 
 
-def same_as_a_report(spark: LazySpark, journal: Path, out: Path) -> None:
+def same_as_a_report(spark: SparkSession, journal: Path, out: Path) -> None:
     batch = journal.parent / "batch"
     job = ReportJob(
         names=["health"],
@@ -67,7 +67,7 @@ def same_as_a_report(spark: LazySpark, journal: Path, out: Path) -> None:
     assert len((out / "health_hours.csv").read_text().splitlines()) > 100
 
 
-def test_new_late_and_compacted_segments(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
+def test_new_late_and_compacted_segments(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert stream(spark, journal, out)[-1].endswith("of 3 routers are up to date")
     first = (out / "health_hours.csv").read_text()
@@ -109,7 +109,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 
 @pytest.mark.timeout(LINE_DEADLINE)
-def test_killed_in_the_middle_and_started_again(spark: LazySpark, journal: Path, tmp_path: Path) -> None:
+def test_killed_in_the_middle_and_started_again(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with streaming(journal, out) as process:
         wait_for(process, "are up to date")

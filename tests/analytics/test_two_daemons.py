@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server import ownership
@@ -86,14 +87,16 @@ async def live(folder: Path, url: str, traffic: Traffic) -> None:
         client.close()
 
 
-async def test_reports_read_them_as_one(quick: None, tmp_path: Path, postgres: PostgresCluster) -> None:
+async def test_reports_read_them_as_one(
+    spark: SparkSession, quick: None, tmp_path: Path, postgres: PostgresCluster
+) -> None:
     async with (
         Router.start() as one,
         Router.start() as other,
         FakePushServer(FakePushConfig(folder=tmp_path / "push")) as push,
     ):
         await live(tmp_path, postgres.new_database(), Traffic([one, other], push))
-    tables = report_on(tmp_path / "data" / JOURNAL_FOLDER, tmp_path / "rollups")
+    tables = report_on(spark, tmp_path / "data" / JOURNAL_FOLDER, tmp_path / "rollups")
     routers = {row["server"]: row for row in tables["health"]}
     assert {(row["subscriptions"], row["active"], row["lost"]) for row in routers.values()} == {
         (QUEUES, QUEUES, 0)
