@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from store.database_files import open_to_read, open_to_write
 from store.interface import StoreError
 from store.migrate import schema_version
 from store.sqlite_errors import store_errors
@@ -23,7 +24,7 @@ def copy_database(source: Path, target: Path, progress: Callable[[int, int], Non
     target.touch(mode=0o600, exist_ok=False)
     told = None if progress is None else lambda _, left, total: progress(total - left, total)
     try:
-        with store_errors(source), closing(_open(source)) as db, closing(sqlite3.connect(target)) as copy:
+        with store_errors(source), closing(_open(source)) as db, closing(open_to_write(target)) as copy:
             db.execute("BEGIN")
             db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             db.backup(copy, pages=PAGES_PER_STEP, progress=told)
@@ -47,4 +48,4 @@ def check_database(path: Path) -> int:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{path.absolute().as_posix()}?mode=ro", uri=True, isolation_level=None)
+    return open_to_read(path, isolation_level=None)

@@ -108,7 +108,7 @@ async def _page(tx: Transaction, keys: Sequence[TokenKey]) -> tuple[list[Deleted
 async def _delete(tx: Transaction, rows: Sequence[Row]) -> list[DeletedSubscription]:
     changes: dict[ServerKey, list[QueueChange]] = {}
     for server_key, notifier_id, associated, *_, state, as_of in rows:
-        tx.deleted(server_key, notifier_id)
+        tx.deleted(server_key, notifier_id, associated=bool(associated))
         before = StoredState(SubState(state), bool(associated), as_of)
         changes.setdefault(server_key, []).append(QueueChange(notifier_id, before, None))
     for server_key, gone in changes.items():

@@ -16,6 +16,7 @@ from typing import Protocol
 from protocol.device_token import DeviceToken
 from protocol.encoding import EntityId
 from protocol.statuses import TokenInput
+from store.errors import StoreError as StoreError
 from store.leases import Leases, Ownership
 from store.records import (
     Counts,
@@ -45,13 +46,20 @@ from store.records import (
 from store.statement_records import (
     Accepted,
     BatchPage,
+    Claim,
+    DeviceRegistration,
     GatewayCaps,
+    GatewayKey,
     GatewaySubscription,
+    MadeRule,
     NewGatewaySubscription,
+    Purged,
     PushKey,
+    PushLimits,
     PushRecord,
     ReceivedStatement,
     Refusal,
+    RegistrationKey,
     Rule,
     RuleEdit,
     RulesEdited,
@@ -64,10 +72,6 @@ KEPT_NOTIFICATIONS = 6
 "Last notifications kept per token; unsent ones are kept beyond it."
 UNSENT_LOADED = 64
 "Unsent entries given for one push: ten pushes' worth; the next call gives the next ones."
-
-
-class StoreError(Exception):
-    """The store cannot do it; the message is fit for an operator and holds no data."""
 
 
 class StoreUnavailable(StoreError):
@@ -222,9 +226,11 @@ class StatementPushStore(Protocol):
     async def statement_pushes(self, keys: Sequence[PushKey]) -> list[StatementPush]:
         """Those still to be made."""
 
-    async def claim_statement_pushes(self, keys: Sequence[PushKey]) -> set[PushKey]:
-        """Just before they are handed to a provider: those that are still to be made. LeaseLost if another
-        daemon pushes statements."""
+    async def claim_statement_pushes(
+        self, keys: Sequence[PushKey], now: float, limits: PushLimits = ...
+    ) -> Claim:
+        """Just before they are handed to a provider: those that are still wanted and not too late. LeaseLost
+        if another daemon pushes statements."""
 
     async def abandon_claimed_pushes(self) -> int:
         """Durable. Give up all that are claimed; returns how many. LeaseLost as before."""
@@ -240,6 +246,12 @@ class StatementPushStore(Protocol):
     async def delete_gone_device(self, push: StatementPush) -> bool:
         """Durable. The subscription of a device that is gone, unless it has another device by now."""
 
+    async def registrations(self, keys: Sequence[RegistrationKey]) -> list[DeviceRegistration]:
+        """Those whose devices still have to show their code."""
+
+    async def delete_registration(self, key: RegistrationKey) -> None:
+        """Durable. Its device is gone."""
+
 
 class DeliveryStore(PushStore, StatementPushStore, Protocol):
     """Whatever is to be pushed."""
@@ -254,14 +266,40 @@ class GatewayStore(Protocol):
     ) -> TokenTaken | Refusal | None:
         """Durable."""
 
+    async def register_device(
+        self, new: NewGatewaySubscription, code: bytes, request: SignedRequest | None, caps: GatewayCaps
+    ) -> TokenTaken | Refusal | RegistrationKey:
+        """Durable. A device that becomes a subscription when it shows the code, also if another client has
+        one for it; an earlier registration of the client's for it is void."""
+
+    async def verify_device(
+        self,
+        client_id: bytes,
+        subscription_id: bytes,
+        code: bytes,
+        now: int,
+        request: SignedRequest | None,
+    ) -> Refusal | None:
+        """Durable. Whoever had a subscription for the device has it no more. The client's own active
+        subscription stays as it is."""
+
+    async def registrations_of(self, client_id: bytes) -> list[DeviceRegistration]: ...
+
+    async def has_new_rules(self, subscription_id: bytes) -> bool:
+        """Whether a statement may still be taken for one that was there before one of the rules."""
+
     async def delete_gateway_subscriptions(
         self, client_id: bytes, ids: Sequence[bytes], request: SignedRequest | None
     ) -> Refusal | None:
         """Durable. With their rules; UNKNOWN if one of them is not the client's."""
 
     async def gateway_subscriptions(
-        self, client_id: bytes, request: SignedRequest | None
-    ) -> list[GatewaySubscription] | Refusal: ...
+        self, client_id: bytes, request: SignedRequest | None, *, now: int = ...
+    ) -> list[GatewaySubscription] | Refusal:
+        """They count as renewed."""
+
+    async def gateway_rules(self, key: GatewayKey, after: Rule | None, limit: int) -> list[MadeRule]:
+        """The rules of a subscription by topic and sender, those behind `after`."""
 
     async def edit_rules(
         self,
@@ -271,10 +309,11 @@ class GatewayStore(Protocol):
         rules: Sequence[Rule],
         request: SignedRequest | None,
         *,
-        now: int,
+        now: float,
         caps: GatewayCaps,
+        most_new_topics: int | None = None,
     ) -> RulesEdited | Refusal:
-        """Durable."""
+        """Durable. `most_new_topics`: that no rule of any client names; None is no limit."""
 
 
 class StatementStore(Protocol):
@@ -283,17 +322,40 @@ class StatementStore(Protocol):
     async def watched_topics(self, limit: int) -> list[bytes]:
         """Topics that rules name, each once."""
 
+    async def new_rule_topics(self, limit: int) -> list[bytes]:
+        """Topics with rules of which it is not known what the node stored before them."""
+
+    async def begin_baseline(self, topics: Sequence[bytes]) -> None:
+        """Durable. From now on it is read what the node has stored of these topics. LeaseLost as below."""
+
+    async def settle_rules(self, topics: Sequence[bytes]) -> None:
+        """Durable. It was: whatever comes from now on is new for the rules that were there at the beginning.
+        LeaseLost as below."""
+
+    async def note_listening(self, until: float) -> None:
+        """What the node has stored when it is subscribed next came later than this. LeaseLost as below."""
+
+    async def listened_until(self) -> float:
+        """0: nobody ever did."""
+
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = ...
+        self,
+        statements: Sequence[ReceivedStatement],
+        now: float,
+        page: BatchPage = ...,
+        limits: PushLimits = ...,
     ) -> Accepted:
         """One push for each subscription with a rule for the sender and one of the topics (the first that has
-        one), once for each statement, within the limit of the sender and the client. Those of a page only:
-        the answer tells whether there is another. LeaseLost if another daemon watches."""
+        one), once for each device and statement, within the limits of the sender and the device, and only of
+        statements that came after the rule. What is not pushed is remembered, too. Those of a page only: the
+        answer tells whether there is another. LeaseLost if another daemon watches."""
 
-    async def push_records(self, subscription_id: bytes) -> list[PushRecord]: ...
+    async def push_records(self, subscription_id: bytes, limit: int = ...) -> list[PushRecord]: ...
 
-    async def purge_statements(self, now: int, limit: int) -> int:
-        """Delete what nobody needs any more: at most so many rows of each kind; returns how many."""
+    async def push_records_of_sender(self, sender: bytes, limit: int = ...) -> list[PushRecord]: ...
+
+    async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = ...) -> Purged:
+        """Delete what nobody needs any more: at most so many rows of each kind."""
 
 
 class PeriodicStore(Protocol):

@@ -65,7 +65,9 @@ class Notice(NamedTuple):
     words: tuple[str, ...]
 
 
-HANDED_OVER, FREED, FORGET, PUSH, RESUBSCRIBE = "handover", "freed", "forget", "push", "resubscribe"
+HANDED_OVER, FREED, PUSH, RESUBSCRIBE = "handover", "freed", "push", "resubscribe"
+FORGET, FORGET_UNASSOCIATED = "forget", "forget-unassociated"
+"Deleted queues, by whether they were associated with the service."
 
 
 class HandedOver(NamedTuple):

@@ -5,12 +5,12 @@ The version is kept in SQLite's `user_version`, and `application_id` says that t
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from store.database_files import open_to_read, open_to_write
 from store.interface import SchemaError
 from store.policy import BUSY_TIMEOUT
 from store.schema_steps import Migration, SchemaSteps
@@ -72,26 +72,12 @@ def migrate(path: Path, *, to: int | None = None, dry_run: bool = False) -> list
         steps = STEPS.plan(0, target)
         if dry_run or not steps:
             return steps
-    with store_errors(path), closing(connect(path)) as db:
+    connect = open_to_read if dry_run else open_to_write
+    with store_errors(path), closing(connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)) as db:
         steps = STEPS.plan(schema_version(db), target)
         if not dry_run:
             apply(db, steps)
     return steps
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode to a file only its owner can read; SQLite gives its helper files
-    (-wal, -shm) the same mode."""
-    protect(path)
-    return sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
-
-
-def protect(path: Path) -> None:
-    """Create the file if it is missing, and take it from everybody but its owner."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
-    for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-        if file.exists() and file.stat().st_mode & 0o077:
-            file.chmod(file.stat().st_mode & 0o700)
 
 
 def schema_dump(db: sqlite3.Connection) -> str:

@@ -13,7 +13,7 @@ from protocol.device_token import Provider
 from protocol.encoding import EntityId
 from protocol.statuses import SUBSCRIBING, TokenStatus
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, LeaseLost
-from store.leases import FORGET, HANDED_OVER, Duty, Lease, of_router
+from store.leases import FORGET, FORGET_UNASSOCIATED, HANDED_OVER, Duty, Lease, of_router
 from store.policy import Owner, RowCaps
 from store.records import (
     CreatedSubscription,
@@ -160,7 +160,7 @@ class PostgresTransaction(PostgresDatabase, Transaction):
         self.daemon_id = daemon_id
         self.leases = leases
         self._checked: set[Lease] = set()
-        self._deleted: dict[ServerKey, list[EntityId]] = {}
+        self._deleted: dict[tuple[str, ServerKey], list[EntityId]] = {}
 
     async def check_owner(self, lease: Lease) -> None:
         """LeaseLost unless this daemon owns it, and then until the end of the transaction."""
@@ -187,9 +187,10 @@ class PostgresTransaction(PostgresDatabase, Transaction):
         rows = await self.db.fetch(_HELD, duties, ids, list(fences.values()), self.daemon_id)
         return {Lease(Duty(duty), id) for duty, id in rows}
 
-    def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
+    def deleted(self, key: ServerKey, notifier_id: EntityId, *, associated: bool) -> None:
         if self.leases.has_joined and not self.leases.owns(of_router(key)):
-            self._deleted.setdefault(key, []).append(notifier_id)
+            verb = FORGET if associated else FORGET_UNASSOCIATED
+            self._deleted.setdefault((verb, key), []).append(notifier_id)
 
     async def lock(self, name: bytes) -> None:
         await self.db.execute(_LOCK, name)
@@ -205,8 +206,8 @@ class PostgresTransaction(PostgresDatabase, Transaction):
             await self.db.execute(_WRITE_TOTALS, self.daemon_id, *changes)
         words = [
             notice
-            for key, ids in self._deleted.items()
-            for notice in self.leases.words_about(FORGET, [id.hex() for id in ids], str(key))
+            for (verb, key), ids in self._deleted.items()
+            for notice in self.leases.words_about(verb, [id.hex() for id in ids], str(key))
         ]
         if words:
             await self.db.execute(SAY, words)

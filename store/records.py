@@ -10,6 +10,7 @@ from typing import NamedTuple, NewType
 from protocol.addresses import SmpServer
 from protocol.device_token import DeviceToken, Provider
 from protocol.encoding import EntityId
+from protocol.hiding import hides_bytes
 from protocol.statuses import SUBSCRIBING, SubEvent, SubState, SubStatus, TokenStatus
 
 TokenKey = NewType("TokenKey", int)
@@ -60,6 +61,7 @@ class NewSubscription:
     "DER private key, as it came in SNEW."
 
 
+@hides_bytes
 class SubscriptionRecord(NamedTuple):
     """A subscription with what is needed to authorise a command on it."""
 
@@ -69,11 +71,8 @@ class SubscriptionRecord(NamedTuple):
     token_id: EntityId
     verify_key: bytes
 
-    def __repr__(self) -> str:
-        """No id and no key of the token."""
-        return f"SubscriptionRecord(key={self.key}, status={self.status})"
 
-
+@hides_bytes
 class QueueRow(NamedTuple):
     """What a router's subscriber needs of a subscription. Do not print: holds the notifier key."""
 
@@ -83,6 +82,7 @@ class QueueRow(NamedTuple):
     associated: bool
 
 
+@hides_bytes
 class CreatedSubscription(NamedTuple):
     """Answer to SNEW. `created` is False for a repeated one: the id is the one given first.
 
@@ -102,6 +102,7 @@ class SnewRefusal(Enum):
     QUOTA = "the token has as many subscriptions, or uses as many routers, as it may"
 
 
+@hides_bytes
 class DeletedToken(NamedTuple):
     """Do not print."""
 
@@ -110,6 +111,7 @@ class DeletedToken(NamedTuple):
     subscriptions: int
 
 
+@hides_bytes
 class DeletedSubscription(NamedTuple):
     """A row that is gone: the subscriber forgets its queue. Do not print."""
 
@@ -153,6 +155,7 @@ class StoredRouter(NamedTuple):
     was_there: bool
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
     key: ServerKey
@@ -164,6 +167,7 @@ class ServerRecord:
     "XOR of MD5 of the associated notifier ids, kept in the transaction that changes them."
 
 
+@hides_bytes
 class Notification(NamedTuple):
     """One NMSG. Do not print."""
 
@@ -172,6 +176,7 @@ class Notification(NamedTuple):
     meta: bytes
 
 
+@hides_bytes
 class Stored(NamedTuple):
     """Where a notification went. Do not print."""
 
@@ -183,6 +188,7 @@ class Stored(NamedTuple):
     "Of the token: whoever pushes need not read the token to learn it."
 
 
+@hides_bytes
 class LastNotification(NamedTuple):
     """An entry of a token's list. `seq` rises with every NMSG; a newer one of the queue replaces it."""
 
@@ -210,6 +216,7 @@ class SentEntry(NamedTuple):
     seq: int
 
 
+@hides_bytes
 class QueueEvent(NamedTuple):
     """What happened to a queue. Do not print."""
 
@@ -217,6 +224,7 @@ class QueueEvent(NamedTuple):
     event: SubEvent
 
 
+@hides_bytes
 class Moved(NamedTuple):
     """A subscription whose state really changed. Do not print."""
 

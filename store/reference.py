@@ -19,6 +19,7 @@ from protocol.crypto import (
 from protocol.device_token import ApnsToken, Provider, encode_device_token
 from protocol.encoding import NONCE_SIZE, Reader, b64
 from protocol.errors import DecodeError
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.statuses import MAX_ERROR_DETAIL, RETRIED_SLOWLY, SUBSCRIBABLE, SubState, SubStatus, TokenStatus
 from store.policy import retry_delay
@@ -109,6 +110,7 @@ def token_row(row: Source, moment: Moment) -> Row:
     )
 
 
+@hides_bytes
 class Queues(NamedTuple):
     """Of a router: what its row tells of them."""
 
@@ -129,6 +131,7 @@ class Queues(NamedTuple):
         )
 
 
+@hides_bytes
 class RouterRow(NamedTuple):
     """A router and, if they can be read, the service credentials for it. Do not print."""
 

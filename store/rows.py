@@ -25,7 +25,15 @@ from store.records import (
     TokenRecord,
 )
 from store.sql_store import smp_server
-from store.statement_records import Channel, GatewayKey, GatewaySubscription, PushKey, Rule, StatementPush
+from store.statement_records import (
+    Channel,
+    DeviceRegistration,
+    GatewayKey,
+    GatewaySubscription,
+    PushKey,
+    RegistrationKey,
+    StatementPush,
+)
 from store.sums import STATE_COLUMNS, STATES, state_now
 
 DELETED = "deleted"
@@ -178,7 +186,7 @@ def spelled_server(hosts: str, port: str, key_hash: bytes, spelling: str) -> Smp
 # The statement gateway
 
 
-def statement_subscription(row: Sequence[Any], rules: Sequence[Sequence[Any]]) -> GatewaySubscription:
+def statement_subscription(row: Sequence[Any]) -> GatewaySubscription:
     """From key, id, client, channel, device token, call, times."""
     return GatewaySubscription(
         key=GatewayKey(row[0]),
@@ -189,22 +197,40 @@ def statement_subscription(row: Sequence[Any], rules: Sequence[Sequence[Any]]) -
         is_call=bool(row[5]),
         created_at=row[6],
         updated_at=row[7],
-        rules=tuple(Rule(sender, topic) for sender, topic in rules),
     )
 
 
 def statement_push(row: Sequence[Any]) -> StatementPush:
-    """From key, subscription key and id, hash, channel, call, device token, sender, topic, data, time."""
+    """From key, subscription key and id, client, hash, channel, call, proven, device token, sender, topic,
+    data, signature, expiry, time."""
     return StatementPush(
         key=PushKey(row[0]),
         subscription_key=GatewayKey(row[1]),
         subscription_id=row[2],
-        statement_hash=row[3],
-        channel=Channel(row[4]),
+        client_id=row[3],
+        statement_hash=row[4],
+        channel=Channel(row[5]),
+        is_call=bool(row[6]),
+        is_proven=bool(row[7]),
+        device_token=decode_device_token(row[8]),
+        sender=row[9],
+        topic=row[10],
+        data=row[11],
+        signature=row[12],
+        expiry=row[13],
+        received_at=row[14],
+    )
+
+
+def registration(row: Sequence[Any]) -> DeviceRegistration:
+    """From key, subscription id, client, channel, device token, call, code, time."""
+    return DeviceRegistration(
+        key=RegistrationKey(row[0]),
+        subscription_id=row[1],
+        client_id=row[2],
+        channel=Channel(row[3]),
+        device_token=decode_device_token(row[4]),
         is_call=bool(row[5]),
-        device_token=decode_device_token(row[6]),
-        sender=row[7],
-        topic=row[8],
-        data=row[9],
-        received_at=row[10],
+        code=row[6],
+        created_at=row[7],
     )

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId, new_tuple
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import ids_hash, xor
 from protocol.statuses import SubState, TokenStatus
 from store.interface import StoreUnavailable
@@ -223,8 +224,8 @@ class Transaction(Database):
         """Those of them that this daemon owns, and then until the end."""
         return set(leases)
 
-    def deleted(self, key: ServerKey, notifier_id: EntityId) -> None:
-        """If another daemon owns the router, it is told."""
+    def deleted(self, key: ServerKey, notifier_id: EntityId, *, associated: bool) -> None:
+        """Notify the daemon that owns the router, if it is another one."""
 
     async def hand_over(self, created: Sequence[CreatedSubscription | SnewRefusal]) -> None:
         """Queues of routers that other daemons own, or nobody yet."""
@@ -282,6 +283,7 @@ Batch = Callable[[Context, Sequence[T]], Sequence[R] | Awaitable[Sequence[R]]]
 "Runs one kind of operation for several callers; one result for each, in order."
 
 
+@hides_bytes
 class Operation(NamedTuple):
     batch: Batch[Any, Any, Any]
     argument: Any

@@ -43,7 +43,7 @@ class _Cursor(dbapi2.Cursor):  # type: ignore[misc]
             return super().__next__()
 
 
-class _Connection(dbapi2.Connection):  # type: ignore[misc]
+class Connection(dbapi2.Connection):  # type: ignore[misc]
     def cursor(self, factory: Any = _Cursor) -> Any:
         return super().cursor(factory)
 
@@ -60,7 +60,7 @@ class _Connection(dbapi2.Connection):  # type: ignore[misc]
 def connect(path: str, key: str, **options: Any) -> sqlite3.Connection:
     """A connection that stands in for one of sqlite3; an empty key is for a file that is not encrypted."""
     with _as_sqlite():
-        db: sqlite3.Connection = dbapi2.connect(path, factory=_Connection, **options)
+        db: sqlite3.Connection = dbapi2.connect(path, factory=Connection, **options)
     db.row_factory = dbapi2.Row
     db.execute("PRAGMA cipher_log_level = NONE")  # a wrong key is told of once, by us
     if key:

@@ -18,6 +18,7 @@ from protocol.device_token import Provider
 from protocol.encoding import EntityId, new_tuple
 from protocol.statuses import SUBSCRIBING, TokenStatus
 from store import migrate
+from store.database_files import open_to_read, open_to_write
 from store.interface import KEPT_NOTIFICATIONS, UNSENT_LOADED, SchemaOld, StoreUnavailable
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, Durability, Owner, RowCaps
 from store.records import (
@@ -70,12 +71,15 @@ from store.tokens import Tokens
 T = TypeVar("T")
 R = TypeVar("R")
 
+_READER_SETTINGS = (
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -16384",  # KiB
+)
 _SETTINGS = (
+    *_READER_SETTINGS,
     "PRAGMA journal_mode = WAL",
     "PRAGMA foreign_keys = ON",
     "PRAGMA secure_delete = ON",  # what is deleted is overwritten: keys and codes
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -16384",  # KiB
     "PRAGMA wal_autocheckpoint = 12000",  # pages: much more than `Checkpoints` leaves there
     "PRAGMA journal_size_limit = 67108864",  # bytes: the log shrinks again after a burst
 )
@@ -340,7 +344,7 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
         path: Path,
         *,
         busy_timeout: float = BUSY_TIMEOUT,
-        auto_migrate: bool = True,
+        read_only: bool = False,
         caps: RowCaps = DEFAULT_CAPS,
         durability: Durability = Durability.PROCESS,
         on_commit: CommitObserver | None = None,
@@ -348,7 +352,7 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
         self._path = path
         self._syncs_arrivals = durability is Durability.MACHINE
         self._busy_timeout = busy_timeout
-        self._auto_migrate = auto_migrate
+        self._read_only = read_only
         self._connections: list[aiosqlite.Connection] = []
         self._writer: WorkQueue[SqliteTransaction] | None = None
         self._reader: WorkQueue[SqliteDatabase] | None = None
@@ -364,24 +368,28 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
         self._run_reads = GroupReader(self._file, SqliteDatabase)
 
     async def open(self) -> None:
-        """Create or upgrade the database. StoreUnavailable or SchemaError, and nothing changed, if it
-        cannot be used."""
+        """Create or upgrade the database, unless it is opened for reading only. StoreUnavailable or
+        SchemaError, and nothing changed, if it cannot be used."""
         try:
             with store_errors(self._path):
-                writing = await self._connect(self._prepare)
-                reading = await self._connect(_prepare_reader)
-                folding = await self._connect(_set_up)
+                if not self._read_only:
+                    await self._open_to_write()
+                reading = await self._connect(open_to_read, self._prepare_reader)
                 self._file.remember()
-                self._rule_filter.forget()
         except BaseException:
             await self._disconnect()
             raise
-        self._checkpoints = Checkpoints(folding)
-        self._writer = WorkQueue("store writer", partial(self._write_group, writing, self._checkpoints))
         self._reader = thread_queue("store reader", reading, self._run_reads)
-        self._checkpoints.start()
-        self._writer.start()
         self._reader.start()
+        for part in (self._checkpoints, self._writer):
+            if part is not None:
+                part.start()
+
+    async def _open_to_write(self) -> None:
+        writing = await self._connect(open_to_write, self._prepare)
+        self._checkpoints = Checkpoints(await self._connect(open_to_write, _set_up))
+        self._writer = WorkQueue("store writer", partial(self._write_group, writing, self._checkpoints))
+        self._rule_filter.forget()
 
     async def close(self) -> None:
         for part in (self._writer, self._reader, self._checkpoints):
@@ -389,10 +397,11 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
                 await part.stop()
         await self._disconnect()
 
-    async def _connect(self, prepare: Callable[[sqlite3.Connection], None]) -> aiosqlite.Connection:
-        migrate.protect(self._path)
+    async def _connect(
+        self, opened: Callable[..., sqlite3.Connection], prepare: Callable[[sqlite3.Connection], None]
+    ) -> aiosqlite.Connection:
         options = connect_options(self._busy_timeout)
-        connection = await connected(lambda: sqlite3.connect(self._path, **options))
+        connection = await connected(lambda: opened(self._path, **options))
         self._connections.append(connection)
         await run_in_thread(connection, prepare)
         return connection
@@ -401,17 +410,22 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
         """The writer last: it can fold the log into the database when it is alone."""
         while self._connections:
             await self._connections.pop().close()
+        self._writer = self._checkpoints = None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # First of all: nothing may be written to a file that is not ours.
         steps = migrate.STEPS.plan(migrate.schema_version(db), migrate.STEPS.latest)
-        if steps and not self._auto_migrate:
-            raise SchemaOld(f"{self._path} has an old schema: start, or `ntf-server migrate`, upgrades it")
         _set_up(db)
         migrate.apply(db, steps)
         # A lock or a missing permission shows now, not at the first command.
         db.execute("BEGIN IMMEDIATE")
         db.execute("ROLLBACK")
+
+    def _prepare_reader(self, db: sqlite3.Connection) -> None:
+        for setting in _READER_SETTINGS:
+            db.execute(setting)
+        if migrate.schema_version(db) != migrate.STEPS.latest:
+            raise SchemaOld(f"{self._path} has an old schema: start, or `ntf-server migrate`, upgrades it")
 
     async def _write_group(
         self, connection: aiosqlite.Connection, checkpoints: Checkpoints, group: Sequence[Operation]
@@ -445,7 +459,7 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
     @property
     def _writing(self) -> WorkQueue[SqliteTransaction]:
         if self._writer is None:
-            raise StoreUnavailable("the store is not open")
+            raise StoreUnavailable("the store is not open for writing")
         return self._writer
 
     @property
@@ -478,11 +492,6 @@ class SqliteStore(Tokens, Subscriptions, Routers, Statements):
 def _set_up(db: sqlite3.Connection) -> None:
     for setting in _SETTINGS:
         db.execute(setting)
-
-
-def _prepare_reader(db: sqlite3.Connection) -> None:
-    _set_up(db)
-    db.execute("PRAGMA query_only = ON")
 
 
 async def _write_the_same(tx: Transaction) -> None:

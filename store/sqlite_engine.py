@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import aiosqlite
 
+from store.database_files import beside
 from store.interface import StoreDamaged, StoreError, StoreVanished
 from store.sql_store import CommitObserver, Failure, Operation, WorkQueue, runs
 from store.sqlite_errors import store_error
@@ -38,7 +39,7 @@ ITERATION = 64
 
 
 def connect_options(busy_timeout: float) -> dict[str, Any]:
-    """For `sqlite3.connect`: we begin transactions ourselves, and wait so long for a file that is locked."""
+    """Options of SQLite connections: we begin transactions ourselves, and wait for a file that is locked."""
     return {"timeout": busy_timeout, "isolation_level": None, "cached_statements": STATEMENT_CACHE}
 
 
@@ -50,6 +51,18 @@ async def connected(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Conn
     """
     connection = aiosqlite.Connection(connect, ITERATION)
     connection._thread.daemon = True
+    connecting = asyncio.get_running_loop().create_task(_connected(connection), name="connecting to SQLite")
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        # aiosqlite loses, and so leaves open, a connection that is made after its caller was cancelled.
+        await asyncio.wait([connecting])
+        if connecting.exception() is None:
+            await connection.close()
+        raise
+
+
+async def _connected(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     return await connection
 
 
@@ -63,25 +76,30 @@ async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3
 
 
 class DatabaseFile:
-    """The file that was opened. Once removed, emptied or replaced, it takes writes that nobody will find."""
+    """The files that were opened: the database, its log and the index of that. Once one of them is removed or
+    replaced, or the database emptied, they take writes that nobody will find."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: StoreDamaged | None = None
         "What the first one found who found it damaged."
-        self._opened: os.stat_result | None = None
+        self._opened: dict[Path, os.stat_result] = {}
 
     def remember(self) -> None:
-        self._opened = self.path.stat()
+        """Called when the database is open; a program that shares it with nobody has no index."""
+        database, *others = beside(self.path)
+        self._opened = {database: database.stat()}
+        self._opened |= {file: file.stat() for file in others if file.exists()}
 
     def check(self) -> None:
-        try:
-            now = self.path.stat()
-            is_there = self._opened is not None and os.path.samestat(self._opened, now) and now.st_size > 0
-        except OSError:
-            is_there = False
-        if not is_there:
-            raise StoreVanished(f"{self.path} was removed, emptied or replaced while the server ran")
+        for file, opened in self._opened.items():
+            try:
+                now = file.stat()
+                is_there = os.path.samestat(opened, now) and (now.st_size > 0 or file != self.path)
+            except OSError:
+                is_there = False
+            if not is_there:
+                raise StoreVanished(f"{file} was removed, emptied or replaced while the server ran")
 
     def for_caller(self, error: Exception) -> Exception:
         """An error of SQLite in the words of the store."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from store.statement_rate import COOL_DOWN, WINDOW, Window, decide
+from protocol.hiding import hides_bytes
+from store.statement_rate import COOL_DOWN, WINDOW, DeviceWindow, Window, decide
 from store.statement_records import (
+    DROPPED,
     Accepted,
     BatchPage,
     GatewayKey,
     Match,
+    Outcome,
     Pair,
     PushKey,
+    PushLimits,
     ReceivedStatement,
     Rule,
 )
@@ -29,13 +34,21 @@ FAN_OUT = 100_000
 "Subscriptions that one statement may be for; it is looked at after each page."
 
 
+MAX_DROPPED = 10_000
+"Statements that are remembered for one device though it did not get them; of more, the oldest are forgotten."
+
+
+@hides_bytes
 class Plan(NamedTuple):
-    pushes: Sequence[Candidate]
+    decisions: Sequence[tuple[Candidate, Outcome]]
     windows: Mapping[Pair, Window]
+    devices: Mapping[bytes, DeviceWindow]
     "Those that changed."
-    limited: int
     repeated: int
     decided: Mapping[tuple[Pair, bytes], bool]
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(found is outcome for _, found in self.decisions)
 
 
 class Found(NamedTuple):
@@ -47,12 +60,23 @@ class Found(NamedTuple):
     following: BatchPage | None = None
 
 
+@hides_bytes
 class Candidate(NamedTuple):
     """A subscription that a statement is for, by the first of its topics that has a rule."""
 
     statement: ReceivedStatement
     statement_hash: bytes
     match: Match
+
+    @property
+    def is_old(self) -> bool:
+        """The node had the statement before the rule was made, or nobody can know."""
+        return self.statement.is_stored and not self.match.is_settled
+
+    @property
+    def name(self) -> tuple[bytes, bytes]:
+        """A device gets a statement once."""
+        return self.match.device_id, self.statement_hash
 
 
 def wanted_rules(statements: Sequence[ReceivedStatement]) -> list[tuple[bytes, bytes]]:
@@ -81,45 +105,72 @@ def candidates(found: Found) -> list[Candidate]:
     for match in found.matches:
         by_rule.setdefault(match.rule, []).append(match)
     topics = {rule.topic for rule in by_rule}
-    chosen = []
-    done: set[tuple[GatewayKey, bytes]] = set()
+    chosen: dict[tuple[GatewayKey, bytes], Candidate] = {}
     for statement in found.statements:
         if topics.isdisjoint(statement.topics):
             continue  # most of them
         statement_hash = statement.statement_hash
         for topic in statement.topics:
             for match in by_rule.get(Rule(statement.sender, topic), ()):
-                once = match.key, statement_hash
-                if once not in done:
-                    done.add(once)
-                    chosen.append(Candidate(statement, statement_hash, match))
-    return chosen
+                once, one = (match.key, statement_hash), Candidate(statement, statement_hash, match)
+                if once not in chosen or (chosen[once].is_old and not one.is_old):
+                    chosen[once] = one
+    return list(chosen.values())
 
 
 def plan(
     chosen: Sequence[Candidate],
-    pushed: Collection[tuple[bytes, bytes]],
+    known: Mapping[tuple[bytes, bytes], Outcome],
     windows: Mapping[Pair, Window],
+    devices: Mapping[bytes, DeviceWindow],
     now: float,
     page: BatchPage,
+    limits: PushLimits,
 ) -> Plan:
-    """`pushed`: (subscription id, statement hash) of pushes made before. A statement that a client was told
-    of does not count for the limit again."""
+    """`known`: what became of statements that came before, by device and hash. A statement that was decided
+    on for a client does not count for the limit of its sender again."""
     decided = dict(page.decided)
-    new = []
+    new = [one for one in chosen if one.name not in known]
     for one in chosen:
-        if (one.match.subscription_id, one.statement_hash) in pushed:
-            decided[_once(one)] = True
-        else:
-            new.append(one)
+        if (outcome := known.get(one.name)) is not None and outcome is not Outcome.STORED:
+            decided[_once(one)] = outcome is not Outcome.LIMITED
     changed: dict[Pair, Window] = {}
+    filled = dict(devices)
+    decisions = []
     for one in new:
-        once = pair, _ = _once(one)
-        if once not in decided:
-            before = changed.get(pair) or windows.get(pair) or Window()
-            decided[once], changed[pair] = decide(before, now)
-    planned = [one for one in new if decided[_once(one)]]
-    return Plan(planned, changed, len(new) - len(planned), len(chosen) - len(new), decided)
+        outcome = _outcome(one, decided, changed, windows, filled, now, limits)
+        if outcome in DROPPED:
+            device = filled.get(one.match.device_id, DeviceWindow())
+            filled[one.match.device_id] = replace(device, dropped=device.dropped + 1)
+        decisions.append((one, outcome))
+    filled = {name: window for name, window in filled.items() if window != devices.get(name)}
+    return Plan(decisions, changed, filled, len(chosen) - len(new), decided)
+
+
+def _outcome(
+    one: Candidate,
+    decided: dict[tuple[Pair, bytes], bool],
+    changed: dict[Pair, Window],
+    windows: Mapping[Pair, Window],
+    devices: dict[bytes, DeviceWindow],
+    now: float,
+    limits: PushLimits,
+) -> Outcome:
+    """Decides, and notes what it costs."""
+    if one.is_old:
+        return Outcome.STORED
+    once = pair, _ = _once(one)
+    if once not in decided:
+        before = changed.get(pair) or windows.get(pair) or Window()
+        decided[once], changed[pair] = decide(before, now)
+    if not decided[once]:
+        return Outcome.LIMITED
+    device_id = one.match.device_id
+    admitted = devices.get(device_id, DeviceWindow()).admit(now, limits.per_minute)
+    if admitted is None:
+        return Outcome.DEVICE_LIMITED
+    devices[device_id] = admitted
+    return Outcome.WAITING
 
 
 def _once(one: Candidate) -> tuple[Pair, bytes]:
@@ -130,11 +181,28 @@ def accepted(found: Found, planned: Plan, keys: Sequence[PushKey]) -> Accepted:
     following = found.following
     if following is not None and following.after:
         following = following._replace(decided=planned.decided)
-    return Accepted(keys, planned.limited, planned.repeated, found.cut, following)
+    return Accepted(
+        keys,
+        planned.count(Outcome.LIMITED),
+        planned.repeated,
+        found.cut,
+        following,
+        planned.count(Outcome.DEVICE_LIMITED),
+        planned.count(Outcome.STORED),
+    )
 
 
-def keep_until(statement: ReceivedStatement, now: float) -> int:
-    return max(statement.expires_at + 1, int(now) + AUDIT_SECONDS)
+def keep_until(statement: ReceivedStatement, outcome: Outcome, now: float) -> int:
+    expired = statement.expires_at + 1
+    return expired if outcome in DROPPED else max(expired, int(now) + AUDIT_SECONDS)
+
+
+def encode_device(window: DeviceWindow) -> bytes:
+    return array("q", [second << 20 | count for second, count in window.accepted]).tobytes()
+
+
+def decode_device(accepted: bytes, dropped: int) -> DeviceWindow:
+    return DeviceWindow(tuple((item >> 20, item & 0xFFFFF) for item in array("q", accepted)), dropped)
 
 
 def encode_times(window: Window) -> bytes:

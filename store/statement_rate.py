@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 WINDOW = 60.0
@@ -18,6 +18,27 @@ class Window:
 
     accepted: tuple[float, ...] = ()
     silent_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWindow:
+    """What is remembered of one device: seconds in which pushes were accepted, rising, with their numbers."""
+
+    accepted: tuple[tuple[int, int], ...] = ()
+    dropped: int = 0
+    "Statements that are remembered because they were not pushed."
+
+    def admit(self, now: float, limit: int) -> DeviceWindow | None:
+        """With one more push; None: the device has had its share of the last minute."""
+        second = int(now)
+        recent = [item for item in self.accepted if second - WINDOW < item[0] <= second]
+        if sum(count for _, count in recent) >= limit:
+            return None
+        if recent and recent[-1][0] == second:
+            recent[-1] = second, recent[-1][1] + 1
+        else:
+            recent.append((second, 1))
+        return replace(self, accepted=tuple(recent))
 
 
 class Admission(NamedTuple):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from protocol.device_token import encode_device_token
 from store.leases import STATEMENTS
-from store.rows import statement_push, statement_subscription
-from store.sql_store import Database, Row, Sql, SqlStore, Transaction, reading, shared, writing
+from store.rows import statement_subscription
+from store.sql_store import Database, Row, Sql, Transaction, reading, shared, writing
 from store.statement_plan import (
     MAX_DATA,
+    MAX_DROPPED,
     PAGE,
     Candidate,
     Found,
     Plan,
     accepted,
     candidates,
+    decode_device,
     decode_window,
+    encode_device,
     encode_times,
     idle_at,
     keep_until,
@@ -24,39 +27,40 @@ from store.statement_plan import (
     plan,
     wanted_rules,
 )
+from store.statement_pushes import StatementPushes, expire_pending
 from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
+    DEFAULT_LIMITS,
+    DROPPED,
     FIRST_PAGE,
+    REGISTRATION_SECONDS,
     Accepted,
     BatchPage,
     GatewayCaps,
     GatewayKey,
     GatewaySubscription,
+    MadeRule,
     Match,
-    NewGatewaySubscription,
+    Outcome,
+    Purged,
     PushKey,
-    PushRecord,
+    PushLimits,
     ReceivedStatement,
     Refusal,
     Rule,
     RuleEdit,
     RulesEdited,
     SignedRequest,
-    StatementPush,
-    TokenTaken,
 )
+from store.statement_registrations import Registrations, use
 
-_USE = shared("""
-INSERT INTO statement_requests (request_id, valid_until) VALUES ($1, $2) ON CONFLICT DO NOTHING
-""")
-_TAKEN = shared("""
-SELECT subscription_id, client_id, channel FROM statement_subscriptions WHERE device_token = $1
-""")
-_COUNT = shared("SELECT count(*) FROM statement_subscriptions WHERE client_id = $1")
-_SUBSCRIBE = shared("""
-INSERT INTO statement_subscriptions
-    (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at)
-VALUES ($1, $2, $3, $4, $5, $6, $6) ON CONFLICT (device_token) DO NOTHING
+RENEWAL_STEP = 86_400
+"Seconds after which it is written down again that a client was heard of."
+_DROPPED = "'stored', 'limited', 'device_limited'"
+"As the index spells them."
+
+_RENEW = shared(f"""
+UPDATE statement_subscriptions SET renewed_at = $1 WHERE client_id = $2 AND renewed_at < $1 - {RENEWAL_STEP}
 """)
 _OWNED = shared("""
 SELECT sub_key FROM statement_subscriptions WHERE client_id = $1 AND subscription_id = ANY($2::bytea[])
@@ -71,13 +75,31 @@ _LISTED = shared("""
 SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at
 FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
 """)
-_RULES = shared("SELECT sender, topic FROM statement_rules WHERE sub_key = $1 ORDER BY sender, topic")
-_RULE_COUNT = shared("SELECT count(*) FROM statement_rules WHERE sub_key = $1")
-_CLEAR_RULES = shared("DELETE FROM statement_rules WHERE sub_key = $1")
-_ADD_RULES = shared("""
-INSERT INTO statement_rules (topic, sender, sub_key)
-SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) ON CONFLICT DO NOTHING
+_RULES = shared("""
+SELECT sender, topic, created_at FROM statement_rules
+WHERE sub_key = $1 AND (topic, sender) > ($2, $3) ORDER BY topic, sender LIMIT $4
 """)
+_RULE_COUNT = shared("SELECT count(*) FROM statement_rules WHERE sub_key = $1")
+_ALL_RULES = shared("SELECT sender, topic FROM statement_rules WHERE sub_key = $1")
+_NEW_RULE = 1
+_ADD_RULES = shared("""
+INSERT INTO statement_rules (topic, sender, sub_key, created_at, baseline)
+SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::double precision[], $5::smallint[])
+ON CONFLICT DO NOTHING
+""")
+_HAS_NEW_RULES = shared("""
+SELECT 1 FROM statement_rules WHERE baseline > 0
+    AND sub_key = (SELECT sub_key FROM statement_subscriptions WHERE subscription_id = $1) LIMIT 1
+""")
+_NOTE_LISTENING = shared("""
+INSERT INTO statement_listening (part, until) VALUES (0, $1) ON CONFLICT (part) DO UPDATE SET until = $1
+""")
+_LISTENED = shared("SELECT until FROM statement_listening WHERE part = 0")
+_NEW_TOPICS = shared("SELECT DISTINCT topic FROM statement_rules WHERE baseline > 0 ORDER BY topic LIMIT $1")
+_READ_BASELINE = shared("""
+UPDATE statement_rules SET baseline = 2 WHERE baseline > 0 AND topic = ANY($1::bytea[])
+""")
+_SETTLE = shared("UPDATE statement_rules SET baseline = 0 WHERE baseline = 2 AND topic = ANY($1::bytea[])")
 _REMOVE_RULES = Sql(
     sqlite="DELETE FROM statement_rules WHERE topic = ? AND sender = ? AND sub_key = ?",
     postgres="""
@@ -85,10 +107,16 @@ DELETE FROM statement_rules r USING unnest($1::bytea[], $2::bytea[], $3::bigint[
 WHERE r.sub_key = i.sub_key AND r.topic = i.topic AND r.sender = i.sender
 """,
 )
+_WATCHED = shared("""
+SELECT i.topic FROM unnest($1::bytea[]) i(topic)
+WHERE EXISTS (SELECT 1 FROM statement_rules r WHERE r.topic = i.topic)
+""")
 _BEGIN_RULES = shared("SAVEPOINT rules")
 _UNDO_RULES = shared("ROLLBACK TO rules")
 _END_RULES = shared("RELEASE rules")
-_TOUCH = shared("UPDATE statement_subscriptions SET updated_at = $1 WHERE sub_key = $2")
+_TOUCH = shared("""
+UPDATE statement_subscriptions SET updated_at = $1, renewed_at = $1 WHERE sub_key = $2
+""")
 # One seek for each topic, however many rules name it.
 _TOPICS = shared("""
 WITH RECURSIVE named(topic) AS (
@@ -99,7 +127,9 @@ WITH RECURSIVE named(topic) AS (
 )
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """)
-_MATCHED = "SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id"
+_MATCHED = """
+SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id, s.device_id, r.baseline
+"""
 _MATCH = shared(f"""
 {_MATCHED} FROM unnest($1::bytea[], $2::bytea[]) i(sender, topic)
 JOIN statement_rules r USING (topic, sender) JOIN statement_subscriptions s USING (sub_key)
@@ -114,10 +144,26 @@ WHERE r.topic = $1 AND r.sender = $2 AND r.sub_key > $3 ORDER BY r.sub_key LIMIT
 _KEEP = shared("""
 SELECT sub_key FROM statement_subscriptions WHERE sub_key = ANY($1::bigint[]) ORDER BY sub_key FOR KEY SHARE
 """)
-_PUSHED = shared("""
-SELECT p.subscription_id, p.statement_hash
-FROM unnest($1::bytea[], $2::bytea[]) i(subscription_id, statement_hash)
-JOIN statement_pushes p USING (subscription_id, statement_hash)
+_KNOWN = shared("""
+SELECT p.device_id, p.statement_hash, p.outcome
+FROM unnest($1::bytea[], $2::bytea[]) i(device_id, statement_hash)
+JOIN statement_pushes p USING (device_id, statement_hash)
+""")
+_DEVICES = shared("""
+SELECT d.device_id, d.accepted, d.dropped FROM statement_devices d
+WHERE d.device_id = ANY($1::bytea[]) ORDER BY d.device_id FOR UPDATE OF d
+""")
+_SET_DEVICES = shared("""
+INSERT INTO statement_devices (device_id, accepted, dropped, idle_at)
+SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[])
+ON CONFLICT (device_id) DO UPDATE SET accepted = excluded.accepted, dropped = excluded.dropped,
+    idle_at = excluded.idle_at
+""")
+_FORGET_DROPPED = shared(f"""
+DELETE FROM statement_pushes WHERE push_key IN (
+    SELECT push_key FROM statement_pushes WHERE device_id = $1 AND outcome IN ({_DROPPED})
+    ORDER BY push_key LIMIT $2
+)
 """)
 _WINDOWS = shared("""
 SELECT w.sender, w.client_id, w.accepted, w.silent_until
@@ -132,82 +178,55 @@ ON CONFLICT (sender, client_id) DO UPDATE SET accepted = excluded.accepted,
 """)
 # What another daemon just decided on is not decided on again.
 _PUSH = shared("""
-INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
-SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[])
-ON CONFLICT (subscription_id, statement_hash) DO NOTHING
-RETURNING push_key, subscription_id, statement_hash
+INSERT INTO statement_pushes
+    (device_id, subscription_id, statement_hash, sender, topic, accepted_at, keep_until, outcome)
+SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bytea[], $6::bigint[],
+    $7::bigint[], $8::text[])
+ON CONFLICT (device_id, statement_hash) DO NOTHING
+RETURNING push_key, device_id, statement_hash
 """)
 _PENDING = shared("""
-INSERT INTO pending_statements (push_key, sub_key, data)
-SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[])
-""")
-_LOAD = shared("""
-SELECT n.push_key, n.sub_key, p.subscription_id, p.statement_hash, s.channel, s.is_call, s.device_token,
-    p.sender, p.topic, n.data, p.accepted_at
-FROM pending_statements n JOIN statement_pushes p USING (push_key)
-JOIN statement_subscriptions s USING (sub_key)
-WHERE n.push_key = ANY($1::bigint[])
-""")
-_CLAIM = shared("""
-UPDATE pending_statements SET attempted = true WHERE push_key = ANY($1::bigint[]) RETURNING push_key
-""")
-_RELEASE = shared("UPDATE pending_statements SET attempted = false WHERE push_key = ANY($1::bigint[])")
-_ABANDON = shared("DELETE FROM pending_statements WHERE attempted")
-_SENT = shared("UPDATE statement_pushes SET sent_at = $1 WHERE push_key = ANY($2::bigint[])")
-_DONE = shared("DELETE FROM pending_statements WHERE push_key = ANY($1::bigint[])")
-_UNSENT = shared("SELECT push_key FROM pending_statements WHERE push_key > $1 ORDER BY push_key LIMIT $2")
-_GONE = shared("DELETE FROM statement_subscriptions WHERE sub_key = $1 AND device_token = $2")
-_RECORDS = shared("""
-SELECT subscription_id, statement_hash, sender, topic, accepted_at, sent_at FROM statement_pushes
-WHERE subscription_id = $1 ORDER BY push_key
+INSERT INTO pending_statements
+    (push_key, sub_key, data, topics, signature, expiry, expires_at, received_at)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[], $6::bytea[],
+    $7::bigint[], $8::double precision[])
 """)
 
 
-def _purge(table: str, key: str, expires: str) -> Sql:
+def _purge(table: str, key: str, expired: str, returning: str = "") -> Sql:
     """Some of the rows that expired before."""
     return Sql(
         sqlite=f"""
-DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {expires} < ? LIMIT ?)
+DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {expired} < ? LIMIT ?) {returning}
 """,
         postgres=f"""
-DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {expires} < $1 LIMIT $2))
+DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {expired} < $1 LIMIT $2))
+{returning}
 """,
     )
 
 
 _PURGE_REQUESTS = _purge("statement_requests", "request_id", "valid_until")
 _PURGE_RATES = _purge("statement_rates", "sender, client_id", "idle_at")
-_PURGE_PUSHES = _purge("statement_pushes", "push_key", "keep_until")
+_PURGE_PUSHES = _purge("statement_pushes", "push_key", "keep_until", "RETURNING device_id, outcome")
+_PURGE_DEVICES = _purge("statement_devices", "device_id", "dropped = 0 AND idle_at")
+_PURGE_REGISTRATIONS = _purge("statement_registrations", "registration_key", "created_at")
+_PURGE_UNRENEWED = _purge("statement_subscriptions", "sub_key", "renewed_at")
+_COUNT_PURGED = Sql(
+    sqlite="UPDATE statement_devices SET dropped = max(0, dropped - ?2) WHERE device_id = ?1",
+    postgres="""
+UPDATE statement_devices d SET dropped = greatest(0, dropped - i.count)
+FROM unnest($1::bytea[], $2::bigint[]) i(device_id, count) WHERE d.device_id = i.device_id
+""",
+)
 
 
-class Statements(SqlStore):
-    @writing()
-    async def add_gateway_subscription(
-        self,
-        tx: Transaction,
-        new: NewGatewaySubscription,
-        request: SignedRequest | None,
-        caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
-    ) -> TokenTaken | Refusal | None:
-        if not await _use(tx, request):
-            return Refusal.REPLAYED
-        # A client's requests come one after the other here, so that what is counted stays so.
-        await tx.lock(new.client_id)
-        device_token = encode_device_token(new.device_token)
-        if (taken := await _taken(tx, new, device_token)) is not None:
-            return taken
-        if await tx.fetchval(_COUNT, new.client_id) >= caps.subscriptions_per_client:
-            return Refusal.QUOTA
-        ids = new.subscription_id, new.client_id, new.channel.value
-        if await tx.execute(_SUBSCRIBE, *ids, device_token, new.is_call, new.created_at):
-            return None
-        return await _taken(tx, new, device_token) or TokenTaken(None)
-
+class Statements(StatementPushes, Registrations):
     @writing()
     async def delete_gateway_subscriptions(
         self, tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: SignedRequest | None
     ) -> Refusal | None:
-        if not await _use(tx, request):
+        if not await use(tx, request):
             return Refusal.REPLAYED
         wanted = list(set(ids))
         keys = [row[0] for row in await tx.fetch(_OWNED, client_id, wanted)]
@@ -217,25 +236,29 @@ class Statements(SqlStore):
         return None
 
     async def gateway_subscriptions(
-        self, client_id: bytes, request: SignedRequest | None
+        self, client_id: bytes, request: SignedRequest | None, *, now: int = 0
     ) -> list[GatewaySubscription] | Refusal:
-        """Each is read by itself: it may have thousands of rules, and others wait meanwhile."""
-        if not await self._use_request(request):
+        if not await self._use_request(request, client_id, now):
             return Refusal.REPLAYED
-        return [await self._with_rules(row) for row in await self._listed(client_id)]
+        return await self._listed(client_id)
 
     @writing()
-    async def _use_request(self, tx: Transaction, request: SignedRequest | None) -> bool:
-        return await _use(tx, request)
+    async def _use_request(
+        self, tx: Transaction, request: SignedRequest | None, client_id: bytes, now: int
+    ) -> bool:
+        await tx.execute(_RENEW, now, client_id)
+        return await use(tx, request)
 
     @reading
-    async def _listed(self, db: Database, client_id: bytes) -> Sequence[Row]:
-        """A client's subscriptions, for `_with_rules`."""
-        return await db.fetch(_LISTED, client_id)
+    async def _listed(self, db: Database, client_id: bytes) -> list[GatewaySubscription]:
+        return [statement_subscription(row) for row in await db.fetch(_LISTED, client_id)]
 
     @reading
-    async def _with_rules(self, db: Database, row: Row) -> GatewaySubscription:
-        return statement_subscription(row, await db.fetch(_RULES, row[0]))
+    async def gateway_rules(
+        self, db: Database, key: GatewayKey, after: Rule | None, limit: int
+    ) -> list[MadeRule]:
+        sender, topic = after or (b"", b"")
+        return [MadeRule(*row) for row in await db.fetch(_RULES, key, topic, sender, limit)]
 
     @writing()
     async def edit_rules(
@@ -247,105 +270,114 @@ class Statements(SqlStore):
         rules: Sequence[Rule],
         request: SignedRequest | None,
         *,
-        now: int,
+        now: float,
         caps: GatewayCaps = DEFAULT_GATEWAY_CAPS,
+        most_new_topics: int | None = None,
     ) -> RulesEdited | Refusal:
-        if not await _use(tx, request):
+        if not await use(tx, request):
             return Refusal.REPLAYED
         key = await tx.fetchval(_EDITED, client_id, subscription_id)
         if key is None:
             return Refusal.UNKNOWN
+        new_topics = 0 if edit is RuleEdit.REMOVE else await _new_topics(tx, rules)
+        if most_new_topics is not None and new_topics > most_new_topics:
+            return Refusal.TOPICS
         await tx.execute(_BEGIN_RULES)
-        edited = await _edit(tx, key, edit, rules)
+        edited = await _edit(tx, key, edit, rules, now)
         is_refused = edit is not RuleEdit.REMOVE and edited.total > caps.rules_per_subscription
         if is_refused:
             await tx.execute(_UNDO_RULES)
         await tx.execute(_END_RULES)
         if is_refused:
             return Refusal.QUOTA
-        await tx.execute(_TOUCH, now, key)
-        return edited
+        await tx.execute(_TOUCH, int(now), key)
+        return edited._replace(new_topics=new_topics)
+
+    @reading
+    async def has_new_rules(self, db: Database, subscription_id: bytes) -> bool:
+        return await db.fetchval(_HAS_NEW_RULES, subscription_id) is not None
+
+    @reading
+    async def new_rule_topics(self, db: Database, limit: int) -> list[bytes]:
+        return [row[0] for row in await db.fetch(_NEW_TOPICS, limit)]
+
+    @writing(as_owner_of=STATEMENTS)
+    async def begin_baseline(self, tx: Transaction, topics: Sequence[bytes]) -> None:
+        await tx.execute(_READ_BASELINE, topics)
+
+    @writing(as_owner_of=STATEMENTS)
+    async def settle_rules(self, tx: Transaction, topics: Sequence[bytes]) -> None:
+        await tx.execute(_SETTLE, topics)
+
+    @writing(durable=False, as_owner_of=STATEMENTS)
+    async def note_listening(self, tx: Transaction, until: float) -> None:
+        await tx.execute(_NOTE_LISTENING, until)
+
+    @reading
+    async def listened_until(self, db: Database) -> float:
+        return await db.fetchval(_LISTENED) or 0.0
 
     @reading
     async def watched_topics(self, db: Database, limit: int) -> list[bytes]:
         return [row[0] for row in await db.fetch(_TOPICS, limit)]
 
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = FIRST_PAGE
+        self,
+        statements: Sequence[ReceivedStatement],
+        now: float,
+        page: BatchPage = FIRST_PAGE,
+        limits: PushLimits = DEFAULT_LIMITS,
     ) -> Accepted:
         return await self._write_as_owner(
-            STATEMENTS, lambda tx: _accept(tx, statements, now, page), durable=self._syncs_arrivals
+            STATEMENTS, lambda tx: _accept(tx, statements, now, page, limits), durable=self._syncs_arrivals
         )
 
-    @reading
-    async def statement_pushes(self, db: Database, keys: Sequence[PushKey]) -> list[StatementPush]:
-        return [statement_push(row) for row in await db.fetch(_LOAD, keys)]
-
-    @writing(durable=False, as_owner_of=STATEMENTS)
-    async def claim_statement_pushes(self, tx: Transaction, keys: Sequence[PushKey]) -> set[PushKey]:
-        return {PushKey(row[0]) for row in await tx.fetch(_CLAIM, keys)}
-
-    @writing(as_owner_of=STATEMENTS)
-    async def abandon_claimed_pushes(self, tx: Transaction) -> int:
-        return await tx.execute(_ABANDON)
-
     @writing(durable=False)
-    async def end_statement_pushes(
-        self,
-        tx: Transaction,
-        *,
-        sent: Sequence[PushKey],
-        given_up: Sequence[PushKey],
-        again: Sequence[PushKey],
-        now: int,
-    ) -> None:
-        await tx.execute(_SENT, now, sent)
-        await tx.execute(_DONE, [*sent, *given_up])
-        await tx.execute(_RELEASE, again)
-
-    @reading
-    async def unsent_statement_pushes(self, db: Database, *, after: PushKey, limit: int) -> list[PushKey]:
-        return [PushKey(row[0]) for row in await db.fetch(_UNSENT, after, limit)]
-
-    @writing()
-    async def delete_gone_device(self, tx: Transaction, push: StatementPush) -> bool:
-        device_token = encode_device_token(push.device_token)
-        return await tx.execute(_GONE, push.subscription_key, device_token) == 1
-
-    @reading
-    async def push_records(self, db: Database, subscription_id: bytes) -> list[PushRecord]:
-        return [PushRecord(*row) for row in await db.fetch(_RECORDS, subscription_id)]
-
-    @writing(durable=False)
-    async def purge_statements(self, tx: Transaction, now: int, limit: int) -> int:
-        purges = (_PURGE_REQUESTS, _PURGE_RATES, _PURGE_PUSHES)
-        return sum([await tx.execute(purge, now, limit) for purge in purges])
+    async def purge_statements(
+        self, tx: Transaction, now: int, limit: int, *, unrenewed_before: int = 0
+    ) -> Purged:
+        purges = (_PURGE_REQUESTS, _PURGE_RATES, _PURGE_DEVICES)
+        rows = sum([await tx.execute(purge, now, limit) for purge in purges])
+        rows += await tx.execute(_PURGE_REGISTRATIONS, now - REGISTRATION_SECONDS, limit)
+        purged = await tx.fetch(_PURGE_PUSHES, now, limit)
+        counts = Counter(device_id for device_id, outcome in purged if outcome in DROPPED)
+        await tx.execute_rows(_COUNT_PURGED, sorted(counts.items()))
+        expired = await expire_pending(tx, now, limit)
+        unrenewed = await tx.execute(_PURGE_UNRENEWED, unrenewed_before, limit)
+        return Purged(rows + len(purged), expired, unrenewed)
 
 
-async def _use(tx: Transaction, request: SignedRequest | None) -> bool:
-    """False: it was made before."""
-    return request is None or await tx.execute(_USE, *request) == 1
+async def _new_topics(tx: Transaction, rules: Sequence[Rule]) -> int:
+    topics = {rule.topic for rule in rules}
+    return len(topics) - len(await tx.fetch_rows(_WATCHED, [(topic,) for topic in topics]))
 
 
-async def _taken(tx: Transaction, new: NewGatewaySubscription, device_token: bytes) -> TokenTaken | None:
-    row = await tx.fetchrow(_TAKEN, device_token)
-    if row is None:
-        return None
-    return TokenTaken(row[0] if (row[1], row[2]) == (new.client_id, new.channel) else None)
-
-
-async def _edit(tx: Transaction, key: GatewayKey, edit: RuleEdit, rules: Sequence[Rule]) -> RulesEdited:
+async def _edit(
+    tx: Transaction, key: GatewayKey, edit: RuleEdit, rules: Sequence[Rule], now: float
+) -> RulesEdited:
+    """A rule that stays is not a new one."""
+    removed = rules
     if edit is RuleEdit.REPLACE:
-        await tx.execute(_CLEAR_RULES, key)
-    statement = _REMOVE_RULES if edit is RuleEdit.REMOVE else _ADD_RULES
-    changed = await tx.execute_rows(statement, [(rule.topic, rule.sender, key) for rule in rules])
+        kept = set(rules)
+        found = [Rule(row[0], row[1]) for row in await tx.fetch(_ALL_RULES, key)]
+        removed = [rule for rule in found if rule not in kept]
+    if edit is not RuleEdit.ADD:
+        changed = await tx.execute_rows(_REMOVE_RULES, [(rule.topic, rule.sender, key) for rule in removed])
     if edit is not RuleEdit.REMOVE:
+        added = [(rule.topic, rule.sender, key, now, _NEW_RULE) for rule in rules]
+        changed = await tx.execute_rows(_ADD_RULES, added)
         tx.rules_added(rules)
+    if edit is RuleEdit.REPLACE:
+        changed = len(rules)
     return RulesEdited(changed, await tx.fetchval(_RULE_COUNT, key))
 
 
 async def _accept(
-    tx: Transaction, statements: Sequence[ReceivedStatement], now: float, page: BatchPage
+    tx: Transaction,
+    statements: Sequence[ReceivedStatement],
+    now: float,
+    page: BatchPage,
+    limits: PushLimits,
 ) -> Accepted:
     found = await _found(tx, statements, page)
     chosen = candidates(found)
@@ -353,14 +385,17 @@ async def _accept(
     chosen = [one for one in chosen if one.match.key in kept]
     if not chosen:
         return Accepted([], cut=found.cut, following=found.following)
-    made = [(one.match.subscription_id, one.statement_hash) for one in chosen]
-    pushed = {(row[0], row[1]) for row in await tx.fetch_rows(_PUSHED, made)}
     pairs = sorted({(one.statement.sender, one.match.client_id) for one in chosen})
     windows = {
         (sender, client_id): decode_window(times, silent_until)
         for sender, client_id, times, silent_until in await tx.fetch_rows(_WINDOWS, pairs)
     }
-    planned = plan(chosen, pushed, windows, now, page)
+    ids = sorted({one.match.device_id for one in chosen})
+    devices = {row[0]: decode_device(row[1], row[2]) for row in await tx.fetch(_DEVICES, ids)}
+    # After the locks: what another daemon just decided on shows.
+    rows = await tx.fetch_rows(_KNOWN, [one.name for one in chosen])
+    known = {(row[0], row[1]): Outcome(row[2]) for row in rows}
+    planned = plan(chosen, known, windows, devices, now, page, limits)
     return accepted(found, planned, await _store(tx, planned, now))
 
 
@@ -379,7 +414,7 @@ async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page:
 
 
 def _match(row: Row) -> Match:
-    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4])
+    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4], row[5], row[6] == 0)
 
 
 async def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
@@ -388,18 +423,40 @@ async def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
         for pair, window in sorted(planned.windows.items(), key=lambda item: item[0])
     ]
     await tx.execute_rows(_SET_WINDOWS, windows)
-    pushes = [_push_row(one, now) for one in planned.pushes]
-    keys = {(row[1], row[2]): PushKey(row[0]) for row in await tx.fetch_rows(_PUSH, pushes)}
+    rows = [_record_row(one, outcome, now) for one, outcome in planned.decisions]
+    keys = {(row[1], row[2]): PushKey(row[0]) for row in await tx.fetch_rows(_PUSH, rows)}
     pending = [
-        (key, one.match.key, one.statement.data[: MAX_DATA + 1])
-        for one in planned.pushes
-        if (key := keys.get((one.match.subscription_id, one.statement_hash))) is not None
+        _pending_row(key, one, now)
+        for one, outcome in planned.decisions
+        if outcome is Outcome.WAITING and (key := keys.get(one.name)) is not None
     ]
     await tx.execute_rows(_PENDING, pending)
-    return sorted(keys.values())
+    await _store_devices(tx, planned, now)
+    return sorted(row[0] for row in pending)
 
 
-def _push_row(one: Candidate, now: float) -> Row:
+async def _store_devices(tx: Transaction, planned: Plan, now: float) -> None:
+    rows = []
+    for device_id, window in sorted(planned.devices.items(), key=lambda item: item[0]):
+        dropped = window.dropped
+        if dropped > MAX_DROPPED:
+            dropped -= await tx.execute(_FORGET_DROPPED, device_id, dropped - MAX_DROPPED + MAX_DROPPED // 4)
+        rows.append((device_id, encode_device(window), dropped, idle_at(now)))
+    await tx.execute_rows(_SET_DEVICES, rows)
+
+
+def _record_row(one: Candidate, outcome: Outcome, now: float) -> Row:
     statement, statement_hash, match = one
-    ids = match.subscription_id, statement_hash, statement.sender, match.rule.topic
-    return *ids, int(now), keep_until(statement, now)
+    ids = match.device_id, match.subscription_id, statement_hash, statement.sender, match.rule.topic
+    return *ids, int(now), keep_until(statement, outcome, now), outcome.value
+
+
+def _pending_row(key: PushKey, one: Candidate, now: float) -> Row:
+    statement = one.statement
+    carried = (
+        statement.data[: MAX_DATA + 1],
+        b"".join(statement.topics),
+        statement.signature,
+        statement.expiry,
+    )
+    return key, one.match.key, *carried, statement.expires_at, min(statement.received_at, now)

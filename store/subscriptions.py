@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId, new_tuple
+from protocol.hiding import hides_bytes
 from protocol.statuses import SubInput, SubState, move_sub
 from store import deletion
 from store.policy import Owner, RowCaps
@@ -104,6 +105,7 @@ async def _by_id(db: Database, subscription_ids: Sequence[EntityId]) -> list[Sub
 # A group of SNEWs
 
 
+@hides_bytes
 @dataclass(slots=True)
 class _Router:
     """One that the group names."""
@@ -115,6 +117,7 @@ class _Router:
     "Those that the group names and that have a row."
 
 
+@hides_bytes
 @dataclass(slots=True)
 class _Existing:
     """A row of a queue, of the database or of an earlier SNEW. Do not print."""

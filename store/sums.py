@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from protocol.encoding import EntityId, new_tuple
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import NO_IDS, xor
 from protocol.statuses import SUBSCRIBABLE, SubInput, SubState, bulk_move
 
@@ -76,6 +77,7 @@ class RouterChanges:
         "How many rows more, or fewer, are in each state."
 
 
+@hides_bytes
 class RouterSums(NamedTuple):
     """The sums in a router's row."""
 
@@ -130,6 +132,7 @@ class RouterSums(NamedTuple):
         return max(self.lost, self.served) + 1
 
 
+@hides_bytes
 class QueueChange(NamedTuple):
     """A queue's row that was written, or is gone. Do not print."""
 

@@ -41,7 +41,7 @@ class Table:
         return tuple(b"" if column in BYTE_KEYS else 0 for column in self.key)
 
 
-BYTE_KEYS = frozenset({"topic", "sender", "client_id", "request_id"})
+BYTE_KEYS = frozenset({"topic", "sender", "client_id", "request_id", "device_id"})
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -89,15 +89,18 @@ SENT = Table("sent_notifications", _NOTIFICATION, ("token_key", "sub_key"), _OF_
 
 STATEMENT_SUBSCRIPTIONS = Table(
     "statement_subscriptions",
-    _columns("sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at"),
+    _columns(
+        "sub_key, subscription_id, client_id, channel, device_token, is_call, created_at, updated_at,"
+        " device_id, proven, renewed_at"
+    ),
     ("sub_key",),
-    booleans=frozenset({"is_call"}),
+    booleans=frozenset({"is_call", "proven"}),
     neutral="device_token",
 )
 STATEMENTS = (
     Table(
         "statement_rules",
-        _columns("topic, sender, sub_key"),
+        _columns("topic, sender, sub_key, created_at, baseline"),
         ("topic", "sender", "sub_key"),
         {"sub_key": "last_statement_sub"},
     ),
@@ -110,18 +113,20 @@ STATEMENTS = (
     Table(
         "statement_pushes",
         _columns(
-            "push_key, subscription_id, statement_hash, sender, topic, accepted_at, sent_at, keep_until"
+            "push_key, device_id, subscription_id, statement_hash, sender, topic, accepted_at, sent_at,"
+            " keep_until, outcome"
         ),
         ("push_key",),
         {"push_key": "last_statement_push"},
     ),
     Table(
         "pending_statements",
-        _columns("push_key, sub_key, data, attempted"),
+        _columns("push_key, sub_key, data, attempted, topics, signature, expiry, expires_at, received_at"),
         ("push_key",),
         {"push_key": "last_statement_push"},
         frozenset({"attempted"}),
     ),
+    Table("statement_devices", _columns("device_id, accepted, dropped, idle_at"), ("device_id",)),
 )
 
 COUNT_TOKEN_ROUTERS = (

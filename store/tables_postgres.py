@@ -254,8 +254,10 @@ def _as_read(table: Table) -> str:
 
 
 def _as_written(table: Table, rows: Sequence[Row]) -> Sequence[Row]:
-    places = [table.columns.index(column) for column in table.booleans]
-    if not places:
+    if not table.booleans:
         return rows
-    (place,) = places
-    return [(*row[:place], bool(row[place]), *row[place + 1 :]) for row in rows]
+    is_boolean = [column in table.booleans for column in table.columns]
+    return [
+        tuple(bool(value) if boolean else value for value, boolean in zip(row, is_boolean, strict=True))
+        for row in rows
+    ]

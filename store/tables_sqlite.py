@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from store import migrate
+from store.database_files import open_to_read, open_to_write
 from store.interface import SchemaError
+from store.policy import BUSY_TIMEOUT
 from store.sqlite_errors import store_errors
 from store.tables import COUNT_TOKEN_ROUTERS, PAGE, SOURCE_NOTE, TABLES, Key, Marks, Row, Table
 
@@ -51,10 +53,10 @@ def _is_there(db: sqlite3.Connection, table: str) -> bool:
 
 
 @contextmanager
-def _writing(db: sqlite3.Connection) -> Iterator[None]:
+def _writing(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     db.execute("BEGIN IMMEDIATE")
     try:
-        yield
+        yield db
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
@@ -64,10 +66,10 @@ def _writing(db: sqlite3.Connection) -> Iterator[None]:
 class SqliteTables:
     """Reads the rows of a store; a server may be using it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: Callable[..., sqlite3.Connection] = open_to_read) -> None:
         self.path = path
         with store_errors(path):
-            self.db = migrate.connect(path)
+            self.db = opened(path, timeout=BUSY_TIMEOUT, isolation_level=None)
 
     def close(self) -> None:
         self.db.close()
@@ -103,32 +105,43 @@ class SqliteTables:
 
 
 class ChangeLog:
-    """Which rows of a store in use changed since `start`: triggers note their keys, each once."""
+    """Which rows of a store in use changed since `start`: triggers note their keys, each once.
+
+    It writes beside the server, but leaves the server's log alone: it never folds it, and while `tables` has
+    the file open, SQLite does not take this connection for the last one when it is closed.
+    """
 
     def __init__(self, tables: SqliteTables) -> None:
         self._db = tables.db
+        with store_errors(tables.path):
+            self._writer = open_to_write(tables.path, timeout=BUSY_TIMEOUT, isolation_level=None)
+            self._writer.execute("PRAGMA wal_autocheckpoint = 0")
+
+    def close(self) -> None:
+        """Before `tables` is closed."""
+        self._writer.close()
 
     def start(self) -> str:
         """The name of this log; one that is there already, with what it noted, is continued."""
-        with _writing(self._db):
-            if not _is_there(self._db, "moving_log"):
-                self._db.execute("CREATE TABLE moving_log (name TEXT NOT NULL)")
-                self._db.execute("INSERT INTO moving_log VALUES (?)", (secrets.token_hex(16),))
-                self._db.execute(_LOG)
-                self._db.execute(_LOG_KEYS)
+        with _writing(self._writer) as db:
+            if not _is_there(db, "moving_log"):
+                db.execute("CREATE TABLE moving_log (name TEXT NOT NULL)")
+                db.execute("INSERT INTO moving_log VALUES (?)", (secrets.token_hex(16),))
+                db.execute(_LOG)
+                db.execute(_LOG_KEYS)
                 for name, sql in self._triggers():
-                    self._db.execute(sql.format(name=name))
+                    db.execute(sql.format(name=name))
         (name,) = self._db.execute("SELECT name FROM moving_log").fetchone()
         return str(name)
 
     def remove(self) -> bool:
         """Whether there was one."""
         found = _is_there(self._db, "moving_log")
-        with _writing(self._db):
+        with _writing(self._writer) as db:
             for name, _ in self._triggers():
-                self._db.execute(f"DROP TRIGGER IF EXISTS {name}")
+                db.execute(f"DROP TRIGGER IF EXISTS {name}")
             for table in ("moving_changes", "moving_log"):
-                self._db.execute(f"DROP TABLE IF EXISTS {table}")
+                db.execute(f"DROP TABLE IF EXISTS {table}")
         return found
 
     @staticmethod
@@ -172,8 +185,8 @@ class ChangeLog:
 
     def forget(self, last: int) -> None:
         """What was noted up to then; a row that changed again has a later note."""
-        with _writing(self._db):
-            self._db.execute("DELETE FROM moving_changes WHERE seq <= ?", (last,))
+        with _writing(self._writer) as db:
+            db.execute("DELETE FROM moving_changes WHERE seq <= ?", (last,))
 
 
 class NewSqliteTables(SqliteTables):
@@ -186,7 +199,7 @@ class NewSqliteTables(SqliteTables):
     def _open(self) -> None:
         moving = self._place.with_name(f"{self._place.name}.moving")
         migrate.migrate(moving)
-        super().__init__(moving)
+        super().__init__(moving, open_to_write)
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA foreign_keys = ON")
         self.db.execute("CREATE TABLE IF NOT EXISTS moving_notes (name TEXT PRIMARY KEY, note TEXT)")

@@ -18,9 +18,12 @@ from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
     Accepted,
     Channel,
+    Claim,
     GatewayCaps,
     GatewaySubscription,
     NewGatewaySubscription,
+    Outcome,
+    Purged,
     PushKey,
     ReceivedStatement,
     Refusal,
@@ -66,16 +69,24 @@ async def edit(
     *rules: Rule,
     request: SignedRequest | None = None,
     caps: GatewayCaps = CAPS,
+    now: float = NOW,
 ) -> RulesEdited | Refusal:
-    return await store.edit_rules(
-        of.client_id, of.subscription_id, how, rules, request, now=NOW + 1, caps=caps
-    )
+    return await store.edit_rules(of.client_id, of.subscription_id, how, rules, request, now=now, caps=caps)
 
 
 async def listed(store: NtfStore, client: bytes = b"c" * 32) -> list[GatewaySubscription]:
     found = await store.gateway_subscriptions(client, None)
     assert not isinstance(found, Refusal)
     return found
+
+
+async def rules_of(store: NtfStore, subscription: GatewaySubscription) -> list[Rule]:
+    made = await store.gateway_rules(subscription.key, None, 1000)
+    return [Rule(one.sender, one.topic) for one in made]
+
+
+def by_topic(*rules: Rule) -> list[Rule]:
+    return sorted(rules, key=lambda one: (one.topic, one.sender))
 
 
 def rule(sender: bytes | None = None, topic: bytes | None = None) -> Rule:
@@ -97,20 +108,57 @@ async def unsent(store: NtfStore) -> list[StatementPush]:
 
 
 async def test_a_subscription_is_kept_with_its_rules(store: NtfStore) -> None:
-    one, two, three = sorted(rule() for _ in range(3))
+    one, two, three = by_topic(*(rule() for _ in range(3)))
     made = await subscribed(store, two, one, channel=Channel.FCM, is_call=True)
     (found,) = await listed(store)
-    assert found.rules == (one, two)
+    assert await rules_of(store, found) == [one, two]
     assert (found.subscription_id, found.client_id) == (made.subscription_id, made.client_id)
     assert (found.channel, found.is_call, found.device_token) == (Channel.FCM, True, made.device_token)
-    assert (found.created_at, found.updated_at) == (NOW, NOW + 1)
-    assert await edit(store, made, RuleEdit.ADD, two, three) == RulesEdited(1, 3)
+    assert (found.created_at, found.updated_at) == (NOW, NOW)
+    assert await edit(store, made, RuleEdit.ADD, two, three) == RulesEdited(1, 3, new_topics=1)
     assert await edit(store, made, RuleEdit.REMOVE, one, rule()) == RulesEdited(1, 2)
-    assert (await listed(store))[0].rules == (two, three)
-    assert await edit(store, made, RuleEdit.REPLACE, one) == RulesEdited(1, 1)
-    assert (await listed(store))[0].rules == (one,)
+    assert await rules_of(store, found) == [two, three]
+    assert await edit(store, made, RuleEdit.REPLACE, one) == RulesEdited(1, 1, new_topics=1)
+    assert await rules_of(store, found) == [one]
     assert await edit(store, made, RuleEdit.REPLACE) == RulesEdited(0, 0)
     assert await listed(store, b"d" * 32) == []
+
+
+async def test_rules_are_read_page_by_page(store: NtfStore) -> None:
+    topics, senders = [unique(32) for _ in range(3)], [unique(32) for _ in range(3)]
+    rules = by_topic(*(Rule(sender, topic) for sender in senders for topic in topics))
+    made = await subscribed(store, *rules)
+    await subscribed(store, *rules)
+    (found, _) = await listed(store)
+    assert found.subscription_id == made.subscription_id
+    pages: list[Rule] = []
+    while page := await store.gateway_rules(found.key, pages[-1] if pages else None, 2):
+        assert len(page) <= 2
+        pages += [Rule(one.sender, one.topic) for one in page]
+    assert pages == rules
+
+
+async def test_topics_that_nobody_named_before_are_counted(store: NtfStore) -> None:
+    known, made, other = rule(), await subscribed(store), new(b"d" * 32)
+    await store.add_gateway_subscription(other, None, CAPS)
+    await edit(store, other, RuleEdit.ADD, known)
+
+    async def put(how: RuleEdit, *rules: Rule, most: int | None) -> RulesEdited | Refusal:
+        return await store.edit_rules(
+            made.client_id, made.subscription_id, how, rules, None, now=NOW, caps=CAPS, most_new_topics=most
+        )
+
+    first, second = rule(), rule()
+    same_topic = [rule(topic=known.topic), rule(topic=known.topic)]
+    assert await put(RuleEdit.REPLACE, *same_topic, most=0) == RulesEdited(2, 2, 0)
+    assert await put(RuleEdit.ADD, first, second, most=1) is Refusal.TOPICS
+    assert await put(RuleEdit.REPLACE, first, second, most=1) is Refusal.TOPICS
+    (found,) = await listed(store)
+    assert await rules_of(store, found) == by_topic(*same_topic)
+    assert await put(RuleEdit.ADD, first, rule(topic=first.topic), most=1) == RulesEdited(2, 4, 1)
+    assert await put(RuleEdit.REPLACE, first, most=0) == RulesEdited(1, 1, 0)  # its own are no new ones
+    assert await put(RuleEdit.REPLACE, first, second, most=None) == RulesEdited(2, 2, 1)
+    assert await put(RuleEdit.REMOVE, rule(), most=0) == RulesEdited(0, 2, 0)
 
 
 async def test_a_token_has_one_subscription(store: NtfStore) -> None:
@@ -147,10 +195,13 @@ async def test_a_client_has_so_many_and_no_more(store: NtfStore) -> None:
     made = await subscribed(store, client=b"d" * 32)
     rules = [rule() for _ in range(4)]
     assert await edit(store, made, RuleEdit.REPLACE, *rules, caps=SMALL) is Refusal.QUOTA
-    assert await edit(store, made, RuleEdit.REPLACE, *rules[:3], caps=SMALL) == RulesEdited(3, 3)
+    assert await edit(store, made, RuleEdit.REPLACE, *rules[:3], caps=SMALL) == RulesEdited(
+        3, 3, new_topics=3
+    )
     assert await edit(store, made, RuleEdit.ADD, rules[3], caps=SMALL) is Refusal.QUOTA
     assert await edit(store, made, RuleEdit.ADD, rules[0], caps=SMALL) == RulesEdited(0, 3)
-    assert sorted(rules[:3]) == list((await listed(store, b"d" * 32))[0].rules)
+    (shown,) = await listed(store, b"d" * 32)
+    assert by_topic(*rules[:3]) == await rules_of(store, shown)
 
 
 async def test_a_request_counts_once_also_after_a_restart(new_store: StoreFactory) -> None:
@@ -159,7 +210,9 @@ async def test_a_request_counts_once_also_after_a_restart(new_store: StoreFactor
     request, made = SignedRequest(unique(32), LATER), new()
     assert await store.add_gateway_subscription(made, request, CAPS) is None
     edited = SignedRequest(unique(32), LATER)
-    assert await edit(store, made, RuleEdit.REPLACE, rule(), request=edited) == RulesEdited(1, 1)
+    assert await edit(store, made, RuleEdit.REPLACE, rule(), request=edited) == RulesEdited(
+        1, 1, new_topics=1
+    )
     await store.close()
     again = new_store()
     await again.open()
@@ -169,7 +222,7 @@ async def test_a_request_counts_once_also_after_a_restart(new_store: StoreFactor
         ids = [made.subscription_id]
         assert await again.delete_gateway_subscriptions(made.client_id, ids, used) is Refusal.REPLAYED
         assert await again.gateway_subscriptions(made.client_id, used) is Refusal.REPLAYED
-    assert len((await listed(again))[0].rules) == 1
+    assert len(await rules_of(again, (await listed(again))[0])) == 1
     await again.purge_statements(LATER, 100)
     assert await again.gateway_subscriptions(made.client_id, request) is Refusal.REPLAYED
     await again.purge_statements(LATER + 1, 100)
@@ -235,7 +288,7 @@ async def test_what_was_pushed_is_not_pushed_again_after_a_restart(new_store: St
     (record,) = await again.push_records(made.subscription_id)
     assert (record.statement_hash, record.sender, record.topic) == (came.statement_hash, *wanted)
     assert (record.accepted_at, record.sent_at) == (NOW, NOW + 5)
-    assert await again.purge_statements(came.expires_at + 2, 100) == 1
+    assert await again.purge_statements(came.expires_at + 2, 100) == Purged(1)
     assert await again.push_records(made.subscription_id) == []
     await again.close()
 
@@ -291,13 +344,15 @@ async def test_the_life_of_a_push(store: NtfStore) -> None:
     made = await subscribed(store, wanted)
     keys = list((await accept(store, *(statement(wanted) for _ in range(4)))).pushes)
     assert await store.unsent_statement_pushes(after=keys[0], limit=2) == keys[1:3]
-    assert await store.claim_statement_pushes([*keys, PushKey(10**6)]) == set(keys)
+    assert await store.claim_statement_pushes([*keys, PushKey(10**6)], NOW) == Claim(frozenset(keys))
     await store.end_statement_pushes(sent=keys[:1], given_up=keys[1:2], again=keys[2:3], now=NOW)
     assert [push.key for push in await unsent(store)] == keys[2:]
     assert await store.abandon_claimed_pushes() == 1
     assert [push.key for push in await unsent(store)] == keys[2:3]
     sent = [record.sent_at for record in await store.push_records(made.subscription_id)]
     assert sent == [NOW, None, None, None]
+    outcomes = [record.outcome for record in await store.push_records(made.subscription_id)]
+    assert outcomes == [Outcome.SENT, Outcome.FAILED, Outcome.WAITING, Outcome.UNKNOWN]
 
 
 async def test_a_device_that_is_gone_takes_its_subscription_along(store: NtfStore) -> None:
@@ -307,7 +362,7 @@ async def test_a_device_that_is_gone_takes_its_subscription_along(store: NtfStor
     (push,) = await unsent(store)
     assert await store.delete_gone_device(push)
     assert not await store.delete_gone_device(push)
-    assert await store.claim_statement_pushes([push.key]) == set()
+    assert await store.claim_statement_pushes([push.key], NOW) == Claim()
     assert await unsent(store) == []
     assert await listed(store) == []
 

@@ -24,6 +24,7 @@ from store.interface import (
 from store.leases import (
     CHORES,
     FORGET,
+    FORGET_UNASSOCIATED,
     HANDED_AT_ONCE,
     HANDED_OVER,
     PUSH,
@@ -213,7 +214,10 @@ def statement_writes(store: NtfStore) -> dict[str, Callable[[], Awaitable[object
     came = ReceivedStatement(b"h" * 32, b"s" * 32, (b"t" * 32,), b"", 2**31)
     return {
         "accept_statements": lambda: store.accept_statements([came], 1.0),
-        "claim_statement_pushes": lambda: store.claim_statement_pushes([PushKey(1)]),
+        "claim_statement_pushes": lambda: store.claim_statement_pushes([PushKey(1)], 1.0),
+        "begin_baseline": lambda: store.begin_baseline([b"t" * 32]),
+        "settle_rules": lambda: store.settle_rules([b"t" * 32]),
+        "note_listening": lambda: store.note_listening(1.0),
         "abandon_claimed_pushes": lambda: store.abandon_claimed_pushes(),
     }
 
@@ -295,7 +299,8 @@ async def test_nobody_else_takes_what_was_handed_over(world: World) -> None:
 READS = {
     *("servers", "server", "subscription_count", "queues", "next_retry"),
     *("tokens_by_key", "pushes", "unsent_tokens", "due_crons", "next_cron_due"),
-    *("statement_pushes", "unsent_statement_pushes", "watched_topics", "push_records"),
+    *("statement_pushes", "unsent_statement_pushes", "watched_topics", "push_records", "registrations"),
+    *("push_records_of_sender", "new_rule_topics", "listened_until"),
 }
 OF_NO_OWNER = {
     "add_late_notifications": "beneath whatever the owner stored",
@@ -303,6 +308,7 @@ OF_NO_OWNER = {
     "end_statement_pushes": "likewise, of pushes that were claimed",
     "move_token": "compared with what was seen",
     "delete_gone_device": "likewise",
+    "delete_registration": "its device is gone, whoever finds out",
     "delete_more": "rows of tokens that are deleted already",
     "purge_statements": "by every daemon with a gateway",
 }
@@ -384,10 +390,14 @@ async def test_queue_for_a_router_of_another_daemon_is_handed_over(world: World)
     ]
     own = await subscribe(second, new_subscription(token.key))
     assert await second.leases.handed_over() == []
-    await first.delete_subscription(own.queue.key)
-    assert await second.leases.notices(5) == [
-        Notice(FORGET, (str(created.server_key), own.queue.notifier_id.hex()))
-    ]
+    service_id = EntityId(b"service")
+    await second.set_service_id(created.server_key, service_id)
+    await second.set_subscribed(created.server_key, [own.queue.notifier_id], service_id=service_id)
+    for queue, verb in ((own.queue, FORGET), (created.queue, FORGET_UNASSOCIATED)):
+        await first.delete_subscription(queue.key)
+        assert await second.leases.notices(5) == [
+            Notice(verb, (str(created.server_key), queue.notifier_id.hex()))
+        ]
 
 
 async def test_very_many_are_handed_over_page_by_page(world: World) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from store import migrate, postgres_migrate
+from store.database_files import open_to_write
 from store.interface import SchemaError, StoreUnavailable
 from store.records import TokenKey
 from store.rows import DELETED_PAGE
@@ -79,7 +80,7 @@ async def test_a_step_that_fails_is_undone(tmp_path: Path) -> None:
     migrate.migrate(path)
     before = dump(path)
     broken = Migration(LATEST + 1, "broken", False, "CREATE TABLE extra (x);\nDROP TABLE nowhere;\n")
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         with pytest.raises(sqlite3.OperationalError):
             migrate.apply(db, [broken])
         assert not db.in_transaction
@@ -93,7 +94,7 @@ async def test_data_survive_opening_again(tmp_path: Path) -> None:
     token = await active_token(store)
     await store.close()
     assert migrate.migrate(path) == []
-    store = SqliteStore(path, auto_migrate=False)
+    store = SqliteStore(path, read_only=True)
     await store.open()
     assert await find_token(store, token.token_id) == token
     await store.close()
@@ -122,7 +123,7 @@ async def test_tokens_of_an_older_server_keep_their_rights(tmp_path: Path) -> No
     """Dead tokens with subscriptions were ACTIVE once; of others nobody knows, so they verify again."""
     path = tmp_path / "ntf.db"
     migrate.migrate(path, to=1)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         db.execute("INSERT INTO smp_servers (hosts, port, key_hash) VALUES ('router.example', '', x'00')")
         for number, status in enumerate(("ACTIVE", "INVALID,BAD", "INVALID,BAD", "REGISTERED"), 1):
             db.execute(_OLD_TOKEN, (b"%d" % number, status))
@@ -148,7 +149,7 @@ async def test_going_back_leaves_a_deleted_token_to_the_older_server(tmp_path: P
     await store.delete_token(token.key)
     await store.close()
     migrate.migrate(path, to=1)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         assert db.execute("SELECT status, updated_on FROM tokens").fetchall() == [("INVALID", 0)]
         assert db.execute("SELECT tokens, subscriptions FROM totals").fetchone() == (1, DELETED_PAGE)
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -194,14 +195,14 @@ def test_going_back_writes_what_happened_to_whole_routers(
 ) -> None:
     path = tmp_path / "ntf.db"
     migrate.migrate(path)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         fill_with_marked(db, lost, served)
         assert [queue.state.value for queue in queue_states(db)] == expected
     migrate.migrate(path, to=4)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         assert [state for (state,) in db.execute(_STATES)] == expected
     migrate.migrate(path)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         assert [queue.state.value for queue in queue_states(db)] == expected
         active = [
             associated
@@ -215,7 +216,7 @@ def test_going_back_writes_what_happened_to_whole_routers(
 async def test_going_back_in_postgres_does_the_same(tmp_path: Path, postgres: PostgresCluster) -> None:
     path, url = tmp_path / "ntf.db", postgres.new_database()
     migrate.migrate(path)
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         fill_with_marked(db, 3, 2)
     async with connected(url) as moved:
         new = NewPostgresTables(moved)

@@ -31,6 +31,7 @@ SMALL = {
     "daemons": "those that run, and some that ran",
     "totals": "a row for each daemon",
     "schema_version": "a row for each migration",
+    "statement_listening": "a row",
 }
 "All other tables are filled."
 ON_PURPOSE = {
@@ -68,20 +69,29 @@ INSERT INTO handovers SELECT server_key, sub_key FROM subscriptions
     WHERE server_key <= {BUSY_ROUTERS} OR sub_key % 10 = 0;
 INSERT INTO handovers SELECT 1, -n FROM generate_series(1, {FEWER}) n;
 INSERT INTO statement_subscriptions
-    (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at)
+    (subscription_id, client_id, channel, device_token, is_call, created_at, updated_at, renewed_at, proven)
     SELECT int8send(n), int8send(n % 50000), 'apns',
-        int8send(n), false, 0, 0 FROM generate_series(1::bigint, {FEWER}) n;
+        int8send(n), false, 0, 0, n, n % 2 = 0 FROM generate_series(1::bigint, {FEWER}) n;
 INSERT INTO statement_rules
-    SELECT int8send(n), int8send(n % 1000), n
+    SELECT int8send(n), int8send(n % 1000), n, 0, CASE n % 1000 WHEN 0 THEN 1 ELSE 0 END
     FROM generate_series(1::bigint, {FEWER}) n;
 INSERT INTO statement_requests SELECT int8send(n), n FROM generate_series(1::bigint, {FEWER}) n;
 INSERT INTO statement_rates
     SELECT int8send(n), int8send(n), '', 0, n
     FROM generate_series(1::bigint, {FEWER}) n;
-INSERT INTO statement_pushes (subscription_id, statement_hash, sender, topic, accepted_at, keep_until)
-    SELECT int8send(n % 20000), int8send(n), '', '', 0, n
+INSERT INTO statement_pushes
+    (device_id, subscription_id, statement_hash, sender, topic, accepted_at, keep_until, outcome)
+    SELECT int8send(n % 20000), int8send(n % 20000), int8send(n), int8send(n % 1000), '', 0, n,
+        CASE n % 10 WHEN 0 THEN 'limited' ELSE 'sent' END
     FROM generate_series(1::bigint, {FEWER}) n;
-INSERT INTO pending_statements SELECT n, n, '', n % 100 = 0 FROM generate_series(1::bigint, {FEWER}) n;
+INSERT INTO pending_statements (push_key, sub_key, data, attempted, expires_at)
+    SELECT n, n, '', n % 100 = 0, n FROM generate_series(1::bigint, {FEWER}) n;
+INSERT INTO statement_devices
+    SELECT int8send(n), '', n % 2, n FROM generate_series(1::bigint, {FEWER}) n;
+INSERT INTO statement_registrations
+    (subscription_id, client_id, channel, device_token, is_call, code, created_at)
+    SELECT int8send(n), int8send(n), 'apns', int8send(n), false, '', n
+    FROM generate_series(1::bigint, {FEWER}) n;
 SET session_replication_role = origin;
 ANALYZE;
 """

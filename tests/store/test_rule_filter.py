@@ -16,8 +16,9 @@ from store import rule_filter
 from store.interface import StoreError
 from store.rule_filter import RuleFilter
 from store.sqlite import SqliteStore
+from store.statement_rate import WINDOW
 from store.statement_records import Accepted, Rule, RuleEdit
-from tests.store.test_contract_statements import accept, edit, rule, statement, subscribed
+from tests.store.test_contract_statements import NOW, accept, edit, rule, statement, subscribed
 
 NO_COMMIT_AFTER_A_DELETION = """
 CREATE TABLE never (id INTEGER PRIMARY KEY);
@@ -52,13 +53,14 @@ async def test_room_is_made_for_new_rules(store: SqliteStore, monkeypatch: pytes
     monkeypatch.setattr(rule_filter, "SMALLEST", 8)
     made = await subscribed(store, rule())
     kept: set[Rule] = set()
-    for _ in range(60):
+    for number in range(60):
         new, gone = {rule() for _ in range(10)}, set(random.sample(sorted(kept), len(kept) // 3))
         await edit(store, made, RuleEdit.ADD, *new)
         await edit(store, made, RuleEdit.REMOVE, *gone)
         kept = (kept | new) - gone
         asked = random.sample(sorted(kept), min(len(kept), 20))
-        found = await accept(store, *map(statement, asked), *map(statement, gone))
+        came = [statement(one) for one in (*asked, *gone)]
+        found = await accept(store, *came, now=NOW + number * WINDOW)
         assert len(found.pushes) == len(asked)
 
 
