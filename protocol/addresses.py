@@ -19,6 +19,9 @@ MAX_PORT_DIGITS = 5
 _HOST = rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,253}\])"
 "A name or an IPv4 address, or an IPv6 address in brackets: what can stand in an address text."
 _IS_HOST = re.compile(_HOST).fullmatch
+_PASSWORD = rb"[!-.0-9;-?A-~]{1,255}"
+"Printable, without what separates the parts of an address: `:`, `/`, `@`."
+_WITH_PASSWORD = re.compile(rb"(smp://[A-Za-z0-9_=-]+):(" + _PASSWORD + rb")(@[^@]+)")
 _ADDRESS = re.compile(
     rb"([a-z]+)://([A-Za-z0-9_=-]+)@(" + _HOST + rb"(?:," + _HOST + rb"){0,254})(?::([0-9]{1,5}))?"
 )
@@ -106,6 +109,31 @@ def parse_smp_server(text: str) -> SmpServer:
     return SmpServer(*_parse_address(text, b"smp"))
 
 
+@dataclass(frozen=True, slots=True)
+class SmpServerWithPassword:
+    """A router, and the password that it wants for creating queues and for acting as a proxy."""
+
+    server: SmpServer
+    password: bytes | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str:
+        """With the password: not for logs, errors or other people."""
+        text = str(self.server)
+        if self.password is None:
+            return text
+        identity, _, where = text.partition("@")
+        return f"{identity}:{self.password.decode('ascii')}@{where}"
+
+
+def parse_smp_server_with_password(text: str) -> SmpServerWithPassword:
+    """`smp://fingerprint:password@host`, or without the password."""
+    match = _WITH_PASSWORD.fullmatch(text.encode("utf-8", "surrogatepass"))
+    if match is None:
+        return SmpServerWithPassword(parse_smp_server(text))
+    return SmpServerWithPassword(parse_smp_server((match[1] + match[3]).decode()), match[2])
+
+
 def parse_ntf_server(text: str) -> NtfServer:
     return NtfServer(*_parse_address(text, b"ntf"))
 
@@ -187,8 +215,6 @@ def push_smp_queue_ntf(w: Writer, queue: SmpQueueNtf) -> None:
 
 
 def parse_smp_queue_ntf(text: bytes) -> SmpQueueNtf:
-    address, slash, notifier_id = text.rpartition(b"/")
-    if not slash:
-        raise DecodeError
+    address, _, notifier_id = text.rpartition(b"/")
     server = parse_smp_server(address.decode("ascii", "replace"))
     return SmpQueueNtf(server, EntityId(unb64(notifier_id)))

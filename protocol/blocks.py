@@ -22,8 +22,6 @@ def pad(message: bytes, size: int) -> bytes:
 
 
 def unpad(padded: bytes) -> bytes:
-    if len(padded) < PAD_LENGTH_SIZE:
-        raise DecodeError
     end = int.from_bytes(padded[:PAD_LENGTH_SIZE], "big") + PAD_LENGTH_SIZE
     if end > len(padded):
         raise DecodeError

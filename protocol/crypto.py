@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from struct import Struct
 
-from Crypto.Cipher import Salsa20
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ed448
@@ -20,6 +19,7 @@ from nacl.exceptions import CryptoError
 
 from protocol.encoding import Reader, Writer
 from protocol.errors import DecodeError
+from protocol.hiding import hides_bytes
 
 _NULL = _sodium.ffi.NULL
 
@@ -40,6 +40,7 @@ class BoxError(DecodeError):
     """A box does not open: wrong key, wrong nonce or changed bytes."""
 
 
+@hides_bytes
 @dataclass(frozen=True)
 class Ed25519PublicKey:
     raw: bytes
@@ -75,6 +76,7 @@ class Ed25519PrivateKey:
         return sodium.crypto_sign(message, self._pair[1])[:ED25519_SIGNATURE_SIZE]
 
 
+@hides_bytes
 @dataclass(frozen=True)
 class Ed448PublicKey:
     raw: bytes
@@ -115,6 +117,7 @@ class Ed448PrivateKey:
         return self._key.sign(message)
 
 
+@hides_bytes
 @dataclass(frozen=True)
 class X25519PublicKey:
     raw: bytes
@@ -265,6 +268,8 @@ _MASK = 0xFFFFFFFF
 
 
 def _hsalsa20_from_keystream(key: bytes) -> bytes:
+    from Crypto.Cipher import Salsa20  # it takes as long to import as the rest of this module
+
     w = _CORE.unpack(Salsa20.new(key, bytes(8)).encrypt(bytes(64)))
     diagonal = (w[0], w[5], w[10], w[15])
     head = [(word - sigma) & _MASK for word, sigma in zip(diagonal, _SIGMA, strict=True)]

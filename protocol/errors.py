@@ -15,6 +15,11 @@ class ErrorType:
         return self.text.decode("ascii", "backslashreplace")
 
     @property
+    def word(self) -> str:
+        """The kind of the error: its first word."""
+        return str(self).partition(" ")[0]
+
+    @property
     def without_text(self) -> str:
         """Only what the protocol fixes: fit for logs and for others, whatever the peer wrote behind it."""
         word, _, rest = str(self).partition(" ")
@@ -42,6 +47,7 @@ LARGE_MSG = ErrorType(b"LARGE_MSG")
 INTERNAL = ErrorType(b"INTERNAL")
 CRYPTO = ErrorType(b"CRYPTO")
 NO_SERVICE = ErrorType(b"NO_SERVICE")
+NAME_NO_RESOLVER = ErrorType(b"NAME NO_RESOLVER")
 PROXY_BASIC_AUTH = ErrorType(b"PROXY BASIC_AUTH")
 PROXY_NO_SESSION = ErrorType(b"PROXY NO_SESSION")
 

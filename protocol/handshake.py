@@ -9,6 +9,7 @@ from construct import Construct, ConstructError, Int16ub, Struct
 
 from protocol.blocks import BlockChain
 from protocol.errors import TE_PARSE, TE_VERSION, HandshakeError
+from protocol.hiding import hides_bytes
 from protocol.session_params import SessionParams
 from protocol.versions import VersionRange
 
@@ -24,6 +25,7 @@ class Agreed:
     receiving: BlockChain | None = field(default=None, repr=False)
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class Step:
     """What to send now (the content of a block), and the result once there is one."""

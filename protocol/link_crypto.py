@@ -18,6 +18,7 @@ from protocol.crypto import (
     open_box,
 )
 from protocol.encoding import NONCE_SIZE, CorrId, EntityId, Reader, nonce, short
+from protocol.hiding import hides_bytes
 
 LINK_ID_SIZE = 24
 LINK_KEY_SIZE = 32
@@ -25,14 +26,12 @@ FIXED_DATA_PADDED = 2008
 USER_DATA_PADDED = 13784
 
 
+@hides_bytes
 class ContactLinkKeys(NamedTuple):
     """A contact link is found by an id that its key gives; an invitation's id is made by the router."""
 
     link_id: EntityId
     data_key: bytes
-
-    def __repr__(self) -> str:
-        return "ContactLinkKeys()"
 
 
 def sender_id_of(corr_id: CorrId) -> EntityId:

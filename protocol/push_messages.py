@@ -10,6 +10,7 @@ from protocol.blocks import pad, unpad
 from protocol.crypto import box, open_box
 from protocol.encoding import Reader, Writer, b64, nonce, unb64
 from protocol.errors import DecodeError
+from protocol.hiding import hides_bytes
 
 PUSH_PADDING = 3072
 NMSG_META_PADDING = 128
@@ -65,6 +66,7 @@ def open_push(secret: bytes, push_nonce: bytes, boxed: bytes) -> bytes:
     return unpad(open_box(secret, nonce(push_nonce), boxed))
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class NmsgMeta:
     """Which message arrived and when, as the router tells the recipient."""

@@ -40,7 +40,8 @@ class QueueUri:
         """Otherwise the recipient does it, with the key in the confirmation."""
         return self.mode is QueueMode.MESSAGING
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """For whom it is meant: whoever has it can use the queue."""
         lowest = self.versions.min
         server, later_hosts = self.server, ""
         if lowest < CLIENT_SEVERAL_HOSTS:

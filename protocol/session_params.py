@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from protocol import versions
 from protocol.crypto import Ed25519PrivateKey, Ed25519PublicKey, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import EntityId
+from protocol.hiding import hides_bytes
 from protocol.versions import VersionRange
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class ServiceSession:
     """A service during one session; its client also holds the private half of the session key."""

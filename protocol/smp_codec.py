@@ -1,4 +1,4 @@
-"""How SMP commands and router messages stand on the wire, in versions 6 to 19."""
+"""How SMP commands and router messages stand on the wire, in versions 6 to 20."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from protocol.encoding import NONCE_SIZE, EntityId, Reader, Writer, new_tuple
 from protocol.error_codec import decode_error, encode_smp_error
 from protocol.errors import DecodeError
 from protocol.ids_hash import IDS_HASH_SIZE, NO_IDS
+from protocol.names import pull_name, pull_name_record, push_name, push_name_record
 from protocol.smp_messages import (
     Ack,
     Alls,
@@ -53,7 +54,9 @@ from protocol.smp_messages import (
     QueueSet,
     Rfwd,
     Rkey,
+    Rname,
     Rres,
+    Rslv,
     Send,
     Skey,
     SmpCommand,
@@ -365,6 +368,12 @@ SMP_COMMANDS: Codec[SmpCommand] = Codec(
         b"PRXY": Spec(Prxy, _pull_prxy, _push_prxy, CredentialRule.NOTHING),
         b"PFWD": Spec(Pfwd, _pull_pfwd, _push_pfwd, CredentialRule.ENTITY_BARE),
         b"RFWD": _body_spec(Rfwd, CredentialRule.NOTHING),
+        b"RSLV": Spec(
+            Rslv,
+            lambda r, v: Rslv(pull_name(r)),
+            lambda w, c, v: push_name(w, c.name),
+            CredentialRule.NOTHING,
+        ),
         b"NSUB": Spec(Nsub),
         b"NSUBS": _queues_spec(Nsubs, SMP_RCV_SERVICE, b"NSUBS"),
         b"PING": Spec(Ping, credentials=CredentialRule.NOTHING),
@@ -400,6 +409,11 @@ SMP_MESSAGES: Codec[SmpMessage] = Codec(
         b"PKEY": Spec(Pkey, _pull_pkey, _push_pkey),
         b"PRES": _body_spec(Pres),
         b"RRES": _body_spec(Rres),
+        b"RNAME": Spec(
+            Rname,
+            lambda r, v: Rname(pull_name_record(r)),
+            lambda w, m, v: push_name_record(w, m.record),
+        ),
         b"INFO": Spec(Info, lambda r, v: Info(r.pull_tail()), lambda w, m, v: w.push_bytes(m.json)),
         b"OK": Spec(Ok),
         b"ERR": Spec(

@@ -40,6 +40,7 @@ from protocol.handshake import (
     offered_range,
     parse_hello,
 )
+from protocol.hiding import hides_bytes
 from protocol.session_params import RouterProof, ServiceSession, smp_params
 from protocol.signed_key import (
     CertificateChain,
@@ -102,6 +103,7 @@ ClientHello = Struct(
 )
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class ServiceLogin:
     """A service client's identity for one session: `session_key` is fresh, `signer` the certificate's key."""

@@ -10,6 +10,8 @@ from protocol.addresses import SmpServer
 from protocol.crypto import AuthPublicKey, X25519PublicKey
 from protocol.encoding import EntityId
 from protocol.errors import ErrorType
+from protocol.hiding import hides_bytes
+from protocol.names import NameRecord
 from protocol.versions import VersionRange
 
 
@@ -51,6 +53,7 @@ class NotifierIds:
     dh_key: X25519PublicKey
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class QueueSet:
     """A set of queues by size and XOR hash. Before v19 the hash is unknown."""
@@ -108,6 +111,7 @@ class Get:
     pass
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class Ack:
     message_id: bytes
@@ -201,6 +205,13 @@ class Rfwd:
     body: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Rslv:
+    """Asks which contacts and channels a name leads to."""
+
+    name: str = field(repr=False)
+
+
 SmpCommand = (
     New
     | Sub
@@ -226,6 +237,7 @@ SmpCommand = (
     | Prxy
     | Pfwd
     | Rfwd
+    | Rslv
 )
 
 # Router messages
@@ -257,20 +269,19 @@ class Soks:
     queues: QueueSet
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class Msg:
     message_id: bytes
     body: bytes = field(repr=False)
 
 
+@hides_bytes
 class Nmsg(NamedTuple):
     """A tuple, not a dataclass: eighty of them come in a block, and a tuple is made in half the time."""
 
     nonce: bytes
     meta: bytes
-
-    def __repr__(self) -> str:
-        return "Nmsg()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +304,7 @@ class Alls:
     pass
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class Info:
     json: bytes
@@ -343,6 +355,11 @@ class Rres:
     body: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Rname:
+    record: NameRecord = field(repr=False)
+
+
 SmpMessage = (
     Ids
     | Lnk
@@ -358,6 +375,7 @@ SmpMessage = (
     | Pkey
     | Pres
     | Rres
+    | Rname
     | Info
     | Ok
     | Err

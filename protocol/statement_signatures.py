@@ -12,6 +12,10 @@ import sr25519
 
 from protocol.statements import HASH_SIZE, Proof, Scheme, Signed, signed_part
 
+_NEUTRAL_KEY = bytes(32)
+"""The neutral element: an all-zero signature by it is right for every message. The group of sr25519
+(ristretto255) has a prime order and one encoding of each element, so there is no other key of small order."""
+
 
 def is_genuine(encoded: bytes, proof: Proof | None) -> bool:
     """Whether the proof of an encoded statement is a signature of it by the signer named. Never raises."""
@@ -23,6 +27,8 @@ def is_genuine(encoded: bytes, proof: Proof | None) -> bool:
 
 def verify_sr25519(signature: bytes, message: bytes, public_key: bytes) -> bool:
     """In the signing context `substrate`."""
+    if public_key == _NEUTRAL_KEY:
+        return False
     try:
         return bool(sr25519.verify(signature, message, public_key))
     except ValueError:

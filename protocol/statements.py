@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from protocol.encoding import Reader, Writer, new_tuple
 from protocol.errors import DecodeError
+from protocol.hiding import hides_bytes
 
 FIELD_SIZE = 32
 "Keys, channels and topics."
@@ -67,6 +68,7 @@ _BEFORE_SIGNATURE = 3
 "Bytes of a signed statement: the count of its fields, the proof's tag, its variant."
 
 
+@hides_bytes
 class Signed(NamedTuple):
     """A proof that the holder of a key made the statement."""
 
@@ -75,6 +77,7 @@ class Signed(NamedTuple):
     signer: bytes
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class OnChain:
     """A proof that only the chain can check: an event of a block."""
@@ -87,6 +90,7 @@ class OnChain:
 Proof = Signed | OnChain
 
 
+@hides_bytes
 class Statement(NamedTuple):
     """Do not print."""
 

@@ -57,7 +57,7 @@ def push_version_range(w: Writer, versions: VersionRange) -> None:
 
 NTF_VERSIONS = VersionRange(1, 3)
 NTF_LEGACY = VersionRange(1, 1)
-SMP_VERSIONS = VersionRange(6, 19)
+SMP_VERSIONS = VersionRange(6, 20)
 SMP_LEGACY = VersionRange(6, 6)
 
 NTF_ALPN = b"ntf/1"

@@ -17,9 +17,14 @@ from python_socks.async_.asyncio import Proxy
 
 from protocol.addresses import ServerAddress, canonical_host
 from smp_client.errors import ConnectFailed, WrongIdentity
-from transport.address_guard import AddressGuard, is_onion
+from transport.address_guard import AddressGuard, ForbiddenAddressError, is_onion
 from transport.errors import IdentityMismatch, TransportError
 from transport.streams import TlsStream, connect, connect_socket
+
+MAX_HOSTS = 4
+"Hosts of one server that are tried; an address may name 255."
+MAX_ATTEMPTS = 8
+"Connections for one dial, over all hosts and their addresses."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +37,17 @@ class NetworkConfig:
     "Use the proxy for public hosts too; then names are resolved by the proxy."
     prefer_onion: bool = False
     "Try .onion hosts first. Without a proxy they are not tried at all."
+    onion_only: bool = False
+    "Try no other hosts."
 
 
 def hosts_to_try(hosts: Sequence[str], config: NetworkConfig) -> list[str]:
-    """The reachable hosts in canonical form, best first; within a kind the server's own order counts."""
-    reachable = [host for host in map(canonical_host, hosts) if config.socks_proxy or not is_onion(host)]
-    return sorted(reachable, key=lambda host: is_onion(host) is not config.prefer_onion)
+    """At most `MAX_HOSTS` reachable hosts in canonical form, best first; within a kind in the given order."""
+    names = dict.fromkeys(map(canonical_host, hosts))
+    reachable = [host for host in names if config.socks_proxy or not is_onion(host)]
+    if config.onion_only:
+        reachable = list(filter(is_onion, reachable))
+    return sorted(reachable, key=lambda host: is_onion(host) is not config.prefer_onion)[:MAX_HOSTS]
 
 
 class Dialer:
@@ -70,7 +80,7 @@ class Dialer:
 
         async def dial_host(host: str, share: float) -> TlsStream:
             async with asyncio.timeout(share):
-                return await self._dial_host(host, server, context, share)
+                return await self._dial_host(host, server, context, share, MAX_ATTEMPTS // len(hosts))
 
         hosts = hosts_to_try(server.hosts, self._config)
         if not hosts:
@@ -83,7 +93,7 @@ class Dialer:
             raise ConnectFailed(_reason(error)) from None
 
     async def _dial_host(
-        self, host: str, server: ServerAddress, context: SSL.Context, timeout: float
+        self, host: str, server: ServerAddress, context: SSL.Context, timeout: float, attempts: int
     ) -> TlsStream:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -96,7 +106,9 @@ class Dialer:
 
         if self._config.socks_proxy is None or not (self._config.proxy_all or is_onion(host)):
             addresses = await self._guard.addresses(host, timeout)
-            return await _first_of(addresses, deadline - loop.time(), dial_address)
+            return await _first_of(addresses[:attempts], deadline - loop.time(), dial_address)
+        if not self._guard.permits(host):
+            raise ForbiddenAddressError
         proxy = Proxy.from_url(self._config.socks_proxy, rdns=True, forward=_ToProxy())
         sock = await proxy.connect(host.strip("[]"), port, timeout)
         return await connect(
@@ -131,7 +143,7 @@ def _reason(error: Exception) -> str:
         return os.strerror(error.errno)
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    return str(error)
 
 
 async def _first_of(

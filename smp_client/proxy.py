@@ -10,7 +10,7 @@ neither the command nor which queue it is for; the destination does not see who 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -25,7 +25,20 @@ from protocol.proxy import ClientLayer
 from protocol.session_params import smp_params
 from protocol.signed_key import open_signed_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
-from protocol.smp_messages import Err, Lget, Lkey, Pfwd, Pkey, Pres, Prxy, Send, Skey, SmpCommand, SmpMessage
+from protocol.smp_messages import (
+    Err,
+    Lget,
+    Lkey,
+    Pfwd,
+    Pkey,
+    Pres,
+    Prxy,
+    Rslv,
+    Send,
+    Skey,
+    SmpCommand,
+    SmpMessage,
+)
 from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRange
 from smp_client.errors import BadAnswer, CannotSend, WrongIdentity
 from smp_client.requests import CORR_ID_SIZE
@@ -34,7 +47,7 @@ from transport.errors import TransportError
 from transport.identity import check_chain
 from transport.shared_attempts import SharedAttempts
 
-SenderCommand = Send | Skey | Lkey | Lget
+SenderCommand = Send | Skey | Lkey | Lget | Rslv
 "What a proxy forwards."
 Command = Outgoing[SmpCommand]
 "Of a sender, about a queue or a link; its correlation id is also the nonce of its encryption."
@@ -59,8 +72,8 @@ class ProxyConfig:
     proxies: tuple[SmpServer, ...] = ()
     known: tuple[SmpServer, ...] = ()
     "The user's own routers."
-    password: bytes | None = field(default=None, repr=False)
-    "Of the proxies."
+    passwords: Mapping[SmpServer, bytes] = field(default_factory=dict, repr=False)
+    "Of the proxies that want one."
 
     def wants_proxy(self, server: SmpServer) -> bool:
         if self.policy is ProxyPolicy.UNKNOWN:
@@ -199,7 +212,9 @@ class Sender:
         return await self._opening.share((proxy, server), lambda: self._open(proxy, server))
 
     async def _open(self, proxy: SmpServer, server: SmpServer) -> Route | Err:
-        route = await open_route(await self._sessions(proxy), server, self._config.password, self._now)
+        route = await open_route(
+            await self._sessions(proxy), server, self._config.passwords.get(proxy), self._now
+        )
         if isinstance(route, Route):
             self._routes[proxy, server] = route
         return route

@@ -34,6 +34,7 @@ from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoi
 from protocol.crypto import AuthPrivateKey
 from protocol.encoding import NO_ENTITY, NONCE_SIZE, CorrId, EntityId, new_tuple
 from protocol.errors import DecodeError, HandshakeError, TooLarge
+from protocol.hiding import hides_bytes
 from protocol.session_params import SessionParams
 from smp_client.errors import (
     BadAnswer,
@@ -75,6 +76,7 @@ class SessionConfig:
 SESSION_DEFAULTS = SessionConfig()
 
 
+@hides_bytes
 class Request(NamedTuple, Generic[Out]):
     """A command, whom it is about, and the key that authorises it."""
 

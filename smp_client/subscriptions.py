@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from protocol.encoding import EntityId
 from protocol.errors import AUTH, SERVICE_ERRORS
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.smp_messages import Deld, End, Err, Ok, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
@@ -20,6 +22,9 @@ ENDED = SubEvent(SubInput.ENDED)
 DELETED = SubEvent(SubInput.QUEUE_DELETED)
 REFUSED = SubEvent(SubInput.REFUSED)
 SERVICE_REFUSED = SubEvent(SubInput.SERVICE_REFUSED)
+
+_TEMPORARY_ERRORS = frozenset({"INTERNAL", "STORE", "QUOTA"})
+"Errors that describe the router's condition, not the queue or the service."
 
 QUEUE_EVENTS: Mapping[type[SmpMessage], SubEvent] = {End: ENDED, Deld: DELETED}
 "What messages of a router mean for the state of their queue."
@@ -48,7 +53,7 @@ class WaitingQueues(Generic[Q]):
     """Queues to be subscribed soon, in order of arrival.
 
     Bounded: beyond `limit`, or where the room is full, only the fact remains that there are more
-    (`overflowed`), and the owner looks for them where they are stored.
+    (`overflowed`) and from when on they can be tried; the owner then reads them from the store.
     """
 
     def __init__(self, limit: int, room: WaitingRoom | None = None) -> None:
@@ -57,10 +62,19 @@ class WaitingQueues(Generic[Q]):
         self._taken = 0
         self._ready: dict[EntityId, Q] = {}
         self._later: dict[EntityId, tuple[float, Q]] = {}
-        self.overflowed = False
+        self._overflow_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._later)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether some queues are only in the store."""
+        return self._overflow_at is not None
+
+    def is_overflow_due(self, now: float) -> bool:
+        """Whether it is time to read them from there."""
+        return self._overflow_at is not None and self._overflow_at <= now
 
     @property
     def _is_full(self) -> bool:
@@ -74,7 +88,7 @@ class WaitingQueues(Generic[Q]):
 
     def add(self, queue: Q) -> None:
         if self._is_full:
-            self.overflowed = True
+            self._overflow_at = -math.inf
             return
         self._later.pop(queue.notifier_id, None)
         self._ready[queue.notifier_id] = queue
@@ -84,7 +98,7 @@ class WaitingQueues(Generic[Q]):
         """Try these again, but not before `at`."""
         for queue in queues:
             if self._is_full:
-                self.overflowed = True
+                self._overflow_at = at if self._overflow_at is None else min(at, self._overflow_at)
                 return
             self._later[queue.notifier_id] = (at, queue)
             self._count()
@@ -99,7 +113,7 @@ class WaitingQueues(Generic[Q]):
         self._ready.clear()
         self._later.clear()
         self._count()
-        self.overflowed = False
+        self._overflow_at = None
 
     def take(self, limit: int, now: float) -> list[Q]:
         """The next batch."""
@@ -114,7 +128,8 @@ class WaitingQueues(Generic[Q]):
 
     def next_at(self) -> float | None:
         """When the earliest of those put off is due."""
-        return min((at for at, _ in self._later.values()), default=None)
+        overflow = () if self._overflow_at is None else (self._overflow_at,)
+        return min((*overflow, *(at for at, _ in self._later.values())), default=None)
 
 
 class Flight:
@@ -139,6 +154,7 @@ class Flight:
         return True
 
 
+@hides_bytes
 @dataclass(slots=True)
 class SubscribeOutcomes:
     """The answers to a batch of NSUBs, sorted by what is to be done."""
@@ -146,8 +162,8 @@ class SubscribeOutcomes:
     associated: list[EntityId] = field(default_factory=list)
     individual: list[EntityId] = field(default_factory=list)
     changed: list[tuple[EntityId, SubEvent]] = field(default_factory=list)
-    unanswered: list[EntityId] = field(default_factory=list)
-    "Time-outs and lost connections change nothing: these are tried again."
+    retried: list[EntityId] = field(default_factory=list)
+    "Timeouts, lost connections and temporary errors of the router leave a queue as it is."
     service_failed: bool = False
     "A queue was refused because of the service, or bound to another one than ours."
 
@@ -167,13 +183,29 @@ def sort_outcomes(
                 outcomes.changed.append((notifier_id, SERVICE_REFUSED))
         elif isinstance(answer, Sok | Ok):
             outcomes.individual.append(notifier_id)
-        elif isinstance(answer, ClientError) and not isinstance(answer, BadAnswer | CannotSend):
-            outcomes.unanswered.append(notifier_id)
+        elif _says_nothing_of_the_queue(answer):
+            outcomes.retried.append(notifier_id)
         else:
             event = refusal(answer)
             outcomes.service_failed |= event is SERVICE_REFUSED
             outcomes.changed.append((notifier_id, event))
     return outcomes
+
+
+def _says_nothing_of_the_queue(answer: SmpMessage | ClientError) -> bool:
+    if isinstance(answer, ClientError):
+        return not isinstance(answer, BadAnswer | CannotSend)
+    return is_temporary(answer)
+
+
+def is_temporary(answer: SmpMessage | ClientError) -> bool:
+    """Whether the router answered that it cannot serve the request now."""
+    return isinstance(answer, Err) and answer.error.word in _TEMPORARY_ERRORS
+
+
+def error_text(answer: SmpMessage | ClientError) -> str:
+    """The error for the log, without what the peer wrote behind it."""
+    return answer.error.without_text if isinstance(answer, Err) else "an unexpected message"
 
 
 def refusal(answer: SmpMessage | ClientError) -> SubEvent:

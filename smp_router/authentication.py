@@ -5,7 +5,6 @@ Whatever is wrong, the answer is AUTH and costs the same: a dummy key is checked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from protocol.connection import Received
@@ -23,17 +22,16 @@ from smp_router.services import Service
 Request = Received[Any]
 
 
-def _check(client: Client, key: AuthPublicKey | None, request: Request) -> None:
-    _check_any(client, () if key is None else (key,), request)
-
-
-def _check_any(client: Client, keys: Sequence[AuthPublicKey], request: Request) -> None:
-    """One of these keys must have authorised the request; without any, a dummy one is checked."""
+def is_authorised(client: Client, key: AuthPublicKey | None, request: Request) -> bool:
+    """Whether the request was authorised with this key; without one, a dummy is checked."""
     prefix = b""
     if request.raw.service_signature is not None and client.params.service is not None:
         prefix = client.params.service.fingerprint
-    client.extra_keys += max(len(keys) - 1, 0)
-    if not any(verify(client.params, key, request.raw, prefix) for key in keys or (None,)):
+    return verify(client.params, key, request.raw, prefix)
+
+
+def _check(client: Client, key: AuthPublicKey | None, request: Request) -> None:
+    if not is_authorised(client, key, request):
         raise ProtocolError(AUTH)
 
 
@@ -44,9 +42,20 @@ def creator(broker: Broker, client: Client, request: Request) -> None:
 
 def recipient(broker: Broker, client: Client, request: Request) -> Queue:
     queue = broker.state.queues.by_recipient(request.entity_id)
-    _check_any(client, () if queue is None else queue.recipient_keys, request)
+    keys = () if queue is None else queue.recipient_keys
+    if len(keys) > 1:
+        if client.proven_key not in keys:
+            raise ProtocolError(AUTH)
+    else:
+        _check(client, keys[0] if keys else None, request)
     assert queue is not None
     return queue
+
+
+def several_keys(broker: Broker, request: Request) -> tuple[AuthPublicKey, ...]:
+    """The keys of a queue that has more than one: checking them takes long, so that it is done beforehand."""
+    queue = broker.state.queues.by_recipient(request.entity_id)
+    return () if queue is None or len(queue.recipient_keys) < 2 else queue.recipient_keys
 
 
 def securing_sender(broker: Broker, client: Client, request: Received[Skey]) -> Queue:

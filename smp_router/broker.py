@@ -14,10 +14,11 @@ from protocol.push_messages import NmsgMeta
 from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
 from smp_router.client import Client, Reception, RouterMessage
 from smp_router.config import RouterConfig
-from smp_router.queues import Notifier, Prepared, Queue, StoredMessage
+from smp_router.queues import MESSAGE_BYTES, Notifier, Prepared, Queue, StoredMessage
 from smp_router.relays import Relays
 from smp_router.services import Service
 from smp_router.state import RouterState
+from smp_router.storage import Holdings, share
 from smp_router.subscriptions import Subscriptions
 
 ALL_SENT = NO_ENTITY
@@ -26,6 +27,10 @@ RECEPTIONS_UNCHECKED = 1000
 "A client that has no more than these is not looked through for queues that are gone."
 EXPIRED_AT_ONCE = 500
 "Queues looked at before others have their turn."
+
+
+RESERVED_MESSAGES = 4
+"Of each queue: taken also where all queues together have too many."
 
 
 class Broker:
@@ -53,16 +58,26 @@ class Broker:
 
         Whoever has a certificate is a service, so they are limited: those without queues make room.
         """
-        state, limit = self.state, self.config.max_services
-        if state.services.find(service.fingerprint, service.role) is None and len(state.services) >= limit:
-            unused = (s for s in state.services if not s.queue_ids and s not in self._connected)
-            idle = next(unused, None)
-            if idle is None:
-                return None
-            state.delete_service(idle)
+        state = self.state
+        if state.services.find(service.fingerprint, service.role) is None and not self._has_room_for(service):
+            return None
         known = state.find_or_create_service(service)
         self._connected[known] += 1
         return known
+
+    def _has_room_for(self, service: Service) -> bool:
+        """After those that have no queues made room, its own address's first."""
+        state, limit = self.state, self.config.max_services
+        most = share(limit, self.config.address_share_percent)
+        crowded = service.creator is not None and state.services.created_by(service.creator) >= most
+        if not crowded and len(state.services) < limit:
+            return True
+        unused = (s for s in state.services if not s.queue_ids and s not in self._connected)
+        idle = next((s for s in unused if not crowded or s.creator == service.creator), None)
+        if idle is None:
+            return False
+        state.delete_service(idle)
+        return True
 
     def service_left(self, service: Service) -> None:
         self._connected[service] -= 1
@@ -130,6 +145,9 @@ class Broker:
             if client is not by:
                 client.event(queue_id, Deld())
 
+    def is_subscribed(self, client: Client) -> bool:
+        return self.recipients.has(client) or self.notifiers.has(client)
+
     def release(self, client: Client) -> None:
         self.recipients.release(client)
         self.notifiers.release(client)
@@ -156,22 +174,42 @@ class Broker:
         self.state.delete_queue(queue)
 
     async def expire(self) -> None:
-        """Forget old messages, and queues that their recipients suspended long ago."""
+        """Forget old messages, and queues that were suspended long ago or never used."""
         now = self.timestamp()
         for number, queue in enumerate(self.state.queues):
             if number % EXPIRED_AT_ONCE == EXPIRED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if self.state.queues.by_recipient(queue.recipient_id) is not queue:
                 continue
-            suspended = queue.suspended_at
-            if suspended is not None and suspended < now - self.config.suspended_ttl:
+            if self._is_over(queue, now):
                 self.delete_queue(queue)
                 self.counts["queues_expired"] += 1
             else:
-                expired = self.state.expire(queue, int(now - self.config.message_ttl))
-                self.counts["messages_expired"] += expired
+                self.expire_messages(queue)
+
+    def expire_messages(self, queue: Queue) -> None:
+        """Forget the queue's messages that nobody took in time."""
+        before = int(self.timestamp() - self.config.message_ttl)
+        self.counts["messages_expired"] += self.state.expire(queue, before)
+
+    def _is_over(self, queue: Queue, now: float) -> bool:
+        suspended, unused = queue.suspended_at, queue.unused_since
+        if suspended is not None and suspended < now - self.config.suspended_ttl:
+            return True
+        return (
+            unused is not None
+            and unused < now - self.config.unused_ttl
+            and self.recipients.subscriber(queue.recipient_id) is None
+        )
 
     # Messages
+
+    def has_room(self, queue: Queue, command: Send) -> bool:
+        """A few messages are taken of each queue, however many others there are in all."""
+        storage, more = self.state.storage, Holdings(message_bytes=MESSAGE_BYTES + len(command.body))
+        if not storage.fits_share(queue.creator, more, self.config):
+            return False
+        return len(queue.messages) < RESERVED_MESSAGES or storage.fits(more, self.config)
 
     def send(self, queue: Queue, command: Send, corr_id: CorrId = NO_CORR) -> StoredMessage | None:
         """Store a message, and the NMSG that goes with it; None if the queue is full."""

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 from protocol.commands import Codec
 from protocol.connection import Outgoing
+from protocol.crypto import AuthPublicKey
 from protocol.encoding import NO_CORR, EntityId
+from protocol.hiding import hides_bytes
 from protocol.session_params import SessionParams
 from protocol.smp_codec import SMP_MESSAGES
-from protocol.smp_messages import Lnk, Msg, Pkey, Pres, Rres, SmpMessage
+from protocol.smp_messages import Alls, Lnk, Msg, Pkey, Pres, Rres, SmpMessage, Soks
 from protocol.versions import SMP_BLOCK_SIZE
 from smp_router.client_limits import Allowance
 from smp_router.queues import Prepared
 from smp_router.state import Records
+from smp_router.storage import Creator
 
 RouterMessage = SmpMessage | Prepared
 SMALL_MESSAGE = 205
 "About eighty events or answers fill a block."
-_FILL_A_BLOCK = frozenset({Msg, Pkey, Pres, Rres})
+_ALONE_IN_A_BLOCK = frozenset({Alls, Msg, Soks})
+_FILL_A_BLOCK = frozenset({*_ALONE_IN_A_BLOCK, Pkey, Pres, Rres})
 ROOM = 16 * SMP_BLOCK_SIZE
 "Bytes in the outbox below which more is put into it."
 
@@ -36,6 +42,7 @@ class RouterMessages(Codec[RouterMessage]):
 ROUTER_MESSAGES = RouterMessages(SMP_MESSAGES.specs)
 
 
+@hides_bytes
 @dataclass(slots=True)
 class Reception:
     """How this client receives from one queue: by SUB (also through its service) or by GET, never both."""
@@ -72,13 +79,21 @@ class Client:
         "Commands that are under way to other routers."
         self.connecting = 0
         "PRXY commands among them."
-        self.extra_keys = 0
-        "Keys beyond one for each command that were tried since others had their turn."
+        self.proven_key: AuthPublicKey | None = None
+        "Of the queue's several recipient keys, the one that authorised the command that is carried out."
         self.wake = asyncio.Event()
         self._max_unsent = max_unsent
-        self._gone = False
+        self._gone = self._collecting = False
+        self.sent = asyncio.Event()
+        "Nothing waits to be sent, or the client is gone."
+        self.sent.set()
         self._room = asyncio.Event()
         self._room.set()
+
+    @property
+    def creator(self) -> Creator | None:
+        """Whose share of the storage it uses."""
+        return None if self.allowance is None else self.allowance.creator
 
     def depend(self) -> None:
         """What is sent from now on follows from what has changed until now."""
@@ -97,7 +112,8 @@ class Client:
         if self.unsent >= ROOM:
             self._room.clear()
         self.overrun = self.overrun or self.unsent > self._max_unsent
-        self.wake.set()
+        self.sent.clear()
+        self._wake()
 
     def offer(self, entity_id: EntityId) -> None:
         """Something is stored for this client under `entity_id`."""
@@ -105,7 +121,22 @@ class Client:
             return
         self.depend()
         self.offers[entity_id] = None
-        self.wake.set()
+        self.sent.clear()
+        self._wake()
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """What is pushed meanwhile is sent together: a block is as large for one answer as for eighty."""
+        self._collecting = True
+        try:
+            yield
+        finally:
+            self._collecting = False
+            self.wake.set()
+
+    def _wake(self) -> None:
+        if not self._collecting or not self.has_room:
+            self.wake.set()
 
     @property
     def has_room(self) -> bool:
@@ -140,8 +171,18 @@ class Client:
         self.outbox.clear()
         self.offers.clear()
         self._room.set()
+        self.sent.set()
         self.wake.set()
         return unsent
+
+
+def in_blocks(batch: Iterable[Outgoing[RouterMessage]]) -> Iterator[list[Outgoing[RouterMessage]]]:
+    """What may share blocks: some clients read only the first transmission of those that answer SUBS."""
+    for alone, group in groupby(batch, lambda outgoing: type(outgoing.message) in _ALONE_IN_A_BLOCK):
+        if alone:
+            yield from ([outgoing] for outgoing in group)
+        else:
+            yield list(group)
 
 
 def _size(outgoing: Outgoing[RouterMessage]) -> int:

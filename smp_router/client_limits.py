@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
+from hashlib import blake2b
 
 from protocol.blocks import MAX_BATCH
 from smp_router.config import RouterConfig
+from smp_router.storage import Creator
+from transport.budget import BudgetConfig
 from transport.limits import Bucket, Rate, RateLimiter, source_of
 
 PAUSE = 0.05
 "Seconds between looks whether a client that was too fast may go on."
-HOUR = 3600.0
+MINUTE, HOUR = 60.0, 3600.0
+
+
+FAILURES_PER_SECOND = 20.0
+"Failed authorisations of one address that are forgotten each second."
+
+
+def budget_config(config: RouterConfig) -> BudgetConfig:
+    """What the CPU budget allows each address."""
+    return BudgetConfig(
+        share=config.address_cpu_percent / 100,
+        failures=Rate(per_second=FAILURES_PER_SECOND, burst=config.address_failures_burst),
+    )
 
 
 def _rate(per_second: int, burst: int) -> Rate:
@@ -30,9 +46,15 @@ class ClientLimits:
     """Of all clients."""
 
     def __init__(self, config: RouterConfig) -> None:
+        self._key = secrets.token_bytes(32)
         self.connection = _rate(config.commands_per_second, config.commands_burst)
         self.address = RateLimiter(_rate(config.address_commands_per_second, config.address_commands_burst))
         self.queues = RateLimiter(Rate.over(config.address_queues_per_hour, HOUR))
+        self.relays = RateLimiter(Rate.over(config.address_relays_per_minute, MINUTE))
+
+    def creator(self, source: str) -> Creator:
+        """Whose share of the storage is used: no address, and nothing that leads to one."""
+        return int.from_bytes(blake2b(source.encode(), digest_size=8, key=self._key).digest(), "big")
 
     def of(self, address: str) -> Allowance:
         return Allowance(self, source_of(address))
@@ -44,6 +66,7 @@ class Allowance:
     def __init__(self, limits: ClientLimits, source: str) -> None:
         self._limits = limits
         self._source = source
+        self.creator = limits.creator(source)
         self._clock = asyncio.get_running_loop().time
         self._bucket = Bucket(limits.connection, self._clock())
 
@@ -55,3 +78,6 @@ class Allowance:
 
     def new_queue(self) -> bool:
         return self._limits.queues.allows(self._source, self._clock())
+
+    def new_relay(self) -> bool:
+        return self._limits.relays.allows(self._source, self._clock())

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from protocol import smp_messages as smp
 from protocol.connection import Received
-from protocol.encoding import CorrId
+from protocol.crypto import AuthPublicKey, X25519PublicKey
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import (
     AUTH,
     CMD_PROHIBITED,
     CMD_SYNTAX,
     LARGE_MSG,
+    NAME_NO_RESOLVER,
     NO_MSG,
     QUOTA,
     SERVICE,
@@ -35,9 +37,13 @@ from smp_router.client import Client, Reception
 from smp_router.proxy_commands import proxy_forward, proxy_session, relay_forward
 from smp_router.queues import Link, Notifier, Queue, StoredMessage, agree_secret, new_id
 from smp_router.services import Service
+from smp_router.storage import Creator, Holdings
 
 CORR_ID_SIZE = 24
 "Of ids that are random, as the protocol wants them: the same one again is the same command again."
+
+MAX_RECIPIENT_KEYS = 32
+"Of one queue: each may have to be tried for each command."
 
 Response = SmpMessage | Coroutine[Any, Any, SmpMessage]
 "What has to wait for another router is a coroutine; it raises ProtocolError as the others do."
@@ -55,6 +61,13 @@ class Handler(NamedTuple):
     "Taken from a proxy, in the name of one of its clients."
 
 
+def keys_to_try(broker: Broker, request: Request) -> tuple[AuthPublicKey, ...]:
+    """Keys of which one must have authorised the command. `respond` relies on `proven_key` for them."""
+    if HANDLERS[type(request.message)].authenticate is not authentication.recipient:
+        return ()
+    return authentication.several_keys(broker, request)
+
+
 def respond(broker: Broker, client: Client, request: Request) -> Response:
     """Carry out a command. Raises ProtocolError with the answer it deserves."""
     handler = HANDLERS[type(request.message)]
@@ -65,6 +78,8 @@ def respond(broker: Broker, client: Client, request: Request) -> Response:
         _refuse_blocked(subject)
     if broker.state.records.failing and handler.authenticate is not authentication.nobody:
         raise ProtocolError(store_error("not available"))
+    if isinstance(subject, Queue):
+        broker.state.use(subject)
     return handler.run(broker, client, request, subject)
 
 
@@ -78,12 +93,37 @@ def _refuse_unless(condition: bool, error: ErrorType) -> None:
         raise ProtocolError(error)
 
 
+def _refuse_beyond(broker: Broker, creator: Creator | None, more: Holdings) -> None:
+    storage, config = broker.state.storage, broker.config
+    _refuse_unless(storage.fits(more, config) and storage.fits_share(creator, more, config), QUOTA)
+
+
+def _refuse_beyond_service(broker: Broker, service: Service | None, queue_id: EntityId = NO_ENTITY) -> None:
+    """Queues that are the service's already may be subscribed again."""
+    if service is not None and broker.state.services.owner(queue_id) is not service:
+        _refuse_unless(len(service.queue_ids) < broker.config.max_service_queues, QUOTA)
+
+
+def _count_drift(broker: Broker, told: smp.QueueSet | None, service: Service) -> None:
+    """Services of versions that tell no count, or do not know it, cannot differ."""
+    if told is not None and told.count >= 0 and told != service.queues:
+        broker.counts[f"drift_{service.role.name.lower()}"] += 1
+
+
 def _new(broker: Broker, client: Client, request: Received[smp.New], _subject: None) -> SmpMessage:
     command = request.message
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
-    _refuse_unless(broker.config.admits(command.password), AUTH)
-    _refuse_unless(len(broker.state.queues) < broker.config.max_queues, QUOTA)
+    _refuse_unless(broker.config.new_queues and broker.config.admits(command.password), AUTH)
     _refuse_unless(client.allowance is None or client.allowance.new_queue(), QUOTA)
+    existing = _made_before(broker, request)
+    if existing is not None:
+        try:
+            dh_key = broker.state.agree_again(existing, command.dh_key)
+        except DecodeError:
+            raise ProtocolError(CMD_SYNTAX) from None
+        return _ids(broker, client, command, service, existing, dh_key)
+    _refuse_beyond_service(broker, service)
+    _refuse_beyond(broker, client.creator, Holdings(queues=1, links=int(command.link is not None)))
     link = None if command.link is None else _new_link(broker, request.corr_id, command.link)
     try:
         dh_key, secret = agree_secret(command.dh_key)
@@ -99,9 +139,24 @@ def _new(broker: Broker, client: Client, request: Received[smp.New], _subject: N
         mode=command.mode,
         notifier=notifier,
         link=link,
+        agreed=None if link is None else (command.dh_key, dh_key),
+        creator=client.creator,
+        unused_since=broker.timestamp(),
     )
     broker.state.add_queue(queue)
     broker.counts["queues_created"] += 1
+    return _ids(broker, client, command, service, queue, dh_key, notifier_ids)
+
+
+def _ids(
+    broker: Broker,
+    client: Client,
+    command: smp.New,
+    service: Service | None,
+    queue: Queue,
+    dh_key: X25519PublicKey,
+    notifier: smp.NotifierIds | None = None,
+) -> smp.Ids:
     if command.subscribe:
         broker.subscribe(broker.recipients, queue.recipient_id, client, service)
         client.receptions[queue.recipient_id] = Reception()
@@ -112,19 +167,29 @@ def _new(broker: Broker, client: Client, request: Received[smp.New], _subject: N
         sender_id=queue.sender_id,
         dh_key=dh_key,
         mode=queue.mode,
-        link_id=None if link is None else link.link_id,
+        link_id=None if queue.link is None else queue.link.link_id,
         service_id=None if service is None else service.service_id,
-        notifier=notifier_ids,
+        notifier=notifier,
     )
 
 
+def _made_before(broker: Broker, request: Received[smp.New]) -> Queue | None:
+    """The queue of an identical NEW with a link, whose answer its recipient may not have received."""
+    command, link = request.message, request.message.link
+    queue = None if link is None else broker.state.queues.by_sender(link.sender_id)
+    if link is None or queue is None or queue.link is None or command.notifier is not None:
+        return None
+    same_link = link.data == queue.link.data and link.link_id in (None, queue.link.link_id)
+    same_keys = queue.recipient_keys == (command.recipient_key,)
+    return queue if same_link and same_keys and queue.mode is command.mode else None
+
+
 def _new_link(broker: Broker, corr_id: CorrId, link: smp.NewLink) -> Link:
-    """A repeated NEW finds its sender id taken, so that a lost answer cannot leave two queues."""
+    """Another NEW with the same correlation id finds its sender id taken: so no two queues can be made."""
     queues = broker.state.queues
     _refuse_unless(link.sender_id == sender_id_of(corr_id), CMD_PROHIBITED)
     _refuse_unless(queues.by_sender(link.sender_id) is None, AUTH)
     _refuse_unless(link.link_id is None or queues.by_link(link.link_id) is None, AUTH)
-    _refuse_unless(queues.links < broker.config.max_links, QUOTA)
     return Link(new_id() if link.link_id is None else link.link_id, link.data)
 
 
@@ -137,6 +202,7 @@ def _make_notifier(keys: smp.NotifierKeys) -> tuple[Notifier, smp.NotifierIds]:
 def _sub(broker: Broker, client: Client, request: Received[smp.Sub], queue: Queue) -> SmpMessage:
     """A stored message follows the answer, also one that was delivered before and is not acknowledged."""
     service = acting_service(broker, client, request, ServiceRole.MESSAGING)
+    _refuse_beyond_service(broker, service, queue.recipient_id)
     reception = client.receptions.setdefault(queue.recipient_id, Reception())
     _refuse_unless(not reception.by_get, CMD_PROHIBITED)
     broker.subscribe(broker.recipients, queue.recipient_id, client, service)
@@ -146,6 +212,7 @@ def _sub(broker: Broker, client: Client, request: Received[smp.Sub], queue: Queu
 
 
 def _subs(broker: Broker, client: Client, request: Received[smp.Subs], service: Service) -> SmpMessage:
+    _count_drift(broker, request.message.queues, service)
     if broker.subscribe_service(broker.recipients, service, client):
         for queue_id in service.queue_ids:
             client.offer(queue_id)
@@ -160,11 +227,10 @@ def _key(broker: Broker, client: Client, request: Request, queue: Queue) -> SmpM
 
 def _rkey(broker: Broker, client: Client, request: Received[smp.Rkey], queue: Queue) -> SmpMessage:
     """Only what several people manage, an address, has several recipients."""
-    keys = request.message.keys
+    keys = tuple(dict.fromkeys(request.message.keys))
     _refuse_unless(queue.mode is smp.QueueMode.CONTACT, AUTH)
-    added = len(keys) - len(queue.recipient_keys)
-    within = broker.state.more_recipient_keys + added <= broker.config.max_recipient_keys
-    _refuse_unless(added <= 0 or within, QUOTA)
+    _refuse_unless(len(keys) <= MAX_RECIPIENT_KEYS, QUOTA)
+    _refuse_beyond(broker, queue.creator, Holdings(keys=len(keys) - len(queue.recipient_keys)))
     broker.state.set_recipient_keys(queue, keys)
     return smp.Ok()
 
@@ -175,7 +241,7 @@ def _lset(broker: Broker, client: Client, request: Received[smp.Lset], queue: Qu
     _refuse_unless(queue.mode is smp.QueueMode.CONTACT or queue.sender_key is None, AUTH)
     if queue.link is None:
         _refuse_unless(broker.state.queues.by_link(link.link_id) is None, AUTH)
-        _refuse_unless(broker.state.queues.links < broker.config.max_links, QUOTA)
+        _refuse_beyond(broker, queue.creator, Holdings(links=1))
     else:
         same = (queue.link.link_id, queue.link.data.fixed) == (link.link_id, link.data.fixed)
         _refuse_unless(same, AUTH)
@@ -291,7 +357,9 @@ def _send(broker: Broker, client: Client, request: Received[smp.Send], queue: Qu
     if len(request.corr_id) == CORR_ID_SIZE and request.corr_id == queue.last_corr_id:
         return smp.Ok()
     broker.counts["messages_received"] += 1
-    _refuse_unless(broker.state.stored_messages < broker.config.max_messages, QUOTA)
+    if broker.config.expire_on_send:
+        broker.expire_messages(queue)
+    _refuse_unless(broker.has_room(queue, request.message), QUOTA)
     _refuse_unless(broker.send(queue, request.message, request.corr_id) is not None, QUOTA)
     if queue.link is not None and queue.mode is smp.QueueMode.MESSAGING and queue.sender_key is not None:
         broker.state.set_link(queue, None)  # it was used: whoever secured the queue has what it led to
@@ -300,12 +368,14 @@ def _send(broker: Broker, client: Client, request: Received[smp.Send], queue: Qu
 
 def _nsub(broker: Broker, client: Client, request: Received[smp.Nsub], notifier: Notifier) -> SmpMessage:
     service = acting_service(broker, client, request, ServiceRole.NOTIFIER)
+    _refuse_beyond_service(broker, service, notifier.notifier_id)
     broker.subscribe(broker.notifiers, notifier.notifier_id, client, service)
     broker.offer_pending(notifier)
     return smp.Sok(None if service is None else service.service_id)
 
 
 def _nsubs(broker: Broker, client: Client, request: Received[smp.Nsubs], service: Service) -> SmpMessage:
+    _count_drift(broker, request.message.queues, service)
     if broker.subscribe_service(broker.notifiers, service, client):
         for queue_id in service.queue_ids:
             queue = broker.state.queues.by_notifier(queue_id)
@@ -323,6 +393,11 @@ def _respond_to_forwarded(broker: Broker, client: Client, request: Request) -> S
     response = respond(broker, client, request)
     assert not isinstance(response, Coroutine)
     return response
+
+
+def _rslv(broker: Broker, client: Client, request: Received[smp.Rslv], _subject: None) -> SmpMessage:
+    """Names are kept elsewhere: this router has no resolver."""
+    raise ProtocolError(NAME_NO_RESOLVER)
 
 
 def _ping(broker: Broker, client: Client, request: Received[smp.Ping], _subject: None) -> SmpMessage:
@@ -345,6 +420,7 @@ HANDLERS: Mapping[type[Any], Handler] = {
     smp.Send: Handler(authentication.sender, _send, when_blocked=True, by_proxy=True),
     smp.Nsub: Handler(authentication.notifier, _nsub, in_services_name=True),
     smp.Nsubs: Handler(authentication.notifier_service, _nsubs),
+    smp.Rslv: Handler(authentication.nobody, _rslv, by_proxy=True),
     smp.Ping: Handler(authentication.nobody, _ping),
     smp.Rkey: Handler(authentication.recipient, _rkey),
     smp.Lset: Handler(authentication.recipient, _lset),

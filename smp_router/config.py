@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.versions import SMP_VERSIONS, VersionRange
+from transport.hosts import check_host
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "smp-router.ini"
@@ -35,12 +36,16 @@ class RouterConfig:
     "NMSGs stored per queue while nobody takes them; the oldest are dropped."
     password: bytes | None = field(default=None, repr=False)
     "What NEW must bring (basic auth); None lets everybody create queues."
+    new_queues: bool = True
+    "Off: NEW is answered AUTH, whatever the password; existing queues are served."
+    proxy: bool = True
+    "Off: PRXY is answered PROXY BASIC_AUTH, so that nothing is forwarded to other routers."
     handshake_timeout: float = HANDSHAKE_TIMEOUT
     "Seconds for TLS, and again for the SMP handshake."
     send_timeout: float = 30.0
     "Seconds in which a client must take what is being sent; then it is disconnected."
     idle_timeout: float = 6 * 3600.0
-    "Seconds of silence after which a client is disconnected."
+    "Seconds of silence after which a client without subscriptions is disconnected."
     max_unsent: int = 8 * 1024 * 1024
     "Bytes that may wait for one client; a client that reaches it is disconnected."
     max_connections: int = 10_000
@@ -53,8 +58,16 @@ class RouterConfig:
     address_commands_per_second: int = 20_000
     "Of all connections of one address."
     address_commands_burst: int = 200_000
+    address_cpu_percent: int = 50
+    "Of one core, for the commands and handshakes of one address in the long run; 100 is no limit."
+    address_failures_burst: int = 1000
+    "Failed authorisations of one address, at once; beyond it, connections that fail again are closed."
+    max_handshakes: int = 500
+    "TLS handshakes that have begun and not ended; half of them of one address."
     address_queues_per_hour: int = 100_000
     "NEW of one address; more are answered QUOTA."
+    address_relays_per_minute: int = 60
+    "Attempts to reach other routers (PRXY) of one address; more are answered PROXY BROKER TIMEOUT."
     private_relays: bool = False
     "Also forward to routers in private networks: for development, as clients choose the addresses."
     max_forwarded: int = 64
@@ -69,14 +82,22 @@ class RouterConfig:
     "Seconds after which a session with another router that nobody uses is closed."
     message_ttl: float = 21 * 86400.0
     "Seconds until a message that nobody took is forgotten."
+    expire_on_send: bool = True
+    "Remove the queue's expired messages before each SEND, too."
+    restore_messages: bool = True
+    "Off: messages and NMSGs in the database are deleted at start; queues and services are kept."
     suspended_ttl: float = 21 * 86400.0
     "Seconds until a suspended queue is removed."
     expiry_interval: float = 3600.0
     "Seconds between looks for what has expired."
     max_queues: int = 1_000_000
     "In all; NEW is answered QUOTA beyond it."
-    max_messages: int = 200_000
-    "Stored in all queues together, up to 16 kB each; SEND is answered QUOTA beyond it."
+    max_message_bytes: int = 2 * 1024**3
+    "Of stored messages, 300 for each beside its body. Beyond it, a queue still takes a few messages."
+    address_share_percent: int = 25
+    "Of all limits of what is stored: the most that one address may create, or receive in queues it created."
+    unused_ttl: float = 7 * 86400.0
+    "Seconds until a queue is removed that there was no command for since it was created."
     max_links: int = 100_000
     "Queues with link data, up to 16 kB each; NEW and LSET are answered QUOTA beyond it."
     max_nmsgs: int = 1_000_000
@@ -85,6 +106,8 @@ class RouterConfig:
     "Of all queues, beyond the first of each, about 200 bytes each; RKEY is answered QUOTA beyond it."
     max_services: int = 10_000
     "Certificates in roles that are remembered; those without queues make room for new ones."
+    max_service_queues: int = 1_000_000
+    "Of one service, in one role; what would associate more with it is answered QUOTA."
 
     def admits(self, password: bytes | None) -> bool:
         return self.password is None or hmac.compare_digest(self.password, password or b"")
@@ -113,8 +136,8 @@ class ConfigError(Exception):
 class FileConfig:
     """What `smp-router start` reads."""
 
-    host: str
-    "In the router's address and certificate, and listened on unless `listen` says otherwise."
+    hosts: tuple[str, ...]
+    "In the address of the router. The first is in its certificate and is listened on unless `listen` is set."
     port: int
     listen: str
     router: RouterConfig
@@ -168,7 +191,7 @@ def load_config(config_dir: Path) -> FileConfig:
 
 
 def _file_config(section: configparser.SectionProxy) -> FileConfig:
-    host, port = section["host"], _number(section, "port", 0, 65535)
+    hosts, port = _hosts(section["host"]), _number(section, "port", 0, 65535)
     settings = {key: parse(section, key) for key, parse in _SETTINGS.items() if key in section}
     versions = VersionRange(
         _number(section, "min_version", SMP_VERSIONS.min, SMP_VERSIONS.max, SMP_VERSIONS.min),
@@ -178,8 +201,16 @@ def _file_config(section: configparser.SectionProxy) -> FileConfig:
         raise ValueError("max_version")
     password = section.get("password")
     router = RouterConfig(versions=versions, password=password.encode() if password else None, **settings)
-    listen = section.get("listen", host)
-    return FileConfig(host=host, port=port, listen=listen, router=router, http=_http(section.get("http")))
+    listen = section.get("listen", hosts[0])
+    return FileConfig(hosts=hosts, port=port, listen=listen, router=router, http=_http(section.get("http")))
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(dict.fromkeys(host.strip().removeprefix("[").removesuffix("]") for host in text.split(",")))
+    try:
+        return tuple(check_host(host) for host in hosts)
+    except ValueError:
+        raise ValueError("host") from None
 
 
 def _http(text: str | None) -> tuple[str, int] | None:
@@ -207,7 +238,7 @@ def _flag(section: configparser.SectionProxy, key: str) -> bool:
 
 
 def _limit(section: configparser.SectionProxy, key: str) -> int:
-    return _number(section, key, 1, 2**31)
+    return _number(section, key, 1, 2**40)
 
 
 def _number(

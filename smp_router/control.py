@@ -33,10 +33,15 @@ IDLE_TIMEOUT = 3600.0
 OWNER_ONLY = 0o600
 
 Arguments = dict[str, Any]
+Action = Callable[[Arguments], Any | Awaitable[Any]]
 
 
 class ControlError(Exception):
     """A request that cannot be carried out; the message is the answer."""
+
+
+class NotUnderstood(ControlError):
+    """Whoever asks does not know what this socket is for, and is disconnected."""
 
 
 class Control:
@@ -46,7 +51,7 @@ class Control:
         self._router = router
         self._made: list[LoadQueue] = []
         faults = router.faults
-        self._actions: Mapping[str, Callable[[Arguments], Any | Awaitable[Any]]] = {
+        self._actions: Mapping[str, Action] = {
             "status": self._status,
             "drop_connections": lambda _: faults.drop_connections(),
             "refuse": lambda a: faults.refuse(_flag(a)),
@@ -69,19 +74,27 @@ class Control:
         }
 
     async def respond(self, line: bytes) -> Arguments:
+        """The answer; raises NotUnderstood for what is no request at all."""
+        action, request = self._request(line)
         try:
-            request = json.loads(line)
-            if not isinstance(request, dict):
-                raise ControlError("a request is a JSON object")
-            action = self._actions.get(str(request.pop("do", None)))
-            if action is None:
-                raise ControlError("do: one of " + ", ".join(sorted(self._actions)))
             result = action(request)
             return {"ok": True, "result": await result if isawaitable(result) else result}
         except (ControlError, ValueError, TransportError) as error:
             return {"ok": False, "error": str(error)}
         except DecodeError:
             return {"ok": False, "error": "an id or an error does not parse"}
+
+    def _request(self, line: bytes) -> tuple[Action, Arguments]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            raise NotUnderstood("a request is a JSON object") from None
+        if not isinstance(request, dict):
+            raise NotUnderstood("a request is a JSON object")
+        action = self._actions.get(str(request.pop("do", None)))
+        if action is None:
+            raise NotUnderstood("do: one of " + ", ".join(sorted(self._actions)))
+        return action, request
 
     def _status(self, _arguments: Arguments) -> Arguments:
         services = [
@@ -210,9 +223,8 @@ async def control_socket(router: Router, path: Path) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        for writer in list(writers):
-            writer.close()
-        await server.wait_closed()
+        for writer in writers:
+            writer.transport.abort()  # a client that does not read is not waited for
         _remove(path)
 
 
@@ -233,9 +245,15 @@ async def _converse(
         if not line.endswith(b"\n"):
             return
         idle.reschedule(None)
-        writer.write(json.dumps(await control.respond(line)).encode() + b"\n")
+        try:
+            answer, goes_on = await control.respond(line), True
+        except NotUnderstood as error:
+            answer, goes_on = {"ok": False, "error": str(error)}, False
+        writer.write(json.dumps(answer).encode() + b"\n")
         idle.reschedule(clock() + IDLE_TIMEOUT)
         await writer.drain()
+        if not goes_on:
+            return
 
 
 async def ask(path: Path, request: str) -> Arguments:

@@ -33,13 +33,17 @@ Respond = Callable[[Broker, Client, Received[SmpCommand]], SmpMessage]
 async def proxy_session(
     broker: Broker, client: Client, request: Received[Prxy], _subject: None
 ) -> SmpMessage:
-    if not broker.config.admits(request.message.password):
+    if not broker.config.proxy or not broker.config.admits(request.message.password):
         raise ProtocolError(PROXY_BASIC_AUTH)
     if client.connecting >= MAX_CONNECTING_PER_CLIENT:
         raise ProtocolError(TIMEOUT)
+
+    def may_dial() -> bool:
+        return client.allowance is None or client.allowance.new_relay()
+
     client.connecting += 1
     try:
-        return await _while_counted(broker, client, _relays(broker).connect(request.message.server))
+        return await _while_counted(broker, client, _relays(broker).connect(request.message.server, may_dial))
     finally:
         client.connecting -= 1
 

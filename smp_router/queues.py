@@ -15,8 +15,11 @@ from protocol.push_messages import NmsgMeta, seal_nmsg_meta
 from protocol.smp_codec import SMP_MESSAGES
 from protocol.smp_messages import LinkData, Nmsg, QueueMode
 from protocol.versions import SMP_VERSIONS
+from smp_router.storage import Creator
 
 ID_SIZE = 24
+MESSAGE_BYTES = 300
+"What a stored message takes beside its body."
 
 
 class Prepared(bytes):
@@ -52,6 +55,11 @@ class StoredMessage:
     message_id: bytes = field(repr=False)
     content: RcvMessage | QuotaExceeded
 
+    @property
+    def size(self) -> int:
+        """Bytes that it counts for."""
+        return MESSAGE_BYTES + (len(self.content.body) if isinstance(self.content, RcvMessage) else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -69,6 +77,8 @@ class Queue:
     sender_id: EntityId = field(repr=False)
     sender_key: AuthPublicKey | None = field(default=None, repr=False)
     mode: QueueMode | None = None
+    agreed: tuple[X25519PublicKey, X25519PublicKey] | None = field(default=None, repr=False)
+    "The recipient's key and ours that made `secret`, for a repeated NEW; forgotten by a restart."
     notifier: Notifier | None = None
     link: Link | None = None
     messages: deque[StoredMessage] = field(default_factory=deque, repr=False)
@@ -76,6 +86,10 @@ class Queue:
     "Of the last SEND that was taken: a sender that did not see the answer may send it again."
     suspended_at: int | None = None
     blocked: BlockingInfo | None = None
+    creator: Creator | None = field(default=None, repr=False)
+    "Whose share of the storage it counts for."
+    unused_since: int | None = None
+    "When it was created, if there was no command for it since then."
 
     @property
     def suspended(self) -> bool:

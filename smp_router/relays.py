@@ -6,6 +6,7 @@ All clients share one session per router, so that the router cannot tell them ap
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.addresses import SmpServer
@@ -21,6 +22,7 @@ from protocol.errors import (
     proxy_broker_error,
     proxy_protocol_error,
 )
+from protocol.hiding import hides_bytes
 from protocol.proxy import Forwarded, ForwardedAnswer, open_forwarded_answer, seal_forwarded
 from protocol.session_params import RouterProof
 from protocol.smp_messages import Err, Pfwd, Pkey, Pres, Rfwd, Rres, SmpMessage
@@ -47,6 +49,7 @@ MAX_CONNECTING = 200
 "Attempts under way at a time, of all clients: addresses that never answer must not use up everything."
 
 
+@hides_bytes
 @dataclass(slots=True)
 class _Relay:
     """A session with one router."""
@@ -87,11 +90,12 @@ class Relays:
     def waiting(self) -> int:
         return sum(relay.waiting for relay in self._relays.values())
 
-    async def connect(self, server: SmpServer) -> Pkey:
+    async def connect(self, server: SmpServer, may_dial: Callable[[], bool]) -> Pkey:
+        """`may_dial` is asked if there is no session with the router yet."""
         server = server.canonical  # one session, however its name is written
         relay = self._usable(server)
         if relay is None:
-            if server not in self._connecting and len(self._connecting) >= MAX_CONNECTING:
+            if server not in self._connecting and (len(self._connecting) >= MAX_CONNECTING or not may_dial()):
                 raise ProtocolError(TIMEOUT)
             relay = await self._connecting.share(server, lambda: self._connect(server))
         return relay.key

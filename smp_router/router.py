@@ -16,13 +16,14 @@ from protocol.blocking import BlockingInfo
 from protocol.encoding import EntityId
 from protocol.versions import SMP_ALPN, VersionRange
 from smp_router.broker import Broker
-from smp_router.client_limits import ClientLimits
+from smp_router.client_limits import ClientLimits, budget_config
 from smp_router.config import RouterConfig
 from smp_router.faults import Faults
 from smp_router.load import Load
 from smp_router.relays import Relays
 from smp_router.session import Session
 from smp_router.state import RouterState
+from transport.budget import CpuBudget
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
 from transport.hosts import bracketed
 from transport.limits import ConnectionCounter, source_of
@@ -49,13 +50,17 @@ class Router:
     """Use `Router.start`; with another router's `state` it takes that router's place."""
 
     def __init__(
-        self, config: RouterConfig, host: str, state: RouterState, now: Callable[[], datetime] = utc_now
+        self,
+        config: RouterConfig,
+        hosts: tuple[str, ...],
+        state: RouterState,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`host` stands in the router's address."""
+        """`hosts` stand in the router's address."""
         self.state = state
         self.config = config
         self.port = 0
-        self._host = host
+        self._hosts = hosts
         self._broker = Broker(state, config, now)
         self.counts = self._broker.counts
         self.services = state.services
@@ -64,6 +69,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         self._open = ConnectionCounter(config.max_connections, config.max_connections_per_address)
         self._limits = ClientLimits(config)
+        self._budget = CpuBudget(budget_config(config))
         self._presented: WeakKeyDictionary[SSL.Context, Credentials] = WeakKeyDictionary()
         "By the context of TLS: a handshake ends with the certificate it began with."
         self._present(None)
@@ -77,6 +83,7 @@ class Router:
         config: RouterConfig | None = None,
         *,
         host: str = "127.0.0.1",
+        more_hosts: tuple[str, ...] = (),
         port: int = 0,
         versions: VersionRange | None = None,
         state: RouterState | None = None,
@@ -86,12 +93,14 @@ class Router:
     ) -> AsyncIterator[Router]:
         """A running router; port 0 lets the system choose. It stops at the end of the block.
 
-        `host` is in its address; `listen` is where it listens, if that is something else.
+        `host` and `more_hosts` are in its address; `listen` is where it listens, if that is something else.
         """
         config = config or RouterConfig()
         if versions is not None:
             config = replace(config, versions=versions)
-        router = cls(config, host, state or RouterState(credentials or make_credentials(host)), now)
+        router = cls(
+            config, (host, *more_hosts), state or RouterState(credentials or make_credentials(host)), now
+        )
         await router.listen(listen or host, port)
         try:
             yield router
@@ -106,6 +115,9 @@ class Router:
             context=lambda: self._context,
             config=ServerConfig(
                 handshake_timeout=self.config.handshake_timeout,
+                max_handshakes=self.config.max_handshakes,
+                budget=self._budget,
+                on_refused=self._refused,
                 write_limit=WRITE_LIMIT,
                 admit=self._admit,
                 release=lambda peer: self._open.release(source_of(peer)),
@@ -136,7 +148,7 @@ class Router:
 
     @property
     def address(self) -> SmpServer:
-        return SmpServer((bracketed(self._host),), str(self.port), self.state.credentials.identity)
+        return SmpServer(tuple(map(bracketed, self._hosts)), str(self.port), self.state.credentials.identity)
 
     @property
     def connections(self) -> int:
@@ -172,12 +184,15 @@ class Router:
 
     def _admit(self, peer: str) -> bool:
         admitted = not self.faults.refusing and self._open.admit(source_of(peer))
-        self.counts["connections" if admitted else "connections_refused"] += 1
+        self.counts["connections"] += admitted
         return admitted
+
+    def _refused(self) -> None:
+        self.counts["connections_refused"] += 1
 
     async def _serve(self, stream: TlsStream) -> None:
         presented = self._presented[stream.context]
-        session = Session(stream, self._broker, self.faults, presented, self._limits)
+        session = Session(stream, self._broker, self.faults, presented, self._limits, self._budget)
         self._sessions.add(session)
         try:
             await session.run()

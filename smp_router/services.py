@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from protocol.encoding import EntityId
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import NO_IDS, ids_hash, xor
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import QueueSet
 from smp_router.queues import new_id
+from smp_router.storage import Creator
 
 
+@hides_bytes
 @dataclass(slots=True, eq=False)
 class Service:
     """A certificate in a role. Its queues are recipient ids (messaging) or notifier ids (notifier)."""
@@ -22,6 +25,7 @@ class Service:
     role: ServiceRole
     queue_ids: set[EntityId] = field(default_factory=set, repr=False)
     ids_hash: bytes = NO_IDS
+    creator: Creator | None = field(default=None, repr=False)
 
     @property
     def queues(self) -> QueueSet:
@@ -44,6 +48,9 @@ class Services:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def created_by(self, creator: Creator) -> int:
+        return sum(service.creator == creator for service in self._by_id.values())
 
     def find(self, fingerprint: bytes, role: ServiceRole) -> Service | None:
         return self._by_identity.get((fingerprint, role))

@@ -5,33 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
-from protocol.crypto import X25519PrivateKey
+from protocol.crypto import AuthPublicKey, X25519PrivateKey
 from protocol.encoding import EntityId
-from protocol.errors import INTERNAL, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
+from protocol.errors import AUTH, INTERNAL, SERVICE, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
 from protocol.smp_messages import Err, SmpCommand, SmpMessage
-from protocol.versions import SMP_ALPN, SMP_LEGACY
+from protocol.versions import SMP_ALPN, SMP_BLOCK_SIZE, SMP_LEGACY
+from smp_router.authentication import is_authorised
 from smp_router.broker import Broker
-from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage
+from smp_router.client import ROOM, ROUTER_MESSAGES, Client, RouterMessage, in_blocks
 from smp_router.client_limits import ClientLimits
-from smp_router.commands import Response, respond
+from smp_router.commands import Response, keys_to_try, respond
 from smp_router.faults import Faults
 from smp_router.queues import new_id
 from smp_router.services import Service
+from transport.budget import CpuBudget, Slice
 from transport.cancellation import TaskGroup, raise_if_cancelled
 from transport.certificates import Credentials
 from transport.errors import ConnectionClosed
+from transport.limits import source_of
 from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)
 
-KEYS_AT_ONCE = 16
-"Keys tried in vain before others have their turn, about a millisecond; a queue may have 255."
+Item = Received[SmpCommand] | Rejected
+
+DENIALS = (AUTH, SERVICE)
+"What an authorisation that failed is answered."
 
 
 def _refusal(failure: Exception) -> Err:
@@ -50,6 +55,7 @@ class Session:
         faults: Faults,
         credentials: Credentials,
         limits: ClientLimits,
+        budget: CpuBudget,
     ) -> None:
         self._stream = stream
         self._broker = broker
@@ -57,6 +63,8 @@ class Session:
         self._config = broker.config
         self._records = broker.state.records
         self._allowance = limits.of(stream.peer[0])
+        self._budget = budget
+        self._source = source_of(stream.peer[0])
         handshake = SmpServerHandshake(
             stream.session_id,
             credentials.chain,
@@ -81,7 +89,9 @@ class Session:
         return self._stream.peer
 
     def _service_id(self, fingerprint: bytes, role: ServiceRole) -> EntityId:
-        service = self._broker.service_came(Service(new_id(), fingerprint, role))
+        service = self._broker.service_came(
+            Service(new_id(), fingerprint, role, creator=self._allowance.creator)
+        )
         if service is None:
             raise HandshakeError(TE_BAD_SERVICE)
         self._service = service
@@ -130,7 +140,8 @@ class Session:
             if not data:
                 return None
             made = self._records.made
-            events = self._connection.receive_data(data)
+            with await self._budget.take(self._source):
+                events = self._connection.receive_data(data)
             if not events:
                 continue
             if self._records.made != made:  # a service is told its id only when it is kept
@@ -144,38 +155,97 @@ class Session:
 
     async def _receive(self, client: Client, early: list[Block[SmpCommand] | Failed]) -> None:
         events: list[HandshakeDone | Block[SmpCommand] | Failed] = [*early]
-        while True:
-            for event in events:
-                if not isinstance(event, Block):
-                    return
-                await self._allowance.wait_for(len(event.items))
-                await self._process(client, event)
-                await asyncio.sleep(0)  # each block gives others their turn
+        while await self._process_all(client, events):
             try:
                 async with asyncio.timeout(self._config.idle_timeout):
                     data = await self._stream.receive()
-            except (TimeoutError, ConnectionClosed):
+            except TimeoutError:
+                if self._broker.is_subscribed(client):
+                    continue
+                return
+            except ConnectionClosed:
                 return
             if not data:
                 return
-            events = self._connection.receive_data(data)
+            for start in range(0, len(data), SMP_BLOCK_SIZE):
+                if not await self._process_all(client, events):
+                    return
+                with await self._budget.take(self._source):
+                    events = self._connection.receive_data(data[start : start + SMP_BLOCK_SIZE])
 
-    async def _process(self, client: Client, block: Block[SmpCommand]) -> None:
+    async def _process_all(
+        self, client: Client, events: list[HandshakeDone | Block[SmpCommand] | Failed]
+    ) -> bool:
+        """Carry out what was received; False if the connection has to end."""
+        while events:
+            event = events.pop(0)
+            if not isinstance(event, Block):
+                return False
+            await self._allowance.wait_for(len(event.items))
+            if not await self._process(client, event):
+                return False
+        return True
+
+    async def _process(self, client: Client, block: Block[SmpCommand]) -> bool:
+        """False if the client's address has failed too often, and has its answers."""
         if self._faults.silent:
-            return
+            return True
+        with client.collecting():
+            goes_on = await self._respond_all(client, block.items)
+        if not goes_on:
+            self._broker.counts["clients_unauthorised"] += 1
+            await client.sent.wait()
+        return goes_on
+
+    async def _respond_all(self, client: Client, items: Sequence[Item]) -> bool:
         made = self._records.made
-        for item in block.items:
-            response = self._respond(client, item)
-            if isinstance(response, Coroutine):
-                self._answer_later(client, item, response)
-            else:
-                self._push_answer(client, Outgoing(item.corr_id, item.entity_id, response), made)
-            if client.extra_keys >= KEYS_AT_ONCE:
-                client.extra_keys = 0
-                await asyncio.sleep(0)
+        start, goes_on = 0, True
+        while goes_on and start < len(items):
+            await self._try_keys(client, items[start])
+            with await self._budget.take(self._source) as work:
+                start, goes_on = self._process_some(client, items, start, made, work)
             # Answers that are not taken stop the work on a block, too: small commands may have large ones.
             if not client.has_room:
                 await client.room()
+        return goes_on
+
+    def _process_some(
+        self, client: Client, items: Sequence[Item], start: int, made: int, work: Slice
+    ) -> tuple[int, bool]:
+        """Commands from `start` on, one at least; returns the next one, and whether there may be more."""
+        failed = succeeded = 0
+        for end, item in enumerate(items[start:], start):
+            if end > start and (work.is_over or not client.has_room or self._keys_to_try(item)):
+                break
+            response = self._respond(client, item)
+            client.proven_key = None
+            if isinstance(response, Coroutine):
+                self._answer_later(client, item, response)
+                continue
+            self._push_answer(client, Outgoing(item.corr_id, item.entity_id, response), made)
+            if isinstance(item, Received) and item.raw.auth:
+                denied = isinstance(response, Err) and response.error in DENIALS
+                failed, succeeded = failed + denied, succeeded + (not denied)
+        else:
+            end = len(items)
+        return end, self._budget.authorised(self._source, succeeded=succeeded, failed=failed)
+
+    def _keys_to_try(self, item: Item) -> tuple[AuthPublicKey, ...]:
+        return keys_to_try(self._broker, item) if isinstance(item, Received) else ()
+
+    async def _try_keys(self, client: Client, item: Item) -> None:
+        """Find which key of a queue that has several authorised the command, in slices."""
+        while keys := self._keys_to_try(item):
+            assert isinstance(item, Received)
+            left = list(keys)
+            while left and client.proven_key is None:
+                with await self._budget.take(self._source) as work:
+                    while left and client.proven_key is None and not work.is_over:
+                        key = left.pop()
+                        client.proven_key = key if is_authorised(client, key, item) else None
+            if keys == self._keys_to_try(item):  # not replaced meanwhile
+                return
+            client.proven_key = None
 
     def _push_answer(self, client: Client, answer: Outgoing[RouterMessage], made: int) -> None:
         """It waits for the changes that were made since there were `made`."""
@@ -184,7 +254,7 @@ class Session:
         if not self._faults.losing_answers:
             client.push((answer,))
 
-    def _respond(self, client: Client, item: Received[SmpCommand] | Rejected) -> Response:
+    def _respond(self, client: Client, item: Item) -> Response:
         if isinstance(item, Rejected):
             return Err(item.error)
         try:
@@ -196,7 +266,7 @@ class Session:
     def _answer_later(
         self,
         client: Client,
-        item: Received[SmpCommand] | Rejected,
+        item: Item,
         response: Coroutine[Any, Any, SmpMessage],
     ) -> None:
         async def wait() -> None:
@@ -222,6 +292,7 @@ class Session:
                 while client.outbox or client.offers:
                     await self._faults.hold()
                     await self._send_some(client)
+                client.sent.set()
         except TimeoutError:
             self._broker.counts["clients_too_slow"] += 1  # no line: a log of connections must not be kept
         except (ConnectionClosed, TooLarge):  # the latter with ids that leave no room for an answer
@@ -237,7 +308,9 @@ class Session:
             # Nothing leaves before what led to it is safe.
             async with asyncio.timeout(self._config.send_timeout):
                 await self._records.durable(depends_on)
-            self._stream.write(self._connection.send(batch))
+            with self._budget.measure(self._source):
+                for group in in_blocks(batch):
+                    self._stream.write(self._connection.send(group))
             async with asyncio.timeout(self._config.send_timeout):
                 await self._stream.drain()
         except BaseException:  # rather part of a batch twice than the rest of it not at all

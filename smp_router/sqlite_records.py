@@ -28,8 +28,8 @@ from protocol.smp_messages import LinkData, QueueMode
 from smp_router.queues import Link, Notifier, Prepared, Queue, StoredMessage
 from smp_router.services import Service
 from smp_router.state import RecordKind, Records, RouterState
+from store.database_files import open_to_write
 from store.interface import SchemaError, StoreError
-from store.migrate import connect, protect
 from store.policy import BUSY_TIMEOUT
 from store.sqlite_engine import DatabaseFile, connect_options, connected, run_in_thread
 from store.sqlite_errors import store_errors
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x534D5052
 "'SMPR': a file with another id is not touched."
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RETRY_AFTER = 1.0
 "Seconds between attempts while nothing can be written."
 
@@ -49,7 +49,8 @@ CREATE TABLE queues (
     recipient_id BLOB PRIMARY KEY, recipient_keys BLOB NOT NULL, secret BLOB NOT NULL,
     sender_id BLOB NOT NULL, sender_key BLOB, mode TEXT,
     notifier_id BLOB, notifier_key BLOB, notifier_secret BLOB,
-    link_id BLOB, link_fixed BLOB, link_user BLOB, suspended_at INTEGER, blocked TEXT
+    link_id BLOB, link_fixed BLOB, link_user BLOB, suspended_at INTEGER, blocked TEXT,
+    unused_since INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE messages (
     number INTEGER PRIMARY KEY, recipient_id BLOB NOT NULL, message_id BLOB NOT NULL, content BLOB NOT NULL,
@@ -93,9 +94,8 @@ class SqliteRecords(Records):
     async def open(self) -> None:
         """Raises StoreError."""
         with store_errors(self._path):
-            protect(self._path)
             options = connect_options(BUSY_TIMEOUT)
-            self._connection = await connected(lambda: sqlite3.connect(self._path, **options))
+            self._connection = await connected(lambda: open_to_write(self._path, **options))
             try:
                 await run_in_thread(self._connection, _prepare)
                 self._file.remember()
@@ -208,6 +208,11 @@ def _prepare(db: sqlite3.Connection) -> None:
             f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};"
             f" PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
         )
+    elif version == 1:
+        db.executescript(
+            f"BEGIN; ALTER TABLE queues ADD COLUMN unused_since INTEGER;"
+            f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        )
     db.execute("BEGIN IMMEDIATE")  # a lock shows now
     db.execute("ROLLBACK")
 
@@ -249,6 +254,7 @@ def _queue_row(queue: Queue) -> Iterable[Any]:
         *((None,) * 3 if link is None else (link.link_id, link.data.fixed, link.data.user)),
         queue.suspended_at,
         None if queue.blocked is None else queue.blocked.text,
+        queue.unused_since,
     )
 
 
@@ -277,10 +283,15 @@ _WRITERS: Mapping[RecordKind, Callable[[Any], Iterable[Any]]] = {
 
 
 @asynccontextmanager
-async def stored_state(path: Path, credentials: Credentials) -> AsyncIterator[RouterState]:
-    """A router's state as it was left, kept in the file while the block runs. Raises StoreError."""
+async def stored_state(
+    path: Path, credentials: Credentials, *, restore_messages: bool = True
+) -> AsyncIterator[RouterState]:
+    """A router's state as it was left, kept in the file while the block runs. Raises StoreError.
+
+    Without `restore_messages` all messages and NMSGs in the file are deleted first.
+    """
     state = RouterState(credentials)
-    load_records(path, state)
+    load_records(path, state, restore_messages=restore_messages)
     records = SqliteRecords(path)
     await records.open()
     state.records = records
@@ -290,12 +301,16 @@ async def stored_state(path: Path, credentials: Credentials) -> AsyncIterator[Ro
         await records.close()
 
 
-def load_records(path: Path, state: RouterState) -> None:
+def load_records(path: Path, state: RouterState, *, restore_messages: bool = True) -> None:
     """Add what is stored to `state`; nothing if there is no file yet. Raises StoreError."""
     if not path.exists():
         return
-    with store_errors(path), closing(connect(path)) as db:
+    with store_errors(path), closing(open_to_write(path, **connect_options(BUSY_TIMEOUT))) as db:
         _prepare(db)
+        if not restore_messages:
+            db.execute("DELETE FROM messages")
+            db.execute("DELETE FROM nmsgs")
+            db.commit()
         try:
             _load_queues(db, state)
             _load_services(db, state)
@@ -325,7 +340,17 @@ def _load_queues(db: sqlite3.Connection, state: RouterState) -> None:
 
 def _read_queue(row: Sequence[Any]) -> Queue:
     recipient_id, keys, secret, sender_id, sender_key, mode, *rest = row
-    notifier_id, notifier_key, notifier_secret, link_id, link_fixed, link_user, suspended_at, blocked = rest
+    (
+        notifier_id,
+        notifier_key,
+        notifier_secret,
+        link_id,
+        link_fixed,
+        link_user,
+        suspended_at,
+        blocked,
+        unused_since,
+    ) = rest
     notifier = None
     if notifier_id is not None:
         notifier = Notifier(EntityId(notifier_id), decode_public_key(notifier_key), notifier_secret)
@@ -340,6 +365,7 @@ def _read_queue(row: Sequence[Any]) -> Queue:
         link=None if link_id is None else Link(EntityId(link_id), LinkData(link_fixed, link_user)),
         suspended_at=suspended_at,
         blocked=None if blocked is None else parse_blocking_info(blocked),
+        unused_since=unused_since,
     )
 
 

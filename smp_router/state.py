@@ -9,11 +9,12 @@ from itertools import takewhile
 from typing import Any
 
 from protocol.blocking import BlockingInfo
-from protocol.crypto import AuthPublicKey
+from protocol.crypto import AuthPublicKey, X25519PublicKey
 from protocol.encoding import NO_CORR, CorrId, EntityId
 from protocol.messages_crypto import QuotaExceeded, RcvMessage
-from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage
+from smp_router.queues import ID_SIZE, Link, Notifier, Prepared, Queue, Queues, StoredMessage, agree_secret
 from smp_router.services import Service, Services
+from smp_router.storage import Holdings, Storage
 from transport.certificates import Credentials
 
 
@@ -70,20 +71,20 @@ class RouterState:
     services: Services = field(default_factory=Services)
     stored_messages: int = 0
     stored_nmsgs: int = 0
-    more_recipient_keys: int = 0
-    "Beyond the first of each queue."
+    storage: Storage = field(default_factory=Storage)
     _last_number: int = 0
 
     # Queues
 
     def add_queue(self, queue: Queue) -> None:
         self.queues.add(queue)
+        self.storage.add(queue.creator, _holdings(queue))
         self._save(queue)
 
     def restore_queue(self, queue: Queue) -> None:
         """Take in a queue that the records already have, its messages included."""
         self.queues.add(queue)
-        self.more_recipient_keys += len(queue.recipient_keys) - 1
+        self.storage.add(queue.creator, _holdings(queue))
         self.stored_nmsgs += 0 if queue.notifier is None else len(queue.notifier.pending)
         self.stored_messages += len(queue.messages)
         self._last_number = max([self._last_number, *(message.number for message in queue.messages)])
@@ -92,7 +93,7 @@ class RouterState:
         self.set_notifier(queue, None)
         self.dissociate(queue.recipient_id)
         self._remove_messages(queue, len(queue.messages))
-        self.more_recipient_keys -= len(queue.recipient_keys) - 1
+        self._count(queue, queues=-1, links=-(queue.link is not None), keys=1 - len(queue.recipient_keys))
         self.queues.delete(queue)
         self.records.delete(RecordKind.QUEUE, queue.recipient_id)
 
@@ -103,12 +104,21 @@ class RouterState:
             self._save(queue)
         return queue.sender_key == key
 
+    def agree_again(self, queue: Queue, key: X25519PublicKey) -> X25519PublicKey:
+        """The router's key for the secret with the recipient's `key`; the same as long as it is known."""
+        if queue.agreed is None or queue.agreed[0] != key:
+            own, queue.secret = agree_secret(key)
+            queue.agreed = key, own
+            self._save(queue)
+        return queue.agreed[1]
+
     def set_recipient_keys(self, queue: Queue, keys: tuple[AuthPublicKey, ...]) -> None:
-        self.more_recipient_keys += len(keys) - len(queue.recipient_keys)
+        self._count(queue, keys=len(keys) - len(queue.recipient_keys))
         queue.recipient_keys = keys
         self._save(queue)
 
     def set_link(self, queue: Queue, link: Link | None) -> None:
+        self._count(queue, links=(link is not None) - (queue.link is not None))
         self.queues.set_link(queue, link)
         self._save(queue)
 
@@ -133,6 +143,17 @@ class RouterState:
         queue.blocked = info
         self._save(queue)
 
+    def use(self, queue: Queue) -> None:
+        """There was a command for it."""
+        if queue.unused_since is not None:
+            queue.unused_since = None
+            self._save(queue)
+
+    def _count(
+        self, queue: Queue, *, queues: int = 0, links: int = 0, keys: int = 0, message_bytes: int = 0
+    ) -> None:
+        self.storage.add(queue.creator, Holdings(queues, links, keys, message_bytes))
+
     def _save(self, queue: Queue) -> None:
         self.records.put(RecordKind.QUEUE, queue.recipient_id, queue)
 
@@ -148,6 +169,7 @@ class RouterState:
         message = StoredMessage(self._last_number, secrets.token_bytes(ID_SIZE), stored)
         queue.messages.append(message)
         self.stored_messages += 1
+        self._count(queue, message_bytes=message.size)
         queue.last_corr_id = NO_CORR if refused else corr_id
         self.records.put(
             RecordKind.MESSAGE, message.number, (queue.recipient_id, message, queue.last_corr_id)
@@ -166,9 +188,11 @@ class RouterState:
         return old
 
     def _remove_messages(self, queue: Queue, count: int) -> None:
-        for _ in range(count):
-            self.records.delete(RecordKind.MESSAGE, queue.messages.popleft().number)
+        removed = [queue.messages.popleft() for _ in range(count)]
+        for message in removed:
+            self.records.delete(RecordKind.MESSAGE, message.number)
         self.stored_messages -= count
+        self._count(queue, message_bytes=-sum(message.size for message in removed))
 
     def add_nmsg(self, notifier: Notifier, nmsg: Prepared, limit: int) -> None:
         """Store it, in place of the oldest one if there are `limit`."""
@@ -230,3 +254,12 @@ class RouterState:
 
     def _save_service(self, service: Service) -> None:
         self.records.put(RecordKind.SERVICE, (service.fingerprint, service.role), service)
+
+
+def _holdings(queue: Queue) -> Holdings:
+    return Holdings(
+        queues=1,
+        links=int(queue.link is not None),
+        keys=len(queue.recipient_keys) - 1,
+        message_bytes=sum(message.size for message in queue.messages),
+    )

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.encoding import EntityId
+from protocol.hiding import hides_bytes
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import QueueSet
 from smp_router.client import Client
 from smp_router.services import Service, Services
 
 
+@hides_bytes
 @dataclass(slots=True)
 class ServiceSubscription:
     """The one client that speaks for a service now."""
@@ -91,6 +93,12 @@ class Subscriptions:
 
     def forget_services(self) -> None:
         self._services.clear()
+
+    def has(self, client: Client) -> bool:
+        """The client is subscribed to a queue or speaks for a service."""
+        return bool(self._single_of.get(client)) or any(
+            held.client is client for held in self._services.values()
+        )
 
     def release(self, client: Client) -> None:
         """The client is gone."""

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Final, TypeAlias
 
 from transport.shared_attempts import SharedAttempts
@@ -26,6 +27,8 @@ CACHE_TIME: Final = 60.0  # seconds
 CACHE_SIZE: Final = 1024  # clients choose the names
 RESOLVER_THREADS: Final = 8
 MAX_LOOKUPS: Final = 256  # waiting and running; names that resolve slowly must not pile up
+MAX_ADDRESSES: Final = 4
+"Addresses of one name that are connected to: whoever owns a name may list thousands of victims."
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 
@@ -85,7 +88,7 @@ class AddressGuard:
         return (await self.addresses(host, timeout))[0]
 
     async def addresses(self, host: str, timeout: float) -> list[str]:
-        """At least one checked address; ForbiddenAddressError or UnresolvedError if there is none."""
+        """One to `MAX_ADDRESSES` checked addresses, or ForbiddenAddressError or UnresolvedError."""
         if (literal := parse_address(host)) is not None:
             return self._allowed([literal])
         now = time.monotonic()
@@ -130,14 +133,15 @@ class AddressGuard:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, host)
 
     def _allowed(self, addresses: Iterable[IpAddress | None]) -> list[str]:
-        found = {
-            str(address): None
+        allowed = (
+            str(address)
             for address in addresses
             if address is not None and (self._allow_private or is_public(address))
-        }
+        )
+        found = list(islice(dict.fromkeys(allowed), MAX_ADDRESSES))
         if not found:
             raise ForbiddenAddressError
-        return list(found)
+        return found
 
 
 def parse_address(host: str) -> IpAddress | None:

@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocol.crypto import SigningKey, X25519PrivateKey, decode_private_key
+from protocol.hiding import hides_bytes
+from protocol.signed_key import identity_hashes
 from transport.errors import CertificateFileError, ChainInvalid
 from transport.identity import check_chain
 from transport.identity import fingerprint as fingerprint
@@ -51,17 +53,20 @@ class KeyAlgorithm(enum.Enum):
         return Ed25519PrivateKey.generate() if self is KeyAlgorithm.ED25519 else Ed448PrivateKey.generate()
 
 
+@hides_bytes
 @dataclass(frozen=True)
 class Credentials:
     """A certificate chain (DER, leaf first) and the private key of its leaf."""
 
     chain: tuple[bytes, ...]
     key: PrivateKey = field(repr=False, compare=False)
+    pinned: bytes | None = field(default=None, repr=False, compare=False)
+    "The certificate of the identity, where it is not at its usual place in the chain."
 
     @property
     def identity(self) -> bytes:
-        """The hash peers pin: of the second certificate, or of the only one (a service)."""
-        return fingerprint(self.chain[min(1, len(self.chain) - 1)])
+        """The hash peers pin: of the second certificate, of the only one (a service), or of `pinned`."""
+        return fingerprint(self.pinned or self.chain[min(1, len(self.chain) - 1)])
 
     @property
     def signing_key(self) -> SigningKey:
@@ -125,24 +130,28 @@ def write_server_files(config_dir: Path, ca_cert: bytes, ca_key: PrivateKey, onl
 def load_server_files(config_dir: Path, now: datetime | None = None) -> Credentials:
     """The server's chain and online key; `ca.key` is not needed and may be kept elsewhere.
 
+    `server.crt` may have a session certificate before the online one: the identity is `ca.crt` all the same.
+
     Raises `CertificateFileError`, naming the file that is missing, unreadable, expired or does not fit.
     """
     ca_chain = _load_certificates(config_dir / CA_CERTIFICATE)
     _check_fingerprint(config_dir / FINGERPRINT, fingerprint(ca_chain[0]))
     server_path = config_dir / SERVER_CERTIFICATE
     server_chain = _load_certificates(server_path)
-    chain = server_chain if len(server_chain) > 1 else server_chain + ca_chain
+    chain = server_chain if ca_chain[0] in server_chain else server_chain + ca_chain
     key = _load_key(config_dir / SERVER_KEY)
     leaf_key = x509.load_der_x509_certificate(chain[0]).public_key()
     if leaf_key != key.public_key():
         raise CertificateFileError(f"{config_dir / SERVER_KEY} is not the key of {server_path}")
-    if chain[1] != ca_chain[0]:
-        raise CertificateFileError(f"the second certificate of {server_path} is not {CA_CERTIFICATE}")
+    if fingerprint(ca_chain[0]) not in identity_hashes(chain):
+        raise CertificateFileError(
+            f"{CA_CERTIFICATE} is neither second nor third in the chain of {server_path}"
+        )
     try:
         check_chain(chain, None, now if now is not None else datetime.now(UTC))
     except ChainInvalid as error:
         raise CertificateFileError(f"{server_path} with {CA_CERTIFICATE}: {error}") from error
-    return Credentials(chain, key)
+    return Credentials(chain, key, ca_chain[0])
 
 
 def renew_online(config_dir: Path, algorithm: KeyAlgorithm | None, host: str, now: datetime) -> Credentials:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 from OpenSSL._util import exception_from_error_queue, ffi, lib
 
+from protocol.hiding import hides_bytes
 from transport.errors import ChainInvalid, ConnectionClosed, TlsFailed
 from transport.tls import certificate_was_sent
 
@@ -52,6 +53,7 @@ def receive_buffer() -> memoryview:
     return _scratch.received
 
 
+@hides_bytes
 class Established(NamedTuple):
     """What both sides know after the handshake."""
 

@@ -28,6 +28,32 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def named_host(header: str) -> str:
+    """The host that a `Host` header names, in lower case and without a port; IPv6 stays in brackets."""
+    host = header.strip().lower()
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].rstrip(".")
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, in brackets if of version 6."""
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_own_host(host: str, local_address: str) -> bool:
+    """Whether a host that `named_host` returned is `localhost` or the address that was connected to."""
+    try:
+        named = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        return named == ipaddress.ip_address(local_address.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+
+
 def host_option(text: str) -> str:
     """An option that names a server; `argparse` tells what is wrong with it."""
     try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,6 +49,16 @@ class Bucket:
         self._level = level - amount
         return True
 
+    def give(self, rate: Rate, amount: int) -> None:
+        """Add to what may be taken, up to the burst."""
+        self._level = min(float(rate.burst), self._level + amount)
+
+    def take_rest(self) -> int:
+        """All that is left, as a whole number."""
+        rest = int(self._level)
+        self._level -= rest
+        return rest
+
 
 class RateLimiter:
     """A bucket per source; the least recently seen sources are forgotten."""
@@ -71,6 +80,17 @@ class RateLimiter:
             self._buckets.move_to_end(source)
         return bucket.take(self.rate, now, amount)
 
+    def take_at_most(self, source: Hashable, now: float, amount: int) -> int:
+        """Take as much of the amount as there is, and return how much that was."""
+        if not self.rate.per_second or self.allows(source, now, amount):
+            return amount
+        return self._buckets[source].take_rest()
+
+    def give_back(self, source: Hashable, amount: int) -> None:
+        """What was taken was not used."""
+        if amount and (bucket := self._buckets.get(source)) is not None:
+            bucket.give(self.rate, amount)
+
 
 @lru_cache(maxsize=KNOWN_SOURCES)
 def source_of(address: str) -> str:
@@ -84,43 +104,6 @@ def source_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.IPv6Network((parsed, IPV6_PREFIX), strict=False))
-
-
-class Turns:
-    """Shares out each turn of the event loop: so much work, the rest waits in the order it came.
-
-    Without it, a hundred busy clients would each do their part before anybody else is heard.
-    """
-
-    def __init__(self, per_turn: int) -> None:
-        self._per_turn = per_turn
-        self._left = per_turn
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._scheduled = False
-
-    async def take(self, amount: int) -> None:
-        """Wait until there is room for so much work."""
-        loop = asyncio.get_running_loop()
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._next_turn, loop)
-        if self._left > 0 and not self._waiting:
-            self._left -= amount
-            return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((amount, turn))
-        await turn
-
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._per_turn
-        while self._waiting and self._left > 0:
-            amount, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._left -= amount
-        self._scheduled = self._left < self._per_turn
-        if self._scheduled:
-            loop.call_soon(self._next_turn, loop)
 
 
 class ConnectionCounter:

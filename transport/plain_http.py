@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Collection
 from typing import NamedTuple
+
+from protocol.hiding import hides_bytes
+from transport.hosts import is_address, named_host
 
 REQUEST_TIMEOUT = 5.0
 MAX_REQUEST = 8192
@@ -12,6 +17,8 @@ MAX_REQUESTS = 32
 The oldest makes room for the next: who asks at once is answered at once, and health is told in any case."""
 PLAIN = "text/plain; charset=utf-8"
 OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
+LOCAL_NAMES = frozenset({"localhost"})
+_HOST = re.compile(rb"\r\nhost[ \t]*:([^\r\n]*)", re.IGNORECASE)
 LOADS_NOTHING = "default-src 'none'; frame-ancestors 'none'"
 SECURITY = (
     "Cache-Control: no-store\r\n"
@@ -22,6 +29,7 @@ SECURITY = (
 "Other sites that the reader has open can neither show these pages nor read them."
 
 
+@hides_bytes
 class Page(NamedTuple):
     content_type: str
     body: bytes
@@ -33,7 +41,11 @@ class Page(NamedTuple):
 class HttpPages:
     """Subclasses say which pages there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Collection[str] | None = None) -> None:
+        """`hosts`: names that these pages may be asked for by, beside `localhost` and IP addresses. A page of
+        another site, whose name the site's owner resolves to this machine, is refused (DNS rebinding).
+        None: any name."""
+        self._names = None if hosts is None else LOCAL_NAMES.union(host.lower() for host in hosts)
         self._server: asyncio.Server | None = None
         self._requests: dict[asyncio.Task[None], None] = {}
 
@@ -47,9 +59,13 @@ class HttpPages:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        """Ends requests that are not complete; `asyncio.Server.wait_closed` would wait for them."""
+        if self._server is None:
+            return
+        self._server.close()
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -72,8 +88,14 @@ class HttpPages:
         method, _, rest = head.partition(b" ")
         if method != b"GET":
             return _response(Page(PLAIN, b"only GET\n", "405 Method Not Allowed"))
+        if not all(map(self._answers_to, _HOST.findall(head))):
+            return _response(Page(PLAIN, b"unknown host name\n", "421 Misdirected Request"))
         found = self.page(rest.partition(b" ")[0].partition(b"?")[0])
         return _response(found or Page(PLAIN, b"nothing here\n", "404 Not Found"))
+
+    def _answers_to(self, header: bytes) -> bool:
+        host = named_host(header.decode("latin-1"))
+        return self._names is None or host in self._names or is_address(host)
 
 
 def _response(page: Page) -> bytes:

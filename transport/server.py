@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 import traceback
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from OpenSSL import SSL
 
 from transport.accepting import Acceptor
+from transport.budget import CpuBudget
 from transport.cancellation import raise_if_cancelled
 from transport.engine import TlsEngine, receive_buffer
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
@@ -47,7 +49,11 @@ class ServerConfig:
     "Asked with the peer's address when it was accepted, before anything is spent on it."
     release: Callable[[str], None] | None = None
     "Called once for each connection that was admitted, when it is gone."
+    on_refused: Callable[[], None] | None = None
+    "Called for each connection that was not admitted."
     on_handshake_error: Callable[[TransportError], None] | None = None
+    budget: CpuBudget | None = None
+    "Charged for handshakes; refuses connections of suspect sources, and delays those of busy ones."
     reuse_port: bool = False
     "Other processes may listen on the same port; the system deals connections out."
 
@@ -72,7 +78,7 @@ class Server:
         self._streams: set[AcceptedStream] = set()
         self._unfinished: dict[AcceptedStream, float] = {}
         "Connections before the end of their handshake, and since when; oldest first."
-        self._handshakes = Handshakes(config.max_handshakes)
+        self._handshakes = Handshakes(config.max_handshakes, config.budget)
         self._opening: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], TlsStream] = {}
         self._closing = False
@@ -123,11 +129,17 @@ class Server:
     # Accepting
 
     def _take(self, sock: socket.socket, peer: str) -> None:
-        if self._config.admit is None or self._config.admit(peer):
+        if self._admits(peer):
             self._open(sock, peer)
         else:
             sock.close()
+            if self._config.on_refused is not None:
+                self._config.on_refused()
             self._drop_slowest()  # for the next one
+
+    def _admits(self, peer: str) -> bool:
+        budget, admit = self._config.budget, self._config.admit
+        return (budget is None or budget.admits(source_of(peer))) and (admit is None or admit(peer))
 
     def _drop_slowest(self) -> None:
         """End the oldest unfinished handshake, if its peer had time enough."""
@@ -137,6 +149,7 @@ class Server:
             oldest.give_up()
 
     def _open(self, sock: socket.socket, peer: str) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         context = self._context() if callable(self._context) else self._context
         stream = AcceptedStream(context, self._handshake_finished, self, peer, self._config)
         self._streams.add(stream)
@@ -206,11 +219,13 @@ class Handshakes:
     """Gives the handshakes that can go on a millisecond of each turn of the event loop.
 
     Those that have begun go first, since they free what they use when they end. The others begin in turn, one
-    source after the other, and one source has a part of the places: nobody waits for the peers of another.
+    source after the other, and one source has a part of the places, fewer if others want them: nobody waits
+    for the peers of another.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, budget: CpuBudget | None) -> None:
         self._limit = limit
+        self._budget = budget
         self._each = -(-limit // SOURCE_PART)
         self._loop = asyncio.get_running_loop()
         self._begun: dict[AcceptedStream, float] = {}
@@ -228,6 +243,7 @@ class Handshakes:
             self._ready.append(stream)
         else:
             self._waiting.setdefault(stream.source, {})[stream] = None
+            self._make_room(stream.source)
         self._schedule()
 
     def remove(self, stream: AcceptedStream) -> None:
@@ -255,13 +271,19 @@ class Handshakes:
         self._turn = None
         until = self._loop.time() + HANDSHAKE_TURN
         while (stream := self._next()) is not None:
-            stream.shake_hands()
+            self._shake_hands(stream)
             if self._loop.time() >= until:
                 break
         if self._ready or self._source_with_room() is not None:
             self._schedule()
         elif self._waiting and self._timer is None:
             self._timer = self._loop.call_later(LOOK_FOR_ROOM, self._look_for_room)
+
+    def _shake_hands(self, stream: AcceptedStream) -> None:
+        started = time.thread_time()
+        stream.shake_hands()
+        if self._budget is not None:
+            self._budget.charge(stream.source, time.thread_time() - started)
 
     def _next(self) -> AcceptedStream | None:
         if self._ready:
@@ -272,7 +294,7 @@ class Handshakes:
         stream = next(iter(self._waiting[source]))
         self._waiting.move_to_end(source)
         self._leave(stream)
-        if not stream.is_gone:
+        if not stream.is_closing:
             self._begun[stream] = self._loop.time()
             self._begun_by[source] += 1
         return stream
@@ -281,10 +303,22 @@ class Handshakes:
         """The next one that waits and has not begun too many; few have."""
         if self._limit and len(self._begun) >= self._limit:
             return None
-        return next(
-            (source for source in self._waiting if not self._each or self._begun_by[source] < self._each),
-            None,
-        )
+        return next((source for source in self._waiting if self._may_begin(source)), None)
+
+    def _may_begin(self, source: str) -> bool:
+        if self._each and self._begun_by[source] >= self._each:
+            return False
+        return self._budget is None or self._budget.has_share(source)
+
+    def _make_room(self, source: str) -> None:
+        """If all places are taken, the source that has most gives its oldest to one that has fewer. So peers
+        that do not go on keep others out only if they are of as many sources as there are places."""
+        if not self._limit or len(self._begun) < self._limit:
+            return
+        busiest, most = self._begun_by.most_common(1)[0]
+        if self._begun_by[source] + 1 < most:
+            self._waiting.move_to_end(source, last=False)
+            next(stream for stream in self._begun if stream.source == busiest).give_up()
 
     def _look_for_room(self) -> None:
         """End the handshakes whose peers had time enough, if others wait."""
@@ -324,15 +358,10 @@ class AcceptedStream(TlsStream):
         self._shaking, self._started = True, False
         self._early = b""
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether there is nobody to shake hands with."""
-        return self._no_more or self._transport is None or self._transport.is_closing()
-
     def shake_hands(self) -> None:
         """Go on with what the peer sent, and let it send more."""
         early, self._early = self._early, b""
-        if self.is_gone or self._transport is None:
+        if self.is_closing or self._transport is None:
             return
         if not self._started:
             self._started = True
@@ -341,7 +370,7 @@ class AcceptedStream(TlsStream):
         self._engine.feed(len(early))
         self._process()
         self._shaking = not self._engine.established
-        if len(early) == HANDSHAKE_READ and not (self._reading_paused or self.is_gone):
+        if len(early) == HANDSHAKE_READ and not (self._reading_paused or self.is_closing):
             self._transport.resume_reading()
 
     def give_up(self) -> None:

@@ -133,6 +133,17 @@ class TlsStream(asyncio.BufferedProtocol):
             transport.write(encrypt(view[start : start + ENCRYPTED_AT_ONCE]))
 
     @property
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent or received."""
+        return self._no_more or self._lost or self._transport is None or self._transport.is_closing()
+
+    @property
+    def local_address(self) -> str:
+        """The IP address that the peer connected to; empty if it is gone."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
     def is_full(self) -> bool:
         """Whether `drain` has to wait."""
         return self._writing_paused

@@ -55,7 +55,7 @@ ConnectionRequest = ContactRequest | InvitationRequest
 def request_text(request: ConnectionRequest) -> str:
     fields = {
         "v": versions_text(request.agent_versions),
-        "smp": ";".join(map(str, request.queues)),
+        "smp": ";".join(queue.text() for queue in request.queues),
     }
     kind = "contact"
     if isinstance(request, InvitationRequest):

@@ -239,8 +239,6 @@ def _skip(ratchet: Ratchet, until: int) -> tuple[Ratchet, tuple[SkippedKey, ...]
         raise DuplicateMessage
     if received + MAX_SKIPPED < until:
         raise TooManySkipped(until + 1 - received)
-    if received == until:
-        return ratchet, ()
     chain_key, header_key, keys = ratchet.rcv.chain_key, ratchet.rcv.header_key, []
     for number in range(received, until):
         chain_key, key, _ = _chain(chain_key)

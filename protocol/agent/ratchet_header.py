@@ -10,6 +10,7 @@ from protocol.agent.versions import E2E_PQ
 from protocol.agent.x448 import X448, X448PublicKey
 from protocol.crypto import TAG_SIZE
 from protocol.encoding import Reader, Writer, large, short
+from protocol.hiding import hides_bytes
 
 HEADER_SIZE = 88
 PQ_HEADER_SIZE = 2310
@@ -27,6 +28,7 @@ class Header:
     number: int
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class EncryptedHeader:
     version: int
@@ -35,6 +37,7 @@ class EncryptedHeader:
     body: bytes = field(repr=False)
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class RatchetMessage:
     header: bytes = field(repr=False)

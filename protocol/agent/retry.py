@@ -31,7 +31,7 @@ class Retry:
     def next(self, interval: RetryInterval) -> Retry:
         """After another attempt has failed and `delay` has passed."""
         elapsed = self.elapsed + self.delay
-        if elapsed < interval.grows_after or self.delay == interval.maximum:
+        if elapsed < interval.grows_after:
             return Retry(self.delay, elapsed)
         return Retry(min(self.delay * 3 // 2, interval.maximum), elapsed)
 

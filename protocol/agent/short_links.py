@@ -41,7 +41,8 @@ class ShortLink:
     "Of an invitation; an address has the id that its key gives."
     scheme: LinkScheme = LinkScheme.SIMPLEX
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """For whom it is meant: whoever has it can use the link."""
         hosts, where = self.server.hosts, "simplex:"
         if self.scheme is LinkScheme.HTTPS:
             hosts, where = hosts[1:], f"https://{hosts[0]}"

@@ -9,11 +9,13 @@ from cryptography.hazmat.primitives.asymmetric import x448
 
 from protocol.agent.forms import Form
 from protocol.errors import DecodeError
+from protocol.hiding import hides_bytes
 
 X448_SIZE = 56
 _SPKI = bytes.fromhex("3042300506032b656f033900")
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class X448PublicKey:
     raw: bytes

@@ -121,7 +121,7 @@ def _messages() -> Iterator[tuple[str, Parser]]:
     for version in range(1, 4):
         yield f"NTF command v{version}", message_parser(NTF_COMMANDS, version)
         yield f"NTF response v{version}", message_parser(NTF_RESPONSES, version)
-    for version in range(6, 20):
+    for version in range(6, 21):
         yield f"SMP command v{version}", message_parser(SMP_COMMANDS, version)
         yield f"SMP message v{version}", message_parser(SMP_MESSAGES, version)
 

@@ -19,6 +19,7 @@ from protocol.crypto import (
 from protocol.device_token import ApnsToken, FcmToken, Provider, WebPushToken
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import ErrorType
+from protocol.names import NameRecord
 from protocol.push_messages import PnMessage
 from protocol.statuses import SubState, SubStatus, TokenStatus
 from protocol.versions import VersionRange
@@ -151,6 +152,17 @@ ids = st.builds(
     service_id=st.none() | entity_ids,
     notifier=st.none() | notifier_ids,
 )
+names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?\.(simplex|testing|example\.com)", fullmatch=True)
+texts = st.text(max_size=20)
+name_records = st.builds(
+    NameRecord,
+    texts,
+    texts,
+    texts,
+    *[st.none() | texts] * 3,
+    *[st.lists(texts, max_size=3).map(tuple)] * 2,
+    *[st.none() | texts] * 4,
+)
 smp_commands: st.SearchStrategy[smp.SmpCommand] = st.one_of(
     news(),
     st.sampled_from(
@@ -170,6 +182,7 @@ smp_commands: st.SearchStrategy[smp.SmpCommand] = st.one_of(
     st.builds(smp.Nkey, notifier_keys),
     st.builds(smp.Ack, shorts),
     st.builds(smp.Send, st.booleans(), bodies),
+    st.builds(smp.Rslv, names),
 )
 smp_messages: st.SearchStrategy[smp.SmpMessage] = st.one_of(
     ids,
@@ -185,7 +198,8 @@ smp_messages: st.SearchStrategy[smp.SmpMessage] = st.one_of(
     st.builds(smp.Pkey, shorts, version_ranges, st.lists(bodies, min_size=1, max_size=4).map(tuple), bodies),
     st.builds(smp.Pres, bodies),
     st.builds(smp.Rres, bodies),
+    st.builds(smp.Rname, name_records),
     st.builds(smp.Err, errors),
 )
 ntf_versions = st.integers(1, 3)
-smp_versions = st.integers(6, 19)
+smp_versions = st.integers(6, 20)

@@ -9,7 +9,14 @@ import sys
 
 import pytest
 
-from protocol.addresses import NtfServer, SmpServer, canonical_host
+from protocol.addresses import (
+    NtfServer,
+    SmpServer,
+    SmpServerWithPassword,
+    canonical_host,
+    parse_smp_server_with_password,
+)
+from protocol.errors import DecodeError
 
 KEY = bytes(range(32))
 
@@ -71,3 +78,20 @@ def test_an_address_in_another_process_is_the_same_key() -> None:
     )
     env = os.environ | {"PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", program], env=env, input=pickle.dumps(here), check=True)
+
+
+@pytest.mark.parametrize("password", [None, b"secret", b"with,=;[signs]!"])
+def test_a_password_stands_behind_the_fingerprint(password: bytes | None) -> None:
+    server = SmpServer(("a.example", "b.onion"), "5224", KEY)
+    given = SmpServerWithPassword(server, password)
+    assert parse_smp_server_with_password(given.text) == given
+    assert (":secret@" in given.text) is (password == b"secret")
+    assert "secret" not in repr(given)
+    assert "secret" not in str(given.server)
+
+
+@pytest.mark.parametrize("password", ["", "a:b", "a/b", "a@b", "a b", "\u00e4", "x" * 256])
+def test_no_password(password: str) -> None:
+    identity, where = str(SmpServer(("a.example",), "", KEY)).split("@")
+    with pytest.raises(DecodeError):
+        parse_smp_server_with_password(f"{identity}:{password}@{where}")

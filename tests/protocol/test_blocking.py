@@ -16,6 +16,11 @@ def test_round_trip(reason: BlockingReason, notice: dict[str, int] | None) -> No
     assert info.error.text == b"BLOCKED " + info.text.encode()
 
 
+def test_texts() -> None:
+    assert blocking_info("spam", None).text == "reason=spam"
+    assert blocking_info("spam", {"ttl": 5}).text == 'reason=spam,notice={"ttl":5}'
+
+
 def test_unknown_reasons() -> None:
     with pytest.raises(DecodeError):
         blocking_info("boredom", None)
@@ -35,3 +40,8 @@ def test_unknown_reasons() -> None:
 )
 def test_errors_without_the_words_of_a_peer(error: ErrorType, shown: str) -> None:
     assert error.without_text == shown
+
+
+def test_the_kind_of_an_error() -> None:
+    assert AUTH.word == "AUTH"
+    assert ErrorType(b"CMD SYNTAX").word == "CMD"

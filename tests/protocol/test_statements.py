@@ -118,6 +118,38 @@ def _digest(statement: Statement) -> bytes:
     return statement_hash(signed_bytes(statement))
 
 
+def test_the_neutral_key_of_sr25519_signs_nothing() -> None:
+    """Without the check, this signature by the all-zero key is right for every statement."""
+    signature = bytes(63) + b"\x80"
+    assert not genuine(Statement(expiry=1, proof=Signed(Scheme.SR25519, signature, bytes(32))))
+    assert sr25519.verify(signature, b"anything", bytes(32))
+
+
+SMALL_ORDER = (
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "0000000000000000000000000000000000000000000000000000000000000080",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+)
+"Encodings of the points of small order of edwards25519, and of the field's elements that belong to them."
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER)
+@pytest.mark.parametrize("scheme", [Scheme.SR25519, Scheme.ED25519])
+def test_keys_of_small_order_sign_nothing(key: str, scheme: Scheme) -> None:
+    signer = bytes.fromhex(key)
+    end = b"\x80" if scheme is Scheme.SR25519 else b"\0"
+    for signature in (bytes(63) + end, signer + bytes(31) + end):
+        for number in range(8):
+            assert not genuine(Statement(expiry=number, proof=Signed(scheme, signature, signer)))
+
+
 def test_without_a_signature_nothing_is_genuine() -> None:
     assert not genuine(Statement(expiry=1))
     assert not genuine(Statement(expiry=1, proof=OnChain(FIELD, FIELD, 1)))

@@ -55,3 +55,21 @@ async def test_slots_are_never_lost_nor_exceeded(seed: int) -> None:
         await asyncio.gather(*(dials.dial(owner) for owner in "aabbcc"))
     assert dials.slots._used.total() == 0
     assert not dials.slots._waiting
+
+
+async def test_who_gave_up_just_now_is_passed_over() -> None:
+    """Cancelled, and not yet resumed when a slot becomes free."""
+    slots = DialSlots(1, 1)
+
+    async def take(owner: str) -> str:
+        async with slots.slot(owner):
+            return owner
+
+    async with slots.slot("first"):
+        gives_up, waits = asyncio.ensure_future(take("gives up")), asyncio.ensure_future(take("waits"))
+        await asyncio.sleep(0)
+        gives_up.cancel()
+    assert await waits == "waits"
+    with pytest.raises(asyncio.CancelledError):
+        await gives_up
+    assert await take("later") == "later"

@@ -15,12 +15,12 @@ from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.smp_messages import Nsub, Sok
 from protocol.versions import SMP_ALPN
-from smp_client.dialer import Dialer, NetworkConfig, hosts_to_try
+from smp_client.dialer import MAX_ATTEMPTS, Dialer, NetworkConfig, hosts_to_try
 from smp_client.errors import ConnectFailed, WrongIdentity
 from smp_client.session import connect_smp
 from tests.smp_client.peer import make_identity, scripted_router
 from tests.smp_client.test_session import accept_all, new_key
-from transport.address_guard import AddressGuard
+from transport.address_guard import MAX_ADDRESSES, AddressGuard
 from transport.tls import client_context
 
 PROXY = "socks5://127.0.0.1:1080"
@@ -41,10 +41,40 @@ def context() -> SSL.Context:
         (NetworkConfig(prefer_onion=True), ["a.example", "b.example"]),
         (NetworkConfig(socks_proxy=PROXY), ["a.example", "b.example", "x.onion"]),
         (NetworkConfig(socks_proxy=PROXY, prefer_onion=True), ["x.onion", "a.example", "b.example"]),
+        (NetworkConfig(socks_proxy=PROXY, onion_only=True), ["x.onion"]),
     ],
 )
 def test_hosts_to_try(config: NetworkConfig, tried: list[str]) -> None:
     assert hosts_to_try(["a.example", "x.onion", "b.example"], config) == tried
+
+
+def test_few_hosts_are_tried_and_each_once() -> None:
+    hosts = ["a.example", "A.example.", *(f"h{number}.example" for number in range(250))]
+    assert hosts_to_try(hosts, NetworkConfig()) == ["a.example", "h0.example", "h1.example", "h2.example"]
+
+
+@pytest.mark.parametrize(("hosts", "attempts"), [(1, MAX_ADDRESSES), (2, MAX_ATTEMPTS), (9, MAX_ATTEMPTS)])
+async def test_a_name_with_many_addresses_causes_few_connections(hosts: int, attempts: int) -> None:
+    """Each dial again, however often it is repeated."""
+    places = [f"127.1.{host}.{number}" for host in range(9) for number in range(1, 100)]
+    connected: list[str] = []
+
+    async def count(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer.get_extra_info("sockname")[0])
+        writer.close()
+
+    def resolve(host: str) -> list[str]:
+        return [place for place in places if place.startswith(f"127.1.{host[1]}.")]
+
+    victim = await asyncio.start_server(count, "0.0.0.0", 0)
+    async with victim:
+        port = str(victim.sockets[0].getsockname()[1])
+        named = SmpServer(tuple(f"h{number}.example" for number in range(hosts)), port, bytes(32))
+        dialer = Dialer(guard=guard(resolve))
+        for dials in (1, 2):
+            with pytest.raises(ConnectFailed):
+                await dialer.dial(named, context(), 10.0)
+            assert len(connected) == dials * attempts
 
 
 async def test_onion_only_without_a_proxy() -> None:
@@ -200,6 +230,48 @@ async def test_a_proxy_that_hangs_costs_no_socket_once_it_is_given_up(accepts: b
             with pytest.raises(asyncio.CancelledError) as given_up:
                 await dialling
             assert open_sockets() == before, given_up  # kept so far: what its frames hold is still open
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "10.1.2.3"])
+async def test_a_proxy_is_not_asked_for_places_that_are_forbidden(host: str) -> None:
+    """It may be on our machine, and connect to what listens there."""
+    asked: list[bytes] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(1))
+        writer.close()
+        await writer.wait_closed()
+        done.set()
+
+    done = asyncio.Event()
+    proxy = await asyncio.start_server(note, "127.0.0.1", 0)
+    async with proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        network = NetworkConfig(socks_proxy=f"socks5://127.0.0.1:{port}", proxy_all=True)
+        dialer = Dialer(network, guard=AddressGuard())
+        with pytest.raises(ConnectFailed, match="no public address"):
+            await dialer.dial(SmpServer((host,), "", bytes(32)), context(), 5.0)
+        with pytest.raises(ConnectFailed, match="the proxy"):
+            await dialer.dial(SmpServer(("public.example",), "", bytes(32)), context(), 5.0)
+        await done.wait()
+    assert len(asked) == 1
+
+
+async def test_silence_is_named() -> None:
+    gone = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    silent = await asyncio.start_server(hang, "127.0.0.1", 0)
+    async with silent:
+        server = SmpServer(("127.0.0.1",), str(silent.sockets[0].getsockname()[1]), bytes(32))
+        with pytest.raises(ConnectFailed, match="time"):
+            await Dialer().dial(server, context(), 0.2)
+        await gone.wait()
 
 
 async def test_reasons_are_words() -> None:

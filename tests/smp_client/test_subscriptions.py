@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.encoding import EntityId
-from protocol.errors import AUTH, INTERNAL, SERVICE_ERRORS
+from protocol.errors import AUTH, CRYPTO, INTERNAL, QUOTA, SERVICE_ERRORS, store_error
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import Err, Ok, Pong, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
@@ -111,7 +111,10 @@ def test_outcomes() -> None:
         b"individual": Sok(),
         b"old router": Ok(),
         b"auth": Err(AUTH),
-        b"error": Err(INTERNAL),
+        b"error": Err(CRYPTO),
+        b"busy": Err(INTERNAL),
+        b"full": Err(QUOTA),
+        b"store": Err(store_error("disk full")),
         b"nonsense": Pong(),
         b"garbage": BadAnswer("unreadable"),
         b"impossible": CannotSend("no key"),
@@ -121,10 +124,10 @@ def test_outcomes() -> None:
     outcomes = sort_outcomes([EntityId(name) for name in answers], list(answers.values()), SERVICE_ID)
     assert outcomes.associated == [b"associated"]
     assert outcomes.individual == [b"individual", b"old router"]
-    assert outcomes.unanswered == [b"slow", b"lost"]
+    assert outcomes.retried == [b"busy", b"full", b"store", b"slow", b"lost"]
     assert dict(outcomes.changed) == {
         b"auth": REFUSED,
-        b"error": SubEvent.failed("INTERNAL"),
+        b"error": SubEvent.failed("CRYPTO"),
         b"nonsense": SubEvent.failed("unexpected answer"),
         b"garbage": SubEvent.failed("unreadable"),
         b"impossible": SubEvent.failed("no key"),
@@ -192,8 +195,8 @@ def test_a_settled_surplus_is_equal_from_then_on(ours: set[bytes], more: set[byt
 
 
 def test_statuses_of_errors_stay_readable() -> None:
-    outcomes = sort_outcomes([A], [Err(INTERNAL)], None)
-    assert outcomes.changed == [(A, SubEvent(SubInput.FAILED, "INTERNAL"))]
+    outcomes = sort_outcomes([A], [Err(CRYPTO)], None)
+    assert outcomes.changed == [(A, SubEvent(SubInput.FAILED, "CRYPTO"))]
 
 
 def test_backoff_grows_to_its_limit_and_starts_again() -> None:

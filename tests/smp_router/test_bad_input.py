@@ -52,7 +52,7 @@ def test_every_command_has_a_handler() -> None:
         (b"NSUBS", CMD_SYNTAX),
         (b"PRXY anything", CMD_SYNTAX),
         (b"LGET", CMD_NO_ENTITY),
-        (b"RSLV x", CMD_UNKNOWN),
+        (b"RSLV x", CMD_SYNTAX),
     ],
 )
 async def test_bad_commands(router: Router, command: bytes, error: ErrorType) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from protocol.addresses import SmpServer
 from protocol.smp_messages import Ping, Pong
@@ -16,7 +20,14 @@ from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.smp_router.wire import connected
 from tests.transport.chains import make_certificate
-from transport.certificates import Credentials, KeyAlgorithm, fingerprint
+from transport.certificates import (
+    Credentials,
+    KeyAlgorithm,
+    fingerprint,
+    load_server_files,
+    write_server_files,
+)
+from transport.errors import CertificateFileError
 
 START, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
 SHAPES = [(2, 1), (3, 1), (3, 2), (4, 1), (4, 2)]
@@ -58,3 +69,29 @@ async def test_router_is_not_known_by(length: int, place: int) -> None:
     async with Router.start(credentials=credentials) as router:
         with pytest.raises(WrongIdentity):
             await connect_smp(known_by(router, credentials, place), Dialer())
+
+
+async def test_files_with_a_session_certificate(tmp_path: Path) -> None:
+    """`ca.crt` stays the identity, whether the chain in `server.crt` ends before it or with it."""
+    credentials = chain_of(3)
+    write_server_files(tmp_path / "whole", credentials.chain[2], credentials.key, credentials)
+    for name, certificates in (("whole", credentials.chain), ("short", credentials.chain[:2])):
+        folder = tmp_path / name
+        if not folder.exists():
+            shutil.copytree(tmp_path / "whole", folder)
+        pem = b"".join(x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM) for der in certificates)
+        (folder / "server.crt").write_bytes(pem)
+        loaded = load_server_files(folder)
+        assert loaded.chain == credentials.chain
+        async with Router.start(credentials=loaded) as router:
+            assert router.address.key_hash == fingerprint(credentials.chain[2])
+            async with connected(router.address) as client:
+                assert await client.ask(Ping()) == Pong()
+
+
+def test_files_of_which_the_identity_has_no_place(tmp_path: Path) -> None:
+    """Clients would not know the router by the operator's certificate."""
+    credentials = chain_of(4)
+    write_server_files(tmp_path / "config", credentials.chain[3], credentials.key, credentials)
+    with pytest.raises(CertificateFileError, match=r"neither second nor third in the chain of .*server\.crt"):
+        load_server_files(tmp_path / "config")

@@ -63,7 +63,9 @@ from protocol.smp_messages import (
     QueueSet,
     Rfwd,
     Rkey,
+    Rname,
     Rres,
+    Rslv,
     Send,
     Skey,
     SmpCommand,
@@ -244,6 +246,10 @@ async def rfwd(world: World) -> Asked:
     return Asked(Rfwd(seal_forwarded(params.shared_secret, FORWARDED, forwarded)))
 
 
+async def rslv(world: World) -> Asked:
+    return Asked(Rslv("team.simplex"))
+
+
 async def ping(world: World) -> Asked:
     return Asked(Ping())
 
@@ -289,8 +295,12 @@ TABLE: dict[bytes, Row] = {
     b"RFWD": Row("proxy", 7, rfwd, Rres, CMD_HAS_AUTH, b""),
     b"NSUB": Row("notifier", 6, nsub, Sok, AUTH, b" x"),
     b"NSUBS": Row("notifier service", 16, nsubs, Soks, SERVICE, b" x"),
+    b"RSLV": Row("anybody", 6, rslv, Err, CMD_HAS_AUTH, b" no_name"),
     b"PING": Row("anybody", 6, ping, Pong, CMD_HAS_AUTH, b" x"),
 }
+
+ELSEWHERE = {Rname}
+"Answers of routers that have a resolver; see `protocol/names.py`."
 
 EVENTS = {End, Ends, Deld, Alls, Nmsg, Msg}
 "Not answers to a command of the one who gets them; see `test_events`."
@@ -298,16 +308,16 @@ EVENTS = {End, Ends, Deld, Alls, Nmsg, Msg}
 
 COMMANDS = (
     b"PING NEW SUB SUBS KEY RKEY NKEY NDEL GET ACK OFF DEL QUE LSET LDEL SEND SKEY LKEY LGET PRXY PFWD RFWD"
-    b" NSUB NSUBS"
+    b" RSLV NSUB NSUBS"
 )
-ROUTER_MESSAGES = b"IDS LNK SOK SOKS MSG ALLS NID NMSG PKEY PRES RRES END ENDS DELD INFO OK ERR PONG"
+ROUTER_MESSAGES = b"IDS LNK SOK SOKS MSG ALLS NID NMSG PKEY PRES RRES RNAME END ENDS DELD INFO OK ERR PONG"
 "The words of the protocol's grammar, in its order."
 
 
 def test_the_table_is_complete() -> None:
     assert set(TABLE) == set(COMMANDS.split()) == set(SMP_COMMANDS.specs)
     assert set(ROUTER_MESSAGES.split()) == set(SMP_MESSAGES.specs)
-    answers = {row.answer for row in TABLE.values()} | EVENTS | {Err}
+    answers = {row.answer for row in TABLE.values()} | EVENTS | ELSEWHERE | {Err}
     assert answers == {spec.kind for spec in SMP_MESSAGES.specs.values()}
 
 

@@ -19,6 +19,7 @@ from protocol.smp_messages import Deld, End, Ends, Err, Nmsg, Nsub, Ping, Pong, 
 from smp_router.control import MAX_LINE, ControlError, ask, control_socket
 from smp_router.router import Router
 from tests.smp_router.wire import connected
+from tests.waiting import until
 from transport.certificates import KeyAlgorithm, make_ca, make_online, make_service, write_server_files
 from transport.errors import IdentityMismatch, TransportError
 
@@ -49,6 +50,20 @@ async def test_socket_is_for_the_owner_and_goes_away(router: Router, tmp_path: P
         assert json.loads(await reader.readline())["ok"]
     assert await reader.read() == b""
     assert not path.exists()
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_is_not_waited_for(router: Router, tmp_path: Path) -> None:
+    path = tmp_path / "control"
+    others = asyncio.all_tasks()
+    async with control_socket(router, path):
+        reader, writer = await asyncio.open_unix_connection(path, limit=1)
+        while not writer.transport.get_write_buffer_size():  # the router has stopped to read: it cannot write
+            writer.write(b'{"do": "status"}\n' * 100)
+            await asyncio.sleep(0)
+    await until(lambda: asyncio.all_tasks() == others)
+    with pytest.raises(ConnectionError):
+        await reader.read()
     writer.close()
 
 
@@ -119,8 +134,8 @@ async def test_faults(router: Router, socket: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_line", "expected"),
     [
-        ("", "Expecting value"),
-        ("nonsense", "Expecting value"),
+        ("", "a request is a JSON object"),
+        ("nonsense", "a request is a JSON object"),
         ("[]", "JSON object"),
         ("{}", "do: one of answer_errors"),
         ('{"do": "explode"}', "do: one of"),
@@ -154,3 +169,17 @@ async def test_endless_line_ends_the_connection(socket: Path) -> None:
     with pytest.raises((ControlError, ConnectionError)):
         await ask(socket, "x" * (MAX_LINE + 10))
     assert (await ask(socket, '{"do": "status"}'))["ok"]
+
+
+@pytest.mark.parametrize("first", [b"POST / HTTP/1.1\r", b'{"do": "nothing"}', b"[]", b"[" * 10_000])
+async def test_who_does_not_know_the_words_is_disconnected(
+    router: Router, socket: Path, first: bytes
+) -> None:
+    """What follows, such as the body of a browser's request, is not carried out."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    writer.write(first + b"\n" + b'{"do": "create_queues", "count": 5}\n')
+    answer, *more = (await reader.read()).splitlines()
+    writer.close()
+    assert not json.loads(answer)["ok"]
+    assert more == []
+    assert (await do(socket, "status"))["queues"] == 0

@@ -26,7 +26,7 @@ from protocol.smp_handshake import (
     SmpClientHandshake,
     service_fingerprint,
 )
-from protocol.smp_messages import Nsub, Ok, Ping, Pong
+from protocol.smp_messages import End, Nsub, Nsubs, Ok, Ping, Pong, QueueSet, Sok, Soks, Sub, Subs
 from protocol.versions import SMP_BLOCK_SIZE, SMP_VERSIONS, VersionRange
 from smp_router.config import RouterConfig
 from smp_router.router import Router, make_credentials
@@ -37,6 +37,9 @@ from transport.streams import TlsStream
 
 def service_credentials() -> Credentials:
     return make_service(datetime.now(UTC))
+
+
+NO_QUEUES = QueueSet(0, bytes(16))
 
 
 async def receive_block(stream: TlsStream) -> bytes:
@@ -63,7 +66,7 @@ async def test_hello_offers_versions_chain_and_a_fresh_key(router: Router) -> No
     for _ in range(2):
         stream = await tls(router.address)
         hello = RouterHello.parse(unpad(await receive_block(stream)))
-        assert (hello.versions.min, hello.versions.max) == (6, 19)
+        assert (hello.versions.min, hello.versions.max) == (6, 20)
         assert hello.session_id == stream.session_id
         assert tuple(map(bytes, hello.auth.chain)) == stream.peer_chain
         keys.add(bytes(hello.auth.signed_key))
@@ -118,7 +121,7 @@ async def test_what_is_no_hello_closes_the_connection(router: Router) -> None:
         version + short(key_hash)[:-1],
         version + short(key_hash) + b"X",
         version + short(bytes(32)) + b"F0",
-        (20).to_bytes(2, "big") + short(key_hash) + b"F0",
+        (SMP_VERSIONS.max + 1).to_bytes(2, "big") + short(key_hash) + b"F0",
         (5).to_bytes(2, "big") + short(key_hash),
         version + short(key_hash) + b"F1Q",
         version + short(key_hash) + b"F1N\x00",
@@ -139,6 +142,38 @@ async def test_a_silent_peer_is_dropped() -> None:
 async def test_an_idle_client_is_dropped() -> None:
     async with Router.start(RouterConfig(idle_timeout=0.05)) as router, connected(router.address) as client:
         assert await client.closed()
+
+
+async def test_clients_with_subscriptions_are_never_idle() -> None:
+    """Until another client takes over: then the same silence ends the connection."""
+    config = RouterConfig(idle_timeout=0.05)
+    async with Router.start(config) as router, connected(router.address) as client:
+        queue = await create_queue(client, subscribe=True)
+        async with connected(router.address) as idle:
+            assert await idle.closed()
+        async with connected(router.address) as other:
+            assert await other.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+            assert await client.event() == (queue.recipient_id, End())
+            assert await client.closed()
+            assert await other.ask(Ping()) == Pong()
+
+
+@pytest.mark.parametrize("role", [ServiceRole.NOTIFIER, ServiceRole.MESSAGING])
+async def test_subscribed_services_are_never_idle(role: ServiceRole) -> None:
+    config, credentials = RouterConfig(idle_timeout=0.05), service_credentials()
+    command = Nsubs(NO_QUEUES) if role is ServiceRole.NOTIFIER else Subs(NO_QUEUES)
+    async with (
+        Router.start(config) as router,
+        connected(router.address, service=credentials, role=role) as client,
+    ):
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        key = params.service.private_key
+        assert await client.ask(command, client.service_id, key) == Soks(NO_QUEUES)
+        async with connected(router.address) as idle:
+            assert await idle.closed()
+        assert await client.ask(Ping()) == Pong()
 
 
 async def test_service_gets_the_same_id_for_the_same_certificate_and_role(router: Router) -> None:
@@ -208,7 +243,7 @@ async def service_answer(
     [
         (19, ServiceRole.NOTIFIER, False, TE_BAD_SERVICE),
         (18, ServiceRole.MESSAGING, True, TE_BAD_SERVICE),
-        (20, ServiceRole.NOTIFIER, True, TE_VERSION),
+        (SMP_VERSIONS.max + 1, ServiceRole.NOTIFIER, True, TE_VERSION),
     ],
 )
 async def test_refusals_in_the_third_block(

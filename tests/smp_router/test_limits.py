@@ -6,6 +6,8 @@ import asyncio
 import json
 import secrets
 import socket
+import time
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -13,8 +15,9 @@ import pytest
 
 from protocol.addresses import SmpServer
 from protocol.connection import Outgoing
+from protocol.crypto import Ed448PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId
-from protocol.errors import AUTH, CMD_PROHIBITED, QUOTA, HandshakeError, proxy_broker_error
+from protocol.errors import AUTH, CMD_PROHIBITED, PROXY_BASIC_AUTH, QUOTA, HandshakeError, proxy_broker_error
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import (
     Del,
@@ -30,12 +33,15 @@ from protocol.smp_messages import (
     QueueMode,
     Rkey,
     Send,
+    SmpCommand,
     SmpMessage,
+    Sok,
     Sub,
 )
 from smp_router import broker, relays
 from smp_router.config import RouterConfig
 from smp_router.information import COUNTERS, RouterPages
+from smp_router.queues import new_id
 from smp_router.router import Router
 from tests.smp_router.test_links import DATA, ask_new, new_link_id, with_link
 from tests.smp_router.wire import (
@@ -115,7 +121,7 @@ async def test_queues_of_one_address() -> None:
 
 async def test_services_are_limited() -> None:
     """Those without queues make room; those with queues, or connected, do not."""
-    async with Router.start(RouterConfig(max_services=2)) as router:
+    async with Router.start(RouterConfig(max_services=2, address_share_percent=100)) as router:
         used, idle, later = (make_service(datetime.now(UTC)) for _ in range(3))
         role = ServiceRole.MESSAGING
         async with connected(router.address, service=used, role=role) as client:
@@ -131,7 +137,10 @@ async def test_services_are_limited() -> None:
 
 
 async def test_links_are_limited() -> None:
-    async with Router.start(RouterConfig(max_links=1)) as router, connected(router.address) as client:
+    async with (
+        Router.start(RouterConfig(max_links=1, address_share_percent=100)) as router,
+        connected(router.address) as client,
+    ):
         queue, link_id = await with_link(client, QueueMode.CONTACT)
         other = await create_queue(client)
         assert await client.ask(Lset(new_link_id(), DATA), other.recipient_id, other.key) == Err(QUOTA)
@@ -141,7 +150,7 @@ async def test_links_are_limited() -> None:
 
 async def test_recipient_keys_are_limited() -> None:
     async with (
-        Router.start(RouterConfig(max_recipient_keys=3)) as router,
+        Router.start(RouterConfig(max_recipient_keys=3, address_share_percent=100)) as router,
         connected(router.address) as client,
     ):
         one, other = [await create_queue(client, mode=QueueMode.CONTACT) for _ in range(2)]
@@ -158,7 +167,7 @@ async def test_recipient_keys_are_limited() -> None:
         assert await set_keys(other, 3) == Ok()
         assert await client.ask(Del(), other.recipient_id, other.key) == Ok()
         assert await set_keys(one, 4) == Ok()
-        assert router.state.more_recipient_keys == 3
+        assert router.state.storage.total.keys == 3
 
 
 async def test_queues_that_were_read_and_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,18 +211,72 @@ async def ask_for_silent_routers(
         assert await other.ask(Prxy(another)) == busy
 
 
-async def test_many_keys_do_not_hold_up_others(router: Router) -> None:
-    async with connected(router.address) as hostile, connected(router.address) as other:
+async def test_recipient_keys_of_a_queue(router: Router) -> None:
+    async with connected(router.address) as client:
+        queue = await create_queue(client, mode=QueueMode.CONTACT)
+        keys = tuple(new_key().public for _ in range(33))
+        assert await client.ask(Rkey(keys), queue.recipient_id, queue.key) == Err(QUOTA)
+        same = (*keys[:31], *[queue.key.public] * 100)
+        assert await client.ask(Rkey(same), queue.recipient_id, queue.key) == Ok()
+        assert await client.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+
+
+async def longest_pauses(until: Awaitable[object]) -> list[float]:
+    """CPU seconds between two turns of the event loop, longest last, until something has happened."""
+    done, pauses = asyncio.ensure_future(until), list[float]()
+    while not done.done():
+        started = time.thread_time()
+        await asyncio.sleep(0)
+        pauses.append(time.thread_time() - started)
+    await done
+    return sorted(pauses)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_signatures_that_cost_most_do_not_hold_up_others(known: bool) -> None:
+    """A queue with as many keys as it may have; ids that do not exist."""
+    config = RouterConfig(address_failures_burst=10_000)
+    async with Router.start(config) as router, connected(router.address) as hostile:
         queue = await create_queue(hostile, mode=QueueMode.CONTACT)
-        keys = tuple(new_key().public for _ in range(255))
-        assert await hostile.ask(Rkey(keys), queue.recipient_id, queue.key) == Ok()
-        corr_ids = [CorrId(secrets.token_bytes(24)) for _ in range(40)]
-        wrong = new_key()
-        hostile.write(*(Outgoing(corr_id, queue.recipient_id, Sub(), wrong) for corr_id in corr_ids))
-        answered = asyncio.ensure_future(hostile.answer(corr_ids[-1]))
-        assert await other.ask(Ping()) == Pong()
-        assert not answered.done()
-        assert await answered == Err(AUTH)
+        keys = [Ed448PrivateKey(secrets.token_bytes(57)) for _ in range(32)]
+        public = tuple(key.public for key in keys)
+        assert await hostile.ask(Rkey(public), queue.recipient_id, queue.key) == Ok()
+        wrong = Ed448PrivateKey(secrets.token_bytes(57))
+        commands: list[Outgoing[SmpCommand]] = [
+            Outgoing(CorrId(secrets.token_bytes(24)), queue.recipient_id if known else new_id(), Sub(), wrong)
+            for _ in range(10 if known else 600)
+        ]
+        hostile.write(*commands)
+
+        async def answers() -> None:
+            for command in commands:
+                assert await hostile.answer(command.corr_id) == Err(AUTH)
+
+        pauses = await longest_pauses(answers())
+        assert sum(pauses) > 0.04  # it does cost something
+        assert pauses[-5] < 0.006  # of a few, other things are the cause
+
+
+async def test_an_address_that_fails_too_often_is_disconnected() -> None:
+    async with (
+        Router.start(RouterConfig(address_failures_burst=100)) as router,
+        connected(router.address) as honest,
+        connected(router.address) as hostile,
+    ):
+        queue, wrong = await create_queue(honest), new_key()
+        commands: list[Outgoing[SmpCommand]] = [
+            Outgoing(CorrId(secrets.token_bytes(24)), new_id(), Sub(), wrong) for _ in range(150)
+        ]
+        hostile.write(*commands[:100])
+        for command in commands[:100]:
+            assert await hostile.answer(command.corr_id) == Err(AUTH)
+        hostile.write(*commands[100:])
+        assert await hostile.answer(commands[100].corr_id) == Err(AUTH)  # the answer still arrives
+        assert await hostile.closed()
+        assert router.counts["clients_unauthorised"] == 1
+        assert await honest.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+        async with connected(router.address) as again:
+            assert await again.ask(Ping()) == Pong()
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[str, str]:
@@ -239,7 +302,7 @@ async def test_information_page() -> None:
             assert described["persistence"] == "memory"
             _, page = await get(port, "/")
             assert "&lt;Example&gt;" in page
-            assert "6 to 19" in page
+            assert "6 to 20" in page
             assert "secret" not in body + page
             assert "404" in (await get(port, "/other"))[0]
             assert "405" in (await get(port, "/", "POST"))[0]
@@ -261,3 +324,28 @@ async def test_metrics() -> None:
         for name in ("queues_created", "messages_received", "messages_delivered", "connections"):
             assert float(lines[f"smp_router_{name}_total"]) == 1
         assert set(router.counts) <= set(COUNTERS)
+
+
+@pytest.mark.parametrize("password", [None, b"right"])
+async def test_no_new_queues(password: bytes | None) -> None:
+    async with Router.start(RouterConfig()) as router, connected(router.address) as client:
+        queue, state = await create_queue(client), router.state
+    config = RouterConfig(new_queues=False, password=password)
+    async with Router.start(config, state=state) as router, connected(router.address) as client:
+        key = new_key()
+        for given in (None, b"right"):
+            command = New(
+                recipient_key=key.public, dh_key=new_dh().public, password=given, mode=QueueMode.MESSAGING
+            )
+            assert await client.ask(command, key=key) == Err(AUTH)
+        assert await client.ask(Send(False, b""), queue.sender_id) == Ok()
+        assert await client.ask(Sub(), queue.recipient_id, queue.key) == Sok()
+
+
+@pytest.mark.parametrize("password", [None, b"right"])
+async def test_no_proxy(router: Router, password: bytes | None) -> None:
+    config = RouterConfig(proxy=False, password=password, private_relays=True)
+    async with Router.start(config) as refusing, connected(refusing.address) as client:
+        for given in (None, b"right"):
+            assert await client.ask(Prxy(router.address, given)) == Err(PROXY_BASIC_AUTH)
+        assert refusing.relays == 0

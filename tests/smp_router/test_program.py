@@ -6,18 +6,23 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.smp_messages import (
+    Get,
     Nsub,
     Ok,
+    Ping,
+    Pong,
     Send,
     Sok,
 )
@@ -85,6 +90,11 @@ async def test_from_init_to_restart(
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(DEADLINE):
             await process.wait()
+    (config_dir / "smp-router.ini").write_text(
+        "[router]\nhost = 127.0.0.1\nport = 0\nrestore_messages = no\n"
+    )
+    async with running(*options) as (server, _), connected(server) as client:
+        assert await client.ask(Get(), queue.recipient_id, queue.key) == Ok()  # no message
 
 
 def test_init_does_not_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +135,7 @@ def test_init_prints_an_address_that_clients_understand(
     assert run(monkeypatch, "init", "--ip", host, "--config-dir", str(tmp_path)) == 0
     address = parse_smp_server(capsys.readouterr().out.splitlines()[0])
     assert (address.hosts, address.port_number) == (("[::1]",), 5223)
-    assert load_config(tmp_path).host == "::1"
+    assert load_config(tmp_path).hosts == ("::1",)
 
 
 def test_start_without_files_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +163,7 @@ def test_bad_interval(interval: str) -> None:
 def test_config_file(tmp_path: Path) -> None:
     write_config(tmp_path, "router.example", 5223)
     plain = load_config(tmp_path)
-    assert (plain.host, plain.port, plain.listen) == ("router.example", 5223, "router.example")
+    assert (plain.hosts, plain.port, plain.listen) == (("router.example",), 5223, "router.example")
     assert plain.router.password is None
     assert plain.router.interval == 0
     with (tmp_path / "smp-router.ini").open("a") as file:
@@ -188,13 +198,15 @@ def test_connections_and_open_files() -> None:
         ("[other]\nhost = x", "a section"),
         ("[router]\nport = 1", "host"),
         ("[router]\nhost = x", "port"),
+        ("[router]\nhost = x,,y\nport = 1", "host"),
+        ("[router]\nhost = x/y\nport = 1", "host"),
         ("[router]\nhost = x\nport = 65536", "port"),
         ("[router]\nhost = x\nport = 1\nqouta = 1", "qouta"),
         ("[router]\nhost = x\nport = 1\nquota = 0", "quota"),
         ("[router]\nhost = x\nport = 1\ninterval = nan", "interval"),
         ("[router]\nhost = x\nport = 1\ninterval = soon", "interval"),
         ("[router]\nhost = x\nport = 1\nexpiry_interval = 0", "expiry_interval"),
-        ("[router]\nhost = x\nport = 1\nmax_version = 20", "max_version"),
+        ("[router]\nhost = x\nport = 1\nmax_version = 21", "max_version"),
         ("[router]\nhost = x\nport = 1\nmin_version = 9\nmax_version = 8", "max_version"),
     ],
 )
@@ -202,3 +214,40 @@ def test_bad_config_file(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "smp-router.ini").write_text(content)
     with pytest.raises(ConfigError, match=named):
         load_config(tmp_path)
+
+
+async def test_renewed_certificate_and_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_dir, onion = tmp_path / "config", "a" * 56 + ".onion"
+    files = ["--config-dir", str(config_dir)]
+    assert run(monkeypatch, "init", "--ip", f"127.0.0.1,{onion}", "--port", "5224", *files) == 0
+    address = parse_smp_server(capsys.readouterr().out.splitlines()[0])
+    assert address.hosts == ("127.0.0.1", onion)
+    config = config_dir / "smp-router.ini"
+    config.write_text(config.read_text().replace("port = 5224", "port = 0"))
+    seen = []
+    for _ in range(2):
+        async with running(*files) as (server, _):
+            assert (server.hosts, server.key_hash) == (address.hosts, address.key_hash)
+            async with connected(server) as client:
+                assert await client.ask(Ping()) == Pong()
+                seen.append(client.stream.peer_chain)
+        assert run(monkeypatch, "cert", *files) == 0
+    assert seen[0][0] != seen[1][0]
+    assert seen[0][1] == seen[1][1]
+    (config_dir / "ca.key").unlink()
+    assert "ca.key is missing" in str(run(monkeypatch, "cert", *files))
+
+
+def test_what_start_does_not_import() -> None:
+    """Each takes a noticeable part of the time to start, and is needed with some options only."""
+    slow = ("Crypto", "aiosqlite", "prometheus_client", "sqlite3", "store.records", "importlib.metadata")
+    code = f"import sys, smp_router.__main__; print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"smp-router {metadata.version('ntf-server')}\n"

@@ -25,6 +25,7 @@ from protocol.errors import (
     CRYPTO,
     INTERNAL,
     LARGE_MSG,
+    NAME_NO_RESOLVER,
     PROXY_BASIC_AUTH,
     PROXY_NO_SESSION,
     ErrorType,
@@ -51,13 +52,14 @@ from protocol.smp_messages import (
     Prxy,
     QueueMode,
     Rfwd,
+    Rslv,
     Send,
     Skey,
     SmpCommand,
     SmpMessage,
 )
 from protocol.transmission import body, encode_transmission, parse_transmission
-from protocol.versions import SMP_BLOCK_SIZE, VersionRange
+from protocol.versions import SMP_BLOCK_SIZE, SMP_VERSIONS, VersionRange
 from smp_client import requests as smp_requests
 from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
@@ -353,6 +355,35 @@ async def test_routers_that_cannot_be_reached() -> None:
         assert isinstance(await client.ask(Prxy(router.address)), Pkey)  # itself
 
 
+async def test_an_address_causes_few_attempts_to_reach_routers() -> None:
+    """However many connections ask, and however often; a session that exists is still for everybody."""
+    config = replace(LOCAL, address_relays_per_minute=3)
+    async with (
+        routers(1) as (there,),
+        Router.start(config) as proxy,
+        connected(proxy.address) as client,
+        connected(proxy.address) as other,
+    ):
+        assert isinstance(await client.ask(Prxy(there.address)), Pkey)
+        stranger = SmpServer(there.address.hosts, there.address.port, bytes(32))
+        assert [await one.ask(Prxy(stranger)) for one in (client, other)] == [NETWORK] * 2
+        before = there.counts["connections"]
+        assert [await one.ask(Prxy(stranger)) for one in (client, other)] == [TIMEOUT] * 2
+        assert there.counts["connections"] == before
+        assert isinstance(await other.ask(Prxy(there.address)), Pkey)
+
+
+async def test_clients_that_come_later_get_the_same_session() -> None:
+    async with routers(1) as (there,), Router.start(LOCAL) as proxy:
+        keys = []
+        for _ in range(3):
+            async with connected(proxy.address) as client:
+                keys.append(await client.ask(Prxy(there.address)))
+        assert isinstance(keys[0], Pkey)
+        assert keys == keys[:1] * 3
+        assert there.counts["connections"] == 1
+
+
 @pytest.mark.parametrize(("password", "fits"), [(None, False), (b"wrong", False), (b"right", True)])
 async def test_password_of_a_proxy(password: bytes | None, fits: bool) -> None:
     config = replace(LOCAL, password=b"right")
@@ -367,7 +398,7 @@ class Forwarder:
 
     client: WireClient
     pkey: Pkey
-    version: int = 19
+    version: int = SMP_VERSIONS.max
 
     @property
     def params(self) -> SessionParams:
@@ -450,7 +481,8 @@ async def test_what_does_not_parse(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "limit"), [(0, 16088), (6, 16088), (8, 16064), (11, 16048), (19, 16048), (99, 16048)]
+    ("version", "limit"),
+    [(0, 16088), (6, 16088), (8, 16064), (11, 16048), (19, 16048), (20, 16048), (99, 16048)],
 )
 async def test_limits_of_forwarded_messages(router: Router, version: int, limit: int) -> None:
     async with forwarder(router) as through, connected(router.address) as owner:
@@ -482,3 +514,13 @@ async def test_authorisation_is_for_the_proxys_session(router: Router) -> None:
         _, message = await owner.event()
         assert isinstance(message, Msg)
         assert text(queue, message) == b"hello"
+
+
+@pytest.mark.parametrize("through", [True, False], ids=["forwarded", "direct"])
+async def test_names_without_a_resolver(router: Router, through: bool) -> None:
+    async with Router.start(LOCAL) as proxy:
+        config = always(proxy) if through else ProxyConfig(policy=ProxyPolicy.NEVER)
+        async with sender(config) as sending:
+            answer = await sending.request(router.address, NO_ENTITY, Rslv("team.simplex"))
+            assert answer == Err(NAME_NO_RESOLVER)
+        assert router.counts["commands_relayed"] == int(through)

@@ -203,17 +203,27 @@ async def test_messages_and_suspended_queues_expire() -> None:
         assert await size(client, queue) == 1
 
 
+@pytest.mark.parametrize("on_send", [True, False])
+async def test_messages_expire_on_send(on_send: bool) -> None:
+    clock = Clock()
+    config = RouterConfig(message_ttl=100, quota=2, expire_on_send=on_send)
+    async with Router.start(config, now=clock) as router, connected(router.address) as client:
+        queue = await create_queue(client)
+        for expected in (Ok(), Ok(), Err(QUOTA)):
+            assert await client.ask(Send(False, b""), queue.sender_id) == expected
+        clock.time += timedelta(seconds=101)
+        assert await client.ask(Send(False, b""), queue.sender_id) == (Ok() if on_send else Err(QUOTA))
+        assert await size(client, queue) == (1 if on_send else 3)
+        assert router.counts["messages_expired"] == (3 if on_send else 0)
+
+
 async def test_what_is_stored_has_limits() -> None:
-    config = RouterConfig(max_queues=2, max_messages=3)
+    config = RouterConfig(max_queues=2, address_share_percent=100)
     async with Router.start(config) as router, connected(router.address) as client:
         queues = [await create_queue(client) for _ in range(2)]
         with pytest.raises(AssertionError, match="QUOTA"):
             await create_queue(client)
-        for queue in (*queues, queues[0]):
-            assert await client.ask(Send(False, b""), queue.sender_id) == Ok()
-        assert await client.ask(Send(False, b""), queues[0].sender_id) == Err(QUOTA)
         assert await client.ask(Del(), queues[0].recipient_id, queues[0].key) == Ok()
-        assert await client.ask(Send(False, b""), queues[1].sender_id) == Ok()
         await create_queue(client)
 
 

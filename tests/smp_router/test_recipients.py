@@ -321,7 +321,7 @@ async def test_queues_that_senders_cannot_secure_are_joined_with_key(
     async with connected(router.address) as recipient, connected(router.address) as sender:
         queue, key = await create_queue(recipient, subscribe=True, mode=mode), new_key()
         uri = QueueUri(VersionRange(1, 4), router.address, queue.sender_id, new_dh().public, mode)
-        joined = parse_queue_uri(str(uri))
+        joined = parse_queue_uri(uri.text())
         assert not joined.sender_can_secure
         confirmation = Send(True, key.public.der)
         assert await sender.ask(confirmation, joined.sender_id) == Ok()

@@ -149,12 +149,14 @@ async def send_as(client: WireClient, queue: TestQueue, corr_id: CorrId) -> None
     assert await client.answer(corr_id) == Ok()
 
 
-async def test_answers_wait_for_the_disk(database: Path) -> None:
-    """While another program holds the database nothing is promised; what is read goes on afterwards."""
+@pytest.mark.parametrize("end", ["", "-wal"])
+async def test_answers_wait_for_the_disk(database: Path, end: str) -> None:
+    """While the database, or its log, is away nothing is promised; what is read goes on afterwards."""
+    file = database.with_name(database.name + end)
     async with stored_router(database) as router, connected(router.address) as client:
         queue = await create_queue(client)
         away = database.with_suffix(".away")
-        os.rename(database, away)  # a file that vanished takes no writes
+        os.rename(file, away)  # a file that vanished takes no writes
         client.write(Outgoing(CorrId(os.urandom(24)), queue.sender_id, Send(False, b"kept")))
         await eventually(lambda: router.state.records.failing)
         async with connected(router.address) as other:
@@ -165,7 +167,7 @@ async def test_answers_wait_for_the_disk(database: Path) -> None:
             await eventually(lambda: len(router.services) == 1)
             assert await other.ask(Ping()) == Pong()
             assert not joining.done()  # its id is not kept yet
-        os.rename(away, database)
+        os.rename(away, file)
         await eventually(lambda: not router.state.records.failing)
         assert isinstance(await client.ask(Que(), queue.recipient_id, queue.key), Info)
         service_id = await joining
@@ -280,3 +282,23 @@ async def send_until_killed(
                 return
             assert answer == Ok()
             kept[queue.recipient_id] = (queue, number + 1)
+
+
+async def test_messages_that_are_not_restored_are_deleted(database: Path) -> None:
+    """Queues are kept; once messages are restored again, the deleted ones do not come back."""
+    async with stored_router(database) as router, connected(router.address) as client:
+        queue = await create_queue(client)
+        await add_notifier(client, queue)
+        for body in (b"one", b"two"):
+            assert await client.ask(Send(True, body), queue.sender_id) == Ok()
+        assert (router.state.stored_messages, router.state.stored_nmsgs) == (2, 2)
+    async with (
+        stored_state(database, IDENTITY, restore_messages=False) as state,
+        Router.start(state=state) as router,
+        connected(router.address) as client,
+    ):
+        assert (state.stored_messages, state.stored_nmsgs, len(state.queues)) == (0, 0, 1)
+        assert await client.ask(Send(False, b"three"), queue.sender_id) == Ok()
+    async with stored_router(database) as router, connected(router.address) as client:
+        assert (router.state.stored_messages, router.state.stored_nmsgs) == (1, 0)
+        assert text(queue, await first_message(client, queue)) == b"three"

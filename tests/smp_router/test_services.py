@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
-from protocol.errors import AUTH, NO_MSG, SERVICE
+from protocol.errors import AUTH, NO_MSG, QUOTA, SERVICE
 from protocol.ids_hash import NO_IDS, ids_hash
 from protocol.messages_crypto import RcvMessage, open_message
 from protocol.smp_handshake import ServiceRole
@@ -24,6 +26,7 @@ from protocol.smp_messages import (
     Err,
     Msg,
     Ndel,
+    New,
     Nmsg,
     Nsub,
     Nsubs,
@@ -38,6 +41,7 @@ from protocol.smp_messages import (
     Subs,
 )
 from protocol.versions import VersionRange
+from smp_router.config import RouterConfig
 from smp_router.router import Router
 from smp_router.services import Service
 from tests.smp_router.wire import (
@@ -46,6 +50,7 @@ from tests.smp_router.wire import (
     add_notifier,
     connected,
     create_queue,
+    new_dh,
     new_key,
 )
 from transport.certificates import Credentials, make_service
@@ -276,6 +281,53 @@ async def test_subs_delivers_what_is_stored_and_then_alls(router: Router, creden
         assert await client.silent()
         await send(router, queues[35])
         assert (await client.event())[0] == queues[35].recipient_id
+
+
+async def test_answers_to_subs_have_a_block_each(router: Router, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        await RECIPIENTS.subscribe(client, queue)
+    await send(router, queue)
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        blocks: list[list[str]] = []
+        keep = client._keep_block
+
+        def note(items: Sequence[Any]) -> None:
+            blocks.append([type(item.message).__name__ for item in items])
+            keep(items)
+
+        client._keep_block = note  # type: ignore[method-assign]
+        await RECIPIENTS.subscribe_all(client)
+        await client.events(2)
+        assert blocks == [["Soks"], ["Msg"], ["Alls"]]
+
+
+async def test_drift_is_counted(router: Router, side: Side, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    count = f"drift_{side.role.name.lower()}"
+    async with connected(router.address, service=credentials, role=side.role) as client:
+        await side.subscribe(client, queue)
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        right = queue_set(side.id(queue))
+        told = (right, QueueSet(2, right.ids_hash), QueueSet(1, NO_IDS), None)
+        for queues in told:
+            answer = await client.ask(side.all(queues), client.service_id, params.service.private_key)
+            assert answer == Soks(right)
+    assert router.counts[count] == 2
+
+
+async def test_a_service_has_a_limit_of_queues(side: Side, credentials: Credentials) -> None:
+    async with Router.start(RouterConfig(max_service_queues=1)) as router:
+        first, second = await make_queues(router, 2)
+        async with connected(router.address, service=credentials, role=side.role) as client:
+            for _ in range(2):
+                assert isinstance(await side.subscribe(client, first), Sok)
+            assert await side.subscribe(client, second) == Err(QUOTA)
+            if side.role is ServiceRole.MESSAGING:
+                command = New(recipient_key=(key := new_key()).public, dh_key=new_dh().public)
+                assert await client.ask(command, key=key, with_service=True) == Err(QUOTA)
 
 
 async def test_new_in_a_services_name(router: Router, credentials: Credentials) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -112,8 +113,11 @@ class WireClient:
             raise ConnectionResetError
         for event in self.connection.receive_data(data):
             assert isinstance(event, Block), event
-            for item in event.items:
-                self._keep(item)
+            self._keep_block(event.items)
+
+    def _keep_block(self, items: Sequence[Received[SmpMessage] | Rejected]) -> None:
+        for item in items:
+            self._keep(item)
 
     def _keep(self, item: Received[SmpMessage] | Rejected) -> None:
         assert isinstance(item, Received), item
@@ -124,8 +128,17 @@ class WireClient:
 
 
 async def tls(
-    server: SmpServer, *, alpn: bytes | None = SMP_ALPN, service: Credentials | None = None
+    server: SmpServer,
+    *,
+    alpn: bytes | None = SMP_ALPN,
+    service: Credentials | None = None,
+    source: str | None = None,
 ) -> streams.TlsStream:
+    """`source`: one of this machine's many addresses, to come from."""
+    sock = None
+    if source is not None:
+        sock = socket.create_connection((server.hosts[0], server.port_number), source_address=(source, 0))
+        sock.setblocking(False)
     return await streams.connect(
         server.hosts[0],
         server.port_number,
@@ -133,6 +146,7 @@ async def tls(
         identity=server.key_hash,
         now=lambda: datetime.now(UTC),
         timeout=DEADLINE,
+        sock=sock,
     )
 
 
@@ -151,9 +165,10 @@ async def connected(
     role: ServiceRole = ServiceRole.NOTIFIER,
     alpn: bytes | None = SMP_ALPN,
     change_login: Callable[[ServiceLogin], ServiceLogin] = lambda login: login,
+    source: str | None = None,
 ) -> AsyncIterator[WireClient]:
     """A client after its handshake; HandshakeError if the router refuses it."""
-    stream = await tls(server, alpn=alpn, service=service)
+    stream = await tls(server, alpn=alpn, service=service, source=source)
     try:
         handshake = SmpClientHandshake(
             stream.session_id,

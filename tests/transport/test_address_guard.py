@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from transport.address_guard import (
+    MAX_ADDRESSES,
     AddressGuard,
     ForbiddenAddressError,
     UnresolvedError,
@@ -69,6 +70,11 @@ async def test_names_are_checked_and_cached(guard: AddressGuard, names: Names) -
     guard.forget("good")
     await guard.address("good", 1.0)
     assert names.asked == ["good", "mixed", "good"]
+
+
+async def test_few_addresses_of_a_name_are_used(names: Names, guard: AddressGuard) -> None:
+    names.names["many"] = ["10.0.0.1", *(f"8.8.{number // 250}.{number % 250}" for number in range(4000))]
+    assert await guard.addresses("many", 1.0) == names.names["many"][1 : 1 + MAX_ADDRESSES]
 
 
 async def test_refused_names(guard: AddressGuard) -> None:

@@ -113,6 +113,26 @@ async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytes
         await until(lambda: not (handshakes._begun or handshakes._waiting or handshakes._begun_by))
 
 
+async def test_sources_that_have_all_places_give_some_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sources with half of the places each keep nobody out, and keep those that others do not want."""
+    monkeypatch.setattr(serving, "GRACE", 60.0)
+    async with running(make_chain(2), max_handshakes=8) as server:
+        handshakes, stuck = server._handshakes, []
+        for source in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(6):
+                sock = socket.create_connection(("127.0.0.1", server.port), source_address=(source, 0))
+                sock.sendall(bytes.fromhex("1603010200 01"))
+                stuck.append(sock)
+        await until(lambda: len(handshakes._begun) == 8 and len(server._unfinished) == 12)
+        assert handshakes._begun_by == {"127.0.0.2": 4, "127.0.0.3": 4}
+        stream = await reach(server, None)
+        stream.abort()
+        await until(lambda: len(server._unfinished) == 11)  # one gave up
+        for sock in stuck:
+            sock.close()
+        await until(lambda: not (handshakes._begun or handshakes._waiting or handshakes._begun_by))
+
+
 async def test_many_at_once_leave_the_loop_free() -> None:
     """However many peers arrive, the loop is never busy with them for long."""
     async with running(make_chain(2)) as server:

@@ -23,7 +23,7 @@ from protocol.agent.envelopes import (
 from protocol.agent.kem import Accepted
 from protocol.agent.link_data import decode_fixed, decode_user, encode_fixed, encode_user
 from protocol.agent.messages import AGENT_MESSAGE
-from protocol.agent.short_links import SHORT_LINK, parse_short_link
+from protocol.agent.short_links import SHORT_LINK, ShortLink, parse_short_link
 from protocol.agent.versions import E2E_PQ
 from protocol.agent.x3dh import joiner_kem
 from protocol.encoding import Reader, Writer
@@ -88,7 +88,7 @@ FORMATS = {
         _text(parse_request, request_text), [v["text"].encode() for v in vectors("conn_req_text")], True
     ),
     "short link text": Format(
-        _text(parse_short_link, str), [v["text"].encode() for v in vectors("short_link")], True
+        _text(parse_short_link, ShortLink.text), [v["text"].encode() for v in vectors("short_link")], True
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,11 +23,16 @@ from protocol.agent.errors import (
 )
 from protocol.agent.kem import Accepted
 from protocol.agent.ratchet import MAX_SKIPPED, decrypt
-from protocol.agent.ratchet_header import decode_ratchet_message, sized_bytes
+from protocol.agent.ratchet_header import (
+    decode_encrypted_header,
+    decode_ratchet_message,
+    header_size,
+    sized_bytes,
+)
 from protocol.agent.ratchet_state import E2E_KEYS, decode_ratchet, encode_ratchet
 from protocol.agent.versions import E2E_PQ
 from protocol.agent.x3dh import RatchetKem, agree_as_creator, joiner_kem
-from protocol.agent.x448 import X448PublicKey
+from protocol.agent.x448 import X448PublicKey, decode_x448
 from protocol.crypto import hkdf_sha512
 from protocol.errors import DecodeError
 from tests.protocol.agent.conversation import Party
@@ -155,6 +161,51 @@ def test_a_step_whose_previous_chain_was_too_long_changes_nothing() -> None:
     assert joiner.ratchet == before
 
 
+def test_no_post_quantum_steps_below_their_version() -> None:
+    """Whatever one side wishes: an older peer could not read the longer headers."""
+    creator, joiner = classic()
+    for party in (creator, joiner):
+        older = E2E_PQ - 1
+        party.ratchet = replace(
+            party.ratchet, version=older, max_version=older, enable=True, support=False, kem=None
+        )
+    for number in range(4):
+        sender, reader = (joiner, creator) if number % 2 == 0 else (creator, joiner)
+        message = sender.encrypt(b"%d" % number, SIZE, E2E_PQ - 1)
+        assert len(decode_ratchet_message(message).header) < 200
+        assert reader.decrypt(message, FRESH) == b"%d" % number
+        for party in (sender, reader):
+            assert not party.ratchet.support
+            assert party.ratchet.kem is None
+
+
+def test_a_first_message_that_tells_of_an_earlier_chain() -> None:
+    """There is none: nothing is to be skipped."""
+    creator, joiner = new_parties(creator_pq=False, joiner_pq=False, propose=False)
+    joiner.ratchet = replace(joiner.ratchet, previous_sent=3)
+    assert creator.decrypt(joiner.encrypt(b"1", SIZE, E2E_PQ), FRESH) == b"1"
+    assert creator.skipped == {}
+
+
+def test_sizes_and_ends_of_headers() -> None:
+    assert header_size(E2E_PQ - 1, pq_support=True) == header_size(E2E_PQ, pq_support=False)
+    _, joiner = talking()
+    header = decode_ratchet_message(joiner.encrypt(b"1", SIZE, E2E_PQ)).header
+    decode_encrypted_header(header)
+    with pytest.raises(DecodeError):
+        decode_encrypted_header(header + b"x")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda der: b"\0" + der[1:], lambda der: der + b"x", lambda der: der[:-1]]
+)
+def test_x448_keys_of_another_form(change: Callable[[bytes], bytes]) -> None:
+    der = FRESH.dh().public.der
+    assert decode_x448(der).der == der
+    with pytest.raises(DecodeError):
+        decode_x448(change(der))
+
+
 def test_a_message_padded_wrongly_by_its_sender() -> None:
     """The peer itself is the attacker: it has the keys."""
     creator, joiner = talking()
@@ -223,7 +274,7 @@ def test_secrets_are_not_printed() -> None:
     assert "private" not in repr(creator.ratchet)
     kem = FRESH.kem_pair()
     keys = E2eKeys(FRESH.dh(), FRESH.dh(), kem)
-    assert repr(keys.k1.public.raw) in repr(keys)
+    assert "X448PublicKey" in repr(keys)
     for secret in (keys.k1.private, keys.k2.private, kem.secret):
         assert repr(secret) not in repr(keys)
 
