@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.cli import connections, device, notifications
 from agent.cli.running import Action, address, raw
 from agent.errors import AgentError
-from protocol.addresses import parse_smp_server
+from protocol.addresses import parse_smp_server_with_password
 from smp_client.proxy import ProxyPolicy
 from store.interface import StoreError
 from transport.cancellation import first_cause
@@ -60,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         json=False,
         key_file=None,
         services=False,
-        proxy=ProxyPolicy.NEVER,
+        socks_proxy=None,
+        onion=None,
+        private_servers=False,
+        proxy=ProxyPolicy.UNKNOWN,
     )
     anywhere = argparse.ArgumentParser(add_help=False)
     _options(anywhere)
@@ -82,10 +85,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
             " (~/.local/state/ntf-agent; env NTF_AGENT_PATH)",
         },
         "--router": {
-            "type": address("smp", parse_smp_server),
+            "type": address("smp", parse_smp_server_with_password),
             "action": "append",
             "metavar": "SMP_ADDRESS",
-            "help": "where to make queues (again for more); remembered",
+            "help": "where to make queues (again for more), as smp://IDENTITY@HOST or"
+            " smp://IDENTITY:PASSWORD@HOST; remembered, with its password",
         },
         "--name": {"type": raw, "help": "what the other side is told about you"},
         "--json": {"action": "store_true", "help": "one JSON object per line"},
@@ -103,7 +107,20 @@ def _options(parser: argparse.ArgumentParser) -> None:
             "choices": list(ProxyPolicy),
             "metavar": "{always,unknown,never}",
             "help": "send through a router of ours, which hides where we are:"
-            " to all routers, to those that are not ours, to none (never)",
+            " to all routers, to those that are not ours (unknown, the default), to none (never)",
+        },
+        "--private-servers": {
+            "action": "store_true",
+            "help": "connect to routers that others name also in private networks: for development",
+        },
+        "--socks-proxy": {
+            "metavar": "URL",
+            "help": "reach all servers through this SOCKS proxy, for example socks5://127.0.0.1:9050 (Tor)",
+        },
+        "--onion": {
+            "choices": ["prefer", "require"],
+            "metavar": "{prefer,require}",
+            "help": "with --socks-proxy: connect to the .onion host of a server first, or to no other host",
         },
         "--timeout": {"type": float, "help": "seconds to wait for a server (15)"},
     }

@@ -7,12 +7,20 @@ class AgentError(Exception):
     """Base of every error this package raises."""
 
 
+class Stopped(Exception):
+    """The agent has ended; leaving `open_duplex` tells why."""
+
+
 class Misused(AgentError):
     """The command makes no sense here: nothing to work with, a file that cannot be read."""
 
 
 class Prohibited(AgentError):
     """The call makes no sense in this state."""
+
+
+class LinkRefused(AgentError):
+    """The router refuses to create the queue of a prepared link: the link will never work."""
 
 
 class NoConnection(AgentError):

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from agent.cli.running import agent, answer, output, raw
 from agent.duplex.agent import DuplexAgent
+from agent.errors import AgentError
 
 QUIET_TIME = 2.0
 "Seconds without news after which `receive` ends."
@@ -29,6 +30,14 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     send.add_argument("connection", metavar="CONNECTION", type=int)
     send.add_argument("text", metavar="TEXT", type=raw)
     send.add_argument("--quiet", action="store_true", help="without a notification")
+    send_many = add("send-many", _send_many, "send the same message to several connections")
+    send_many.add_argument("text", metavar="TEXT", type=raw)
+    send_many.add_argument("connections", metavar="CONNECTION", type=int, nargs="+")
+    link_data = add("set-link-data", _set_link_data, "change what the short link of a connection shows")
+    link_data.add_argument("connection", metavar="CONNECTION", type=int)
+    link_data.add_argument("text", metavar="TEXT", type=raw)
+    delete_link = add("delete-link", _delete_link, "delete the short link of a connection")
+    delete_link.add_argument("connection", metavar="CONNECTION", type=int)
     receive = add("receive", _receive, "show what has come, and let in who joined")
     receive.add_argument("--follow", action="store_true", help="stay until Ctrl-C")
     receive.add_argument("--receipts", action="store_true", help="tell senders that their messages were read")
@@ -82,6 +91,27 @@ async def _send(args: argparse.Namespace) -> None:
     async with agent(args) as opened:
         message_id = await opened.send(args.connection, args.text, notification=not args.quiet)
         output(args).say({"message": message_id}, f"Message {message_id}.")
+
+
+async def _send_many(args: argparse.Namespace) -> None:
+    async with agent(args) as opened:
+        sent = await opened.send_many([(connection, args.text) for connection in args.connections])
+        for connection, result in zip(args.connections, sent, strict=True):
+            values = {"connection": connection}
+            if isinstance(result, AgentError):
+                output(args).say(values | {"error": str(result)}, f"Connection {connection}: {result}")
+            else:
+                output(args).say(values | {"message": result}, f"Connection {connection}: message {result}")
+
+
+async def _set_link_data(args: argparse.Namespace) -> None:
+    async with agent(args, settles=False) as opened:
+        await opened.set_link_data(args.connection, args.text)
+
+
+async def _delete_link(args: argparse.Namespace) -> None:
+    async with agent(args, settles=False) as opened:
+        await opened.delete_link(args.connection)
 
 
 async def _receive(args: argparse.Namespace) -> None:

@@ -14,10 +14,12 @@ from agent.duplex.events import (
     Event,
     Failed,
     Fetched,
+    LinkReady,
     MessageDelayed,
     MessageFailed,
     MessageReceived,
     PeerInfo,
+    QueueDeleted,
     RatchetSync,
     ReceiptsReceived,
     SubscriptionEnded,
@@ -68,6 +70,11 @@ def _text(event: Event) -> str | None:
             return f"Connection {event.connection_id}: {whose} queue moves, {event.phase}"
         case RatchetSync():
             return f"Connection {event.connection_id}: ratchet {event.state.value}"
+        case QueueDeleted():
+            what = "another queue replaces it" if event.is_replaced else "no messages arrive any more"
+            return f"Connection {event.connection_id}: the router has deleted its queue; {what}"
+        case LinkReady():
+            return f"Connection {event.connection_id}: the link works"
         case SubscriptionEnded():
             return f"Connection {event.connection_id}: another program receives its messages"
         case Failed():

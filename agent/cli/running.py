@@ -24,8 +24,9 @@ from agent.duplex.events import (
     ReceiptsReceived,
 )
 from agent.errors import AgentError, Misused
-from protocol.addresses import SmpServer, parse_smp_server
+from protocol.addresses import SmpServerWithPassword, parse_smp_server_with_password
 from protocol.errors import DecodeError
+from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.proxy import ProxyConfig
 from smp_client.requests import SessionConfig
 
@@ -101,7 +102,9 @@ async def agent(
     """
     path = _new_state_file(args) if begins else state_file(args)
     session = SessionConfig(connect=args.timeout, answer=args.timeout)
-    routers = _routers(args.folder, args.router)
+    named = _routers(args.folder, args.router)
+    routers = [each.server for each in named]
+    passwords = {each.server: each.password for each in named if each.password is not None}
     if needs_router and not routers:
         raise Misused("name a router with --router the first time")
     # One command needs few KEM pairs: another process to make them ahead would cost more than it saves.
@@ -109,9 +112,14 @@ async def agent(
         path=path,
         key=key_of(args),
         servers=routers,
+        passwords=passwords,
+        network=_network(args),
         session=session,
         services=args.services,
-        proxy=ProxyConfig(policy=args.proxy, proxies=tuple(routers), known=tuple(routers)),
+        proxy=ProxyConfig(
+            policy=args.proxy, proxies=tuple(routers), known=tuple(routers), passwords=passwords
+        ),
+        private_servers=args.private_servers,
         subscribe=not asleep,
         kem_pairs=0,
     )
@@ -121,18 +129,42 @@ async def agent(
             await _settle(opened)
 
 
-def _routers(folder: Path, given: list[SmpServer] | None) -> list[SmpServer]:
-    """Those of this call, or of the last call that named some."""
+def _network(args: argparse.Namespace) -> NetworkConfig:
+    config = NetworkConfig(
+        socks_proxy=args.socks_proxy,
+        proxy_all=args.socks_proxy is not None,
+        prefer_onion=args.onion is not None,
+        onion_only=args.onion == "require",
+    )
+    if config.prefer_onion and args.socks_proxy is None:
+        raise Misused("onion hosts need --socks-proxy")
+    try:
+        Dialer(config)
+    except ValueError:
+        raise Misused("a SOCKS proxy looks like socks5://HOST:PORT") from None
+    return config
+
+
+def _routers(folder: Path, given: list[SmpServerWithPassword] | None) -> list[SmpServerWithPassword]:
+    """Those of this call, or of the last call that named some; the file has their passwords."""
     file = folder / ROUTERS_FILE
     try:
         if given:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.write_text("".join(f"{router}\n" for router in given), encoding="ascii")
-        return [parse_smp_server(line) for line in file.read_text(encoding="ascii").split()]
+            _write_private(file, "".join(f"{router.text}\n" for router in given))
+        return [parse_smp_server_with_password(line) for line in file.read_text(encoding="ascii").split()]
     except FileNotFoundError:
         return []
     except (OSError, DecodeError, UnicodeDecodeError):
         raise Misused(f"{file} cannot be used") from None
+
+
+def _write_private(file: Path, text: str) -> None:
+    """For nobody but the user, also if the file was there before."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(file, flags, 0o600), "w", encoding="ascii") as out:
+        os.fchmod(out.fileno(), 0o600)
+        out.write(text)
 
 
 async def _settle(agent: DuplexAgent) -> None:

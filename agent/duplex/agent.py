@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from agent.duplex import deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import CommandRunner, start_joining
+from agent.duplex.creation import chosen_servers, start_creation
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import Event, MessageReceived, ReceiptsReceived
 from agent.duplex.fetching import Fetches
@@ -32,7 +33,6 @@ from agent.duplex.links import (
     PreparedLink,
     data_key_of,
     forget_link,
-    keep_link,
     own_link,
     own_request,
     prepare_link,
@@ -41,7 +41,7 @@ from agent.duplex.links import (
 from agent.duplex.outgoing import next_delivery, queue_user_message, queue_user_messages
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection
-from agent.duplex.replies import answer_to
+from agent.duplex.replies import HostFailure, TemporaryFailure, answer_to
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins
@@ -54,7 +54,7 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait, WorkerTasks
-from agent.errors import AgentError, Prohibited
+from agent.errors import AgentError, Prohibited, Stopped
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
@@ -70,20 +70,21 @@ from smp_client.dialer import Dialer, NetworkConfig
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
+from transport.address_guard import AddressGuard
 from transport.cancellation import TaskGroup, first_cause, raise_if_cancelled
 
 T = TypeVar("T")
 
 FIRST_CLEANING = 30.0
 CLEANING_INTERVAL = 300.0
+SYNC_INTERVAL = 10.0
+"Seconds between looks for synchronisations that do not end by themselves."
 EVENTS_WAITING = 1000
 "Events that nobody took: more messages are acknowledged only when there is room."
 
 
 MAX_VISITED = 200
 "Routers at which we have no queues, and stay connected to."
-
-NO_PROXY = ProxyConfig(policy=ProxyPolicy.NEVER)
 
 
 def _wall_time() -> float:
@@ -98,10 +99,14 @@ class DuplexConfig:
     "Encrypts the file, if there is one (extra `encryption`)."
     servers: Sequence[SmpServer]
     "Where our queues are made."
+    passwords: Mapping[SmpServer, bytes] = field(default_factory=dict, repr=False)
+    "Of the routers that let only those create queues who know it."
     session: SessionConfig = SESSION_DEFAULTS
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    proxy: ProxyConfig = NO_PROXY
-    "Which routers are not to learn our address."
+    proxy: ProxyConfig | None = None
+    "Which routers are not to learn our address. By default all but `servers`, which forward what we send."
+    private_servers: bool = False
+    "Connect to routers that others name also in private networks and on this machine: for development."
     services: bool = False
     "Subscribe all queues of a router at once, as a service: for agents with thousands of connections."
     subscribe: bool = True
@@ -112,9 +117,12 @@ class DuplexConfig:
     kem_pairs: int = 8
     "Made ahead, in another process, from the first that is needed on; 0 makes each when it is needed."
 
-
-class Stopped(Exception):
-    """The agent has ended; leaving `open_duplex` tells why."""
+    @property
+    def sending(self) -> ProxyConfig:
+        servers = tuple(self.servers)
+        return self.proxy or ProxyConfig(
+            policy=ProxyPolicy.UNKNOWN, proxies=servers, known=servers, passwords=self.passwords
+        )
 
 
 def _settle(result: asyncio.Future[Any]) -> None:
@@ -133,6 +141,10 @@ class DuplexAgent:
         self._config = config
         self._tasks = tasks
         self._dialer = Dialer(config.network)
+        self._guard = AddressGuard(allow_private=config.private_servers, cache_time=0)
+        self._dialer_of_strangers = Dialer(config.network, guard=self._guard)
+        chosen = (*config.servers, *config.sending.proxies, *config.sending.known)
+        self._chosen = {server.canonical for server in chosen}
         self._links: dict[SmpServer, RouterLink] = {}
         self._kept: set[SmpServer] = set()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -142,8 +154,14 @@ class DuplexAgent:
         self._secrets = secrets
         logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
         self._inbox = Inbox(store, self._transact, self._publish, self._room.wait, self._start, logins)
-        self._sender = Sender(self._session, config.proxy)
-        self._maker = QueueMaker(config.servers, self._secrets, self._ask, subscribe=config.subscribe)
+        self._sender = Sender(self._session, config.sending)
+        self._maker = QueueMaker(
+            config.servers,
+            self._secrets,
+            self._ask,
+            subscribe=config.subscribe,
+            passwords=config.passwords,
+        )
         self._commands = CommandRunner(self._transact, self._ask, self._maker, self._secrets)
         self._command_workers: WorkerTasks[Strand] = WorkerTasks(
             "commands of connection", tasks, self._command_step
@@ -167,6 +185,7 @@ class DuplexAgent:
     async def start(self) -> None:
         """Go on with what an earlier run left."""
         servers = await self._store.read(receiving_servers)
+        self._chosen.update(await self._store.read(chosen_servers))
         commands, deliveries = await self._store.read(unfinished)
         for event in (*await self._store.read(handshake.waiting), *await self._store.read(unacknowledged)):
             self._publish(event)
@@ -178,6 +197,7 @@ class DuplexAgent:
             self._delivery_workers.wake(queue_id)
         await self.notifications.start()
         self._tasks.create_task(self._clean_up(), name="cleaning up")
+        self._tasks.create_task(self._synchronise_again(), name="synchronising again")
 
     async def _clean_up(self) -> None:
         await asyncio.sleep(FIRST_CLEANING)
@@ -185,11 +205,18 @@ class DuplexAgent:
             await self._transact(deletion.clean_up)
             await asyncio.sleep(CLEANING_INTERVAL)
 
+    async def _synchronise_again(self) -> None:
+        while True:
+            if await self._store.read(lambda db: synchronisation.due_rounds(db, int(self._config.now()))):
+                await self._transact(synchronisation.start_due_rounds)
+            await asyncio.sleep(SYNC_INTERVAL)
+
     async def close(self) -> None:
         for link in self._links.values():
             with suppress(Stopped):
                 await link.close()
         await self._ntf_sessions.close()
+        self._guard.close()
 
     # What a transaction leads to
 
@@ -317,10 +344,11 @@ class DuplexAgent:
         return link
 
     async def _dial(self, server: SmpServer, on_events: SmpEvents, service: Service | None) -> SmpSession:
-        config = self._config
+        """Peers name routers too: they must not lead us into our own network."""
+        config, is_ours = self._config, server in self._chosen
         return await connect_smp(
             server,
-            self._dialer,
+            self._dialer if is_ours else self._dialer_of_strangers,
             service=service,
             on_events=on_events,
             config=config.session,
@@ -356,9 +384,15 @@ class DuplexAgent:
     async def _create(
         self, server: SmpServer | None, mode: QueueMode, keys: E2eKeys | None, *, pq: bool
     ) -> tuple[int, str]:
-        queue = await self._maker.make(server or self._maker.choose(), mode)
+        server = self._choose(server)
+        queue = await self._maker.make(server, mode)
         connection_id = await self._transact(lambda tx: handshake.created(tx, queue, keys, pq=pq))
         return connection_id, request_text(own_request(queue.uri, keys))
+
+    def _choose(self, server: SmpServer | None) -> SmpServer:
+        chosen = server or self._maker.choose()
+        self._chosen.add(chosen.canonical)
+        return chosen
 
     def new_root_key(self) -> Ed25519PrivateKey:
         return self._secrets.ed25519()
@@ -370,16 +404,18 @@ class DuplexAgent:
         return prepare_link(self._secrets, server or self._maker.choose(), None, root_key, entity_id)
 
     async def create_prepared(self, prepared: PreparedLink, user_data: bytes = b"") -> tuple[int, str]:
-        queue, link_id = await self._maker.make_for(prepared, user_data)
+        """The connection and its link. If the network fails, the agent goes on in the background.
 
-        def keep(tx: Tx) -> int:
-            pq = prepared.keys is not None and prepared.keys.kem is not None
-            connection_id = handshake.created(tx, queue, prepared.keys, pq=pq)
-            keep_link(tx, connection_id, prepared, link_id)
-            return connection_id
-
-        connection_id = await self._transact(keep)
-        return connection_id, str(prepared.link(link_id if prepared.keys else None))
+        `LinkReady` tells when the link works; calling again with the same link also waits for it.
+        """
+        self._choose(prepared.server)
+        connection_id = await self._transact(lambda tx: start_creation(tx, prepared, user_data))
+        try:
+            await self._commands.create(connection_id)
+        finally:
+            self._command_workers.wake(Strand(connection_id))
+        link, _ = await self._store.read(lambda db: own_link(db, connection_id))
+        return connection_id, prepared.link(link.link_id if prepared.keys else None).text()
 
     async def create_short_invitation(
         self, user_data: bytes = b"", *, server: SmpServer | None = None, pq: bool = True
@@ -387,7 +423,12 @@ class DuplexAgent:
         """An invitation with a short link; keys for the ratchet are in the data behind it."""
         keys, root_key = self._secrets.e2e_keys(pq), self._secrets.ed25519()
         at = server or self._maker.choose()
-        return await self.create_prepared(prepare_link(self._secrets, at, keys, root_key, None), user_data)
+        prepared = prepare_link(self._secrets, at, keys, root_key, None)
+        try:
+            return await self.create_prepared(prepared, user_data)
+        except (TemporaryFailure, HostFailure, asyncio.CancelledError):  # nobody knows the link yet
+            await self.delete(await self._transact(lambda tx: start_creation(tx, prepared, user_data)))
+            raise
 
     async def set_link_data(self, connection_id: int, user_data: bytes) -> None:
         """Change what our short link shows."""
@@ -458,7 +499,7 @@ class DuplexAgent:
 
     async def switch(self, connection_id: int) -> None:
         """Move our receive queue to another router."""
-        await self._transact(lambda tx: rotation.start_switch(tx, connection_id))
+        await self._transact(lambda tx: rotation.start_switch(tx, connection_id, self._config.servers))
 
     async def abort_switch(self, connection_id: int) -> None:
         """As long as the peer cannot have used the new queue."""

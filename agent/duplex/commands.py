@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from agent.duplex import deletion, handshake, links, rotation
+from agent.duplex.creation import CANNOT_CREATE, CREATE, give_up_creation, new_queue, queue_created
+from agent.duplex.defects import survive
 from agent.duplex.events import Failed
-from agent.duplex.outgoing import queue_message
+from agent.duplex.outgoing import POSTPONED, queue_message, send_postponed
 from agent.duplex.queue_maker import Ask, QueueMaker
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, RcvSwitch, ReceiveQueue, SendQueue
 from agent.duplex.replies import HostFailure, RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Transact, Tx
 from agent.duplex.tables import (
+    DELETE_QUEUE,
     StoredCommand,
     add_command,
     command_delayed,
@@ -28,7 +33,8 @@ from agent.duplex.tables import (
     set_send_queue,
 )
 from agent.duplex.workers import Wait
-from agent.errors import A_LINK, A_VERSION, AgentError, NoConnection, Prohibited
+from agent.errors import A_LINK, A_VERSION, AgentError, LinkRefused, NoConnection, Prohibited
+from agent.errors import INTERNAL as INTERNAL_ERROR
 from protocol.agent.connection_requests import (
     ConnectionRequest,
     ContactRequest,
@@ -44,14 +50,13 @@ from protocol.agent.short_links import ShortLink, parse_short_link
 from protocol.agent.versions import AGENT_PQ, AGENT_VERSIONS
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import Reader, Writer
-from protocol.errors import INTERNAL, DecodeError, TooLarge
+from protocol.errors import AUTH, INTERNAL, DecodeError, TooLarge
 from protocol.link_crypto import contact_link_keys
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
 from protocol.smp_messages import Del, Info, Key, Lget, Lkey, Lnk, Que, QueueMode, Send, Skey
 from smp_client.requests import Request
+from transport.cancellation import raise_if_cancelled
 
-MAX_DELETIONS = 10
-"Attempts to delete a queue; then it is left to the router."
 MAX_LINK = 2**16 - 1
 DRAINING_TIME = 2 * 86400
 "Seconds for which a queue that was replaced may keep messages that nobody reads."
@@ -88,13 +93,16 @@ class CommandRunner:
         self._ask = ask
         self._maker = maker
         self._secrets = secrets
+        self._creations = WeakValueDictionary[int, asyncio.Lock]()
         self._handlers: dict[str, Callable[[StoredCommand], Awaitable[None]]] = {
             "join": self._join,
+            CREATE: lambda command: self.create(command.connection_id),
             "allow": self._allow,
             "secure": self._secure,
             rotation.SWITCH: self._switch,
             rotation.SECURE_NEW: self._secure_new,
-            rotation.DELETE_QUEUE: self._delete_queue,
+            DELETE_QUEUE: self._delete_queue,
+            POSTPONED: self._send_postponed,
             deletion.DELETE: self._delete,
         }
 
@@ -113,7 +121,24 @@ class CommandRunner:
             pass
         except AgentError as refused:
             error = str(refused)
+        except Exception as defect:
+            raise_if_cancelled()
+            survive(defect, f"the command {command.kind}")
+            error = INTERNAL_ERROR
         await self._transact(lambda tx: _finish(tx, command, error))
+
+    async def create(self, connection_id: int) -> None:
+        """The queue of a prepared link; again, if the answer was lost."""
+        async with self._creations.setdefault(connection_id, asyncio.Lock()):
+            found = await self._transact(lambda tx: new_queue(tx.db, connection_id))
+            if found is None:
+                return
+            try:
+                queue, link_id = await self._maker.make_for(*found)
+                await self._transact(lambda tx: queue_created(tx, connection_id, queue, link_id))
+            except RouterRefused as refused:
+                await self._transact(lambda tx: give_up_creation(tx, connection_id))
+                raise LinkRefused(f"{CANNOT_CREATE}: {refused}") from None
 
     # Handshakes
 
@@ -260,8 +285,12 @@ class CommandRunner:
 
         await self._transact(secured)
 
+    async def _send_postponed(self, command: StoredCommand) -> None:
+        if not await self._transact(lambda tx: send_postponed(tx, command)):
+            raise TemporaryFailure("the ratchet is being synchronised")
+
     async def _delete_queue(self, command: StoredCommand) -> None:
-        queue = await self._transact(lambda tx: receive_queue(tx.db, command.number))
+        queue = await self._transact(lambda tx: receive_queue(tx.db, command.queue_id))
         if queue is None:
             return
         if not queue.deleting:
@@ -269,8 +298,11 @@ class CommandRunner:
                 await self._check_empty(queue)
             # If the answer gets lost, it is there no more: nobody is to ask for its messages.
             await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, deleting=True))
-        with suppress(RouterRefused):
+        try:
             await self._ask(queue.server, queue.request(Del()))
+        except RouterRefused as refused:
+            if refused.error != AUTH:  # the router still has it
+                raise TemporaryFailure(str(refused)) from None
         await self._transact(lambda tx: rotation.queue_deleted(tx, queue))
 
     async def _check_empty(self, queue: ReceiveQueue) -> None:
@@ -282,25 +314,14 @@ class CommandRunner:
         if isinstance(answer, Info) and waiting_messages(answer):
             raise TemporaryFailure("messages are still to be read")
 
-    async def _delete_at_router(self, queue: ReceiveQueue, command: StoredCommand) -> None:
-        """What the router refuses is gone there; one that does not answer is forgotten after some time."""
-        try:
-            await self._ask(queue.server, queue.request(Del()))
-        except RouterRefused:
-            return
-        except (TemporaryFailure, HostFailure):
-            if command.attempts < MAX_DELETIONS:
-                raise
-
     # The end
 
     async def _delete(self, command: StoredCommand) -> None:
         connection_id, until = command.connection_id, command.number
-        if await self._transact(lambda tx: tx.now < until and deletion.is_pending(tx.db, connection_id)):
-            raise TemporaryFailure("messages are still to be sent")
-        for queue in await self._transact(lambda tx: receive_queues(tx.db, connection_id)):
-            await self._delete_at_router(queue, command)
-        await self._transact(lambda tx: deletion.forget(tx, connection_id))
+        with suppress(LinkRefused):
+            await self.create(connection_id)  # its answer was lost: so the queue can be deleted
+        if not await self._transact(lambda tx: deletion.finish(tx, connection_id, until)):
+            raise TemporaryFailure("messages are still to be sent, or queues to be deleted")
 
 
 def _finish(tx: Tx, command: StoredCommand, error: str | None) -> None:

@@ -7,11 +7,12 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from store.database_files import Connect, make_private, open_to_read, open_to_write
 from store.interface import StoreError, StoreUnavailable
-from store.migrate import protect
 from store.sqlite_errors import store_errors
 
 KEPT = ("user_version", "application_id")
@@ -49,21 +50,28 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def opener(path: Path, key: str | None, **options: Any) -> Callable[[], sqlite3.Connection]:
-    """For the thread that is to use the connection; `check_key` says whether it can."""
+def writer(path: Path, key: str | None, **options: Any) -> Callable[[], sqlite3.Connection]:
+    """For the agent that has the lock, and the thread that is to use the connection; `check_key` says whether
+    it can."""
+    return partial(_opened, open_to_write, path, key, **options)
+
+
+def reader(path: Path, key: str | None, **options: Any) -> Callable[[], sqlite3.Connection]:
+    """As `writer`, for anybody."""
+    return partial(_opened, open_to_read, path, key, **options)
+
+
+def _opened(
+    opened: Callable[..., sqlite3.Connection], path: Path, key: str | None, **options: Any
+) -> sqlite3.Connection:
     if key is not None:
-        connect = _sqlcipher_connect()
-        return lambda: connect(str(path), key, **options)
-
-    def plain() -> sqlite3.Connection:
-        db: sqlite3.Connection = sqlite3.connect(path, **options)
-        db.row_factory = sqlite3.Row
-        return db
-
-    return plain
+        return opened(path, partial(_sqlcipher_connect(), key=key), **options)
+    db = opened(path, **options)
+    db.row_factory = sqlite3.Row
+    return db
 
 
-def _sqlcipher_connect() -> Callable[..., sqlite3.Connection]:
+def _sqlcipher_connect() -> Connect:
     try:
         from store import sqlcipher
     except ImportError:
@@ -88,12 +96,14 @@ def change_key(path: Path, old: str | None, new: str | None) -> None:
     It takes the place of the old one when it is complete and on the disk.
     """
     with locked(path), store_errors(path):
-        with closing(opener(path, old)()) as db:
+        with closing(reader(path, old)()) as db:
             check_key(db, path, old)
         draft = path.with_name(f"{path.name}.new")
         draft.unlink(missing_ok=True)
-        protect(draft)
-        with closing(_sqlcipher_connect()(str(path), old or "", isolation_level=None)) as db:
+        make_private(draft)
+        with closing(writer(path, old or "", isolation_level=None)()) as db:
+            # Nobody may read it any more: their log would be taken for that of the new file.
+            db.execute("PRAGMA journal_mode = DELETE").fetchone()
             db.execute("ATTACH DATABASE ? AS draft KEY ?", (str(draft), new or ""))
             db.execute("SELECT sqlcipher_export('draft')").fetchone()
             for name in KEPT:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-
+from agent.duplex import rotation
 from agent.duplex.events import Deleted
 from agent.duplex.outgoing import end_deliveries
+from agent.duplex.resending import clean_up_unread
 from agent.duplex.store import Strand, Tx
-from agent.duplex.tables import add_command, connection, send_queues, set_connection
+from agent.duplex.tables import add_command, connection, receive_queues, send_queues, set_connection
+from agent.notifications.rows import delete_subscription
 
 DELETE = "delete"
 KEPT = 21 * 86400
@@ -17,11 +18,16 @@ PENDING_TIME = 2 * 86400
 
 
 def start_deletion(tx: Tx, connection_id: int, *, wait: bool) -> None:
-    """From now on the connection is not there for the application; with `wait` its messages still go out."""
+    """From now on the connection is not there for the application; with `wait` its messages still go out.
+
+    Its receive queues and notifications end at once in either case.
+    """
     connection(tx.db, connection_id)
     set_connection(tx, connection_id, deleted=True)
-    tx.db.execute("UPDATE receive_queues SET deleting = 1 WHERE connection_id = ?", (connection_id,))
     _end_commands(tx, connection_id)
+    for receiving in receive_queues(tx.db, connection_id):
+        delete_subscription(tx, receiving.queue_id)
+        rotation.delete_queue(tx, receiving, at_once=True)
     if not wait:
         for queue in send_queues(tx.db, connection_id):
             end_deliveries(tx, queue)
@@ -37,17 +43,23 @@ def _end_commands(tx: Tx, connection_id: int) -> None:
     tx.hurried |= strands
 
 
-def is_pending(db: sqlite3.Connection, connection_id: int) -> bool:
+def finish(tx: Tx, connection_id: int, until: int) -> bool:
+    """Forget the connection when its messages are sent and its queues deleted; False if it is too early."""
     sql = "SELECT 1 FROM deliveries WHERE connection_id = ? LIMIT 1"
-    return db.execute(sql, (connection_id,)).fetchone() is not None
-
-
-def forget(tx: Tx, connection_id: int) -> None:
+    is_pending = tx.db.execute(sql, (connection_id,)).fetchone() is not None
+    queues = receive_queues(tx.db, connection_id)
+    for queue in queues:
+        if not queue.deleting:  # it was being made when the deletion began
+            rotation.delete_queue(tx, queue, at_once=True)
+    if queues or (is_pending and tx.now < until):
+        return False
     tx.db.execute("DELETE FROM connections WHERE connection_id = ?", (connection_id,))
     tx.events.append(Deleted(connection_id))
+    return True
 
 
 def clean_up(tx: Tx) -> None:
+    clean_up_unread(tx)
     before = tx.now - KEPT
     tx.db.execute("DELETE FROM seen_hashes WHERE seen_at < ?", (before,))
     tx.db.execute("DELETE FROM sent_messages WHERE plaintext IS NULL AND queued_at < ?", (before,))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from agent.duplex.message_kinds import SWITCHING, MessageKind
 from agent.duplex.outgoing import (
     CONFIRMATIONS,
-    SWITCHING,
     Delivery,
-    MessageKind,
     delivered,
     delivery_delayed,
     delivery_failed,
@@ -25,6 +24,11 @@ MESSAGE_TIME = 2 * 86400
 "Seconds for which a message is tried."
 QUOTA_TIME = 7 * 86400
 "The same for a queue that is full."
+
+
+CONTINUED_TIME = 60
+"Seconds after QCONT in which a queue that is still full is tried often: peers send it before there is room."
+CONTINUED_DELAY = 2.0
 
 
 async def attempt(ask: Ask, delivery: Delivery, nonce: bytes) -> RouterFailure | None:
@@ -61,9 +65,17 @@ async def after_attempt(
     if now - delivery.queued_at >= limit:
         await transact(lambda tx: expire(tx, delivery, limit, str(failure)))
         return
+    if slow and _continues(delivery, now):
+        await wait.sleep(CONTINUED_DELAY)
+        return
     warning = None if isinstance(failure, TemporaryFailure) else str(failure)
     await transact(lambda tx: delivery_delayed(tx, delivery, slow=slow, warning=warning))
     await wait.sleep((delivery.slow if slow else delivery.fast).seconds)
+
+
+def _continues(delivery: Delivery, now: float) -> bool:
+    continued_at = delivery.queue.continued_at
+    return continued_at is not None and now - continued_at < CONTINUED_TIME
 
 
 def _is_full(delivery: Delivery, failure: RouterFailure) -> bool:

@@ -39,6 +39,11 @@ class Confirmed(ConnectionEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LinkReady(ConnectionEvent):
+    """The queue of a prepared link exists: from now on the link works."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerInfo(ConnectionEvent):
     """INFO: what the creator of the link says of himself."""
 
@@ -154,11 +159,21 @@ class SubscriptionEnded(ConnectionEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class QueueDeleted(ConnectionEvent):
+    """DELD: the router has deleted a queue of the connection, not at our request."""
+
+    is_replaced: bool
+    "Another queue is there, or is being made. Otherwise no message of the peer arrives any more."
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceUp(ServiceEvent):
     """SERVICE_UP: the queues of our service are subscribed, all at once."""
 
     queues: QueueSet
-    "What the router had; if that was not what we have, ours were subscribed one by one first."
+    "What the router had."
+    expected: QueueSet
+    "What we had; if the router had others, ours were subscribed one by one first."
     as_expected: bool
 
 

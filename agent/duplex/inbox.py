@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 from agent.duplex.events import Event, Failed, ServerDown, ServerUp
 from agent.duplex.incoming import receive
 from agent.duplex.records import ReceiveQueue
+from agent.duplex.rotation import queues_deleted
 from agent.duplex.services import Logins, service_queues, set_queue_services, subscriptions_ended
-from agent.duplex.store import DuplexStore, Transact
-from agent.duplex.tables import connections_at, queues_at
+from agent.duplex.store import DuplexStore, Transact, Tx
+from agent.duplex.tables import connections_at, queues_at, receive_queue_of
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
+from protocol.hiding import hides_bytes
 from protocol.smp_messages import Ack, Err, Msg, QueueSet, SmpCommand
 from smp_client.requests import Request
 
 Acknowledge = Callable[[Request[SmpCommand]], None]
 
 
+@hides_bytes
 class Delivered(NamedTuple):
     """A message of one of our queues."""
 
@@ -28,6 +31,7 @@ class Delivered(NamedTuple):
     message: Msg
 
 
+@hides_bytes
 class SubscribedQueue(NamedTuple):
     queue: ReceiveQueue
     service_id: EntityId | None
@@ -56,12 +60,22 @@ class Inbox:
 
     async def received(
         self, server: SmpServer, messages: Sequence[Delivered], acknowledge: Acknowledge
-    ) -> None:
-        """One transaction for all that came together; then ACKs for what the application need not see."""
+    ) -> list[EntityId]:
+        """One transaction for all that came together; then ACKs for what the application need not see.
 
-        queues: list[ReceiveQueue | None] = await self._transact(
-            lambda tx: [receive(tx, server, *delivered) for delivered in messages]
-        )
+        Returns which queues are unknown: a queue may be stored a moment after its first message has come.
+        """
+
+        def take(tx: Tx) -> tuple[list[ReceiveQueue | None], list[EntityId]]:
+            queues = [receive(tx, server, *delivered) for delivered in messages]
+            waiting = [
+                delivered.recipient_id
+                for delivered, queue in zip(messages, queues, strict=True)
+                if queue is None
+            ]
+            return queues, [each for each in waiting if receive_queue_of(tx.db, server, each) is None]
+
+        queues, unknown = await self._transact(take)
         acks = [
             queue.request(Ack(delivered.message.message_id))
             for queue, delivered in zip(queues, messages, strict=True)
@@ -69,6 +83,8 @@ class Inbox:
         ]
         if acks:
             self._start(self._acknowledge(acks, acknowledge), "ACKs")
+        found: list[EntityId] = unknown
+        return found
 
     async def _acknowledge(self, acks: Sequence[Request[SmpCommand]], acknowledge: Acknowledge) -> None:
         await self._room()
@@ -88,6 +104,11 @@ class Inbox:
         """Another client has these queues now."""
         await self._room()
         await self._transact(lambda tx: subscriptions_ended(tx, server, recipient_ids))
+
+    async def deleted(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> None:
+        """The router has deleted these queues."""
+        await self._room()
+        await self._transact(lambda tx: queues_deleted(tx, server, recipient_ids, self.logins.servers))
 
     async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
         """The session has ended; those of the service are told of by themselves."""

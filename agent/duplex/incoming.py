@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from agent.duplex import handshake, rotation, synchronisation
+from agent.duplex.defects import survive
 from agent.duplex.events import Failed, MessageReceived, QueueContinued, ReceiptsReceived
-from agent.duplex.outgoing import MAX_ANSWERS, MessageKind, connected, queue_message, waiting_answers
+from agent.duplex.message_kinds import MessageKind
+from agent.duplex.outgoing import (
+    MAX_ANSWERS,
+    connected,
+    queue_message,
+    send_when_possible,
+    waiting_answers,
+)
 from agent.duplex.ratchets import is_seen, ratchet_of, seen_before, unseal
 from agent.duplex.records import Connection, ConnectionKind, QueueStatus, ReceiveQueue
 from agent.duplex.store import Tx, insert
@@ -22,12 +30,14 @@ from agent.duplex.tables import (
     send_queues,
     set_connection,
     set_receive_queue,
+    set_send_queue,
 )
 from agent.errors import (
     A_DUPLICATE,
     A_MESSAGE,
     A_PROHIBITED,
     A_VERSION,
+    INTERNAL,
     AgentError,
     NoConnection,
     PeerFault,
@@ -61,6 +71,7 @@ from protocol.agent.messages import (
     UserMessage,
     message_hash,
 )
+from protocol.agent.ratchet_sync import SyncState
 from protocol.agent.versions import AGENT_RECEIPTS, AGENT_VERSIONS, acceptable
 from protocol.crypto import BoxError, sha256
 from protocol.encoding import EntityId
@@ -95,7 +106,19 @@ def receive(tx: Tx, server: SmpServer, recipient_id: EntityId, msg: Msg) -> Rece
         _report(tx, conn, A_MESSAGE)
     except (PeerFault, AgentError) as error:
         _report(tx, conn, _words(error))
+    except sqlite3.DatabaseError as error:
+        if not isinstance(error, sqlite3.IntegrityError):
+            raise  # it could not be stored: the router keeps it
+        _defect(tx, conn, error)
+    except Exception as error:
+        _defect(tx, conn, error)
     return queue
+
+
+def _defect(tx: Tx, conn: Connection, error: Exception) -> None:
+    """The message that shows it is acknowledged, or its router would send nothing else."""
+    survive(error, "a received message")
+    _report(tx, conn, INTERNAL)
 
 
 def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
@@ -103,8 +126,8 @@ def _receive(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg) -> bool:
     content = open_message(queue.router_secret, msg.message_id, msg.body)
     if isinstance(content, QuotaExceeded):
         may_answer = waiting_answers(tx, conn.connection_id) < MAX_ANSWERS
-        if conn.kind is ConnectionKind.DUPLEX and conn.sync_state.may_send and may_answer:
-            queue_message(tx, conn, QueueContinue(queue.address))
+        if conn.kind is ConnectionKind.DUPLEX and may_answer:
+            send_when_possible(tx, conn, QueueContinue(queue.address))
         # If ours are full too, QCONT waits behind what they do not take, and the peer's behind his: try them.
         tx.hurried |= tx.deliveries
         return True
@@ -214,6 +237,8 @@ def _upgraded(tx: Tx, conn: Connection, theirs: int) -> Connection:
 
 def _synchronised(tx: Tx, conn: Connection) -> None:
     state = conn.sync_state.after_success()
+    if state is SyncState.STARTED:
+        synchronisation.not_synchronised(tx, conn)
     if state is not conn.sync_state:
         synchronisation.enter(tx, conn.connection_id, state)
 
@@ -233,6 +258,7 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     if seen_before(tx, conn.connection_id, ENCRYPTED, digest):
         return True
     word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
+    synchronisation.not_synchronised(tx, conn)
     state = conn.sync_state.after_error(error)
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
         synchronisation.enter(tx, conn.connection_id, state, word)
@@ -331,7 +357,8 @@ class Incoming:
         if row is None or row["receipt"] == "ok":
             return None
         if row["kind"] != MessageKind.USER:
-            raise PeerFault(A_PROHIBITED, "receipt")
+            _report(tx, self.conn, f"{A_PROHIBITED} receipt")
+            return None
         same = row["message_hash"] == digest
         sql = "UPDATE sent_messages SET receipt = ? WHERE connection_id = ? AND local_id = ?"
         tx.db.execute(sql, ("ok" if same else "bad hash", self.conn.connection_id, row["local_id"]))
@@ -355,6 +382,7 @@ def _continue(tx: Tx, conn: Connection, address: QueueAddress) -> None:
     """Our queue there has room again; if it was replaced in the meantime, there is nothing to be told."""
     queue = find_address(send_queues(tx.db, conn.connection_id), address)
     if queue is not None:
+        set_send_queue(tx, queue.queue_id, continued_at=tx.now)
         tx.deliveries.add(queue.queue_id)
         tx.hurried.add(queue.queue_id)
         tx.events.append(QueueContinued(conn.connection_id))
@@ -412,6 +440,5 @@ def acknowledge(
     is_message = row["content"][:1] in (_USER, _USER_PQ)
     if receipt is not None and is_message and conn.agent_version >= AGENT_RECEIPTS:
         receipts = Receipts((Receipt(row["message_id"], row["message_hash"], receipt),))
-        if conn.sync_state.may_send:
-            queue_message(tx, conn, receipts)
+        send_when_possible(tx, conn, receipts)
     return receive_queue(tx.db, row["queue_id"]), row["broker_id"]

@@ -29,7 +29,7 @@ from protocol.agent.link_data import (
 from protocol.agent.short_links import LinkKind, ShortLink
 from protocol.agent.versions import AGENT_VERSIONS, E2E_VERSIONS
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
-from protocol.encoding import CorrId, EntityId
+from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import DecodeError, TooLarge
 from protocol.link_crypto import (
     contact_link_keys,
@@ -139,6 +139,7 @@ def _fitting() -> Iterator[None]:
 class OwnLink:
     connection_id: int
     link_id: EntityId = field(repr=False)
+    "Empty until the router has made it."
     link_key: bytes = field(repr=False)
     root_key: Ed25519PrivateKey
     fixed: bytes = field(repr=False)
@@ -147,12 +148,14 @@ class OwnLink:
 
 _LINKS = Table("links", OwnLink, "connection_id")
 forget_link = _LINKS.drop
+own_link_of = _LINKS.get
+set_link = _LINKS.set
 
 
-def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: EntityId) -> None:
+def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink) -> None:
     link = OwnLink(
         connection_id=connection_id,
-        link_id=link_id,
+        link_id=prepared.link_id or NO_ENTITY,
         link_key=prepared.link_key,
         root_key=prepared.root_key,
         fixed=prepared.fixed,
@@ -163,10 +166,10 @@ def keep_link(tx: Tx, connection_id: int, prepared: PreparedLink, link_id: Entit
 
 def own_link(db: sqlite3.Connection, connection_id: int) -> tuple[OwnLink, ReceiveQueue]:
     """With the queue that it leads to."""
-    link = _LINKS.get(db, connection_id)
-    if link is None:
+    link, queues = _LINKS.get(db, connection_id), receive_queues(db, connection_id)
+    if link is None or not queues:
         raise Prohibited("this connection has no short link")
-    return link, receive_queues(db, connection_id)[0]
+    return link, queues[0]
 
 
 # Links of others

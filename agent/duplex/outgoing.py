@@ -5,15 +5,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from agent.duplex.events import Connected, Failed, MessageDelayed, MessageFailed, MessageSent, SwitchProgress
+from agent.duplex.message_kinds import SWITCHING, MessageKind
 from agent.duplex.ratchets import SEALER, ratchet_of, seal_next
 from agent.duplex.records import Connection, QueueStatus, SendQueue, SndSwitch
+from agent.duplex.resending import forget_undeliverable, is_taken, keep_unread, mark_taken, send_unread
 from agent.duplex.store import Tx, insert
 from agent.duplex.tables import (
+    StoredCommand,
+    add_command,
+    commands_of,
     connection,
+    drop_command,
     drop_send_queue,
     next_local_id,
     receive_queues,
@@ -35,6 +40,7 @@ from protocol.agent.envelopes import (
 )
 from protocol.agent.errors import NoSendingChain
 from protocol.agent.messages import (
+    A_MESSAGE,
     AGENT_MESSAGE,
     AgentMessage,
     AMessage,
@@ -57,23 +63,8 @@ from protocol.agent.retry import FAST, SLOW, Retry
 from protocol.agent.versions import AGENT_EARLY_RATCHET, AGENT_VERSIONS, E2E_VERSIONS, pq_possible
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.crypto import X25519PrivateKey
+from protocol.encoding import Reader, Writer
 from protocol.smp_messages import QueueMode, Send
-
-
-class MessageKind(StrEnum):
-    CONFIRMATION = "D"
-    REPLY = "I"
-    RATCHET_KEY = "R"
-    HELLO = "HELLO"
-    USER = "A_MSG"
-    RECEIPTS = "A_RCVD"
-    CONTINUE = "QCONT"
-    ADD = "QADD"
-    KEY = "QKEY"
-    USE = "QUSE"
-    TEST = "QTEST"
-    READY = "EREADY"
-
 
 _KINDS: dict[type[Any], MessageKind] = {
     ConnectionReply: MessageKind.CONFIRMATION,
@@ -97,7 +88,6 @@ NOTIFYING = {
     MessageKind.READY,
 }
 "Kinds that wake the peer's device; for messages of users the application decides."
-SWITCHING = {MessageKind.ADD, MessageKind.KEY, MessageKind.USE, MessageKind.TEST}
 _QUIET_WHEN_FULL = SWITCHING | {MessageKind.RATCHET_KEY}
 "Kinds that wait for room without a word."
 MAX_ANSWERS = 100
@@ -146,6 +136,47 @@ def queue_message(
     if support != conn.pq_support:
         set_connection(tx, conn.connection_id, pq_support=True)
     return _add(tx, conn, targets, kind, plaintext, sizes.message, seal=seal, notification=notification)
+
+
+POSTPONED = "send"
+"Kind of command: a message that waits for the end of a synchronisation."
+
+
+def send_when_possible(
+    tx: Tx, conn: Connection, message: AMessage, *, only_to: SendQueue | None = None
+) -> None:
+    """Queue a message now, or as soon as the ratchet is synchronised."""
+    if conn.sync_state.may_send:
+        queue_message(tx, conn, message, queues=None if only_to is None else [only_to])
+        return
+    w = Writer()
+    w.push_int64(0 if only_to is None else only_to.queue_id)
+    w.push_bytes(A_MESSAGE.encode(message))
+    add_command(tx, conn.connection_id, POSTPONED, w.value())
+
+
+def send_postponed(tx: Tx, command: StoredCommand) -> bool:
+    """False while the ratchet is still being synchronised."""
+    conn = connection(tx.db, command.connection_id)
+    if not conn.sync_state.may_send:
+        return False
+    queue_id, message = _postponed(command)
+    queue = send_queue(tx.db, queue_id) if queue_id else None
+    if queue is not None or not queue_id:
+        queue_message(tx, conn, message, queues=None if queue is None else [queue])
+    drop_command(tx, command.command_id)
+    return True
+
+
+def _postponed(command: StoredCommand) -> tuple[int, AMessage]:
+    r = Reader(command.arguments)
+    return r.pull_int64(), A_MESSAGE.decode(r.pull_tail())
+
+
+def drop_postponed(tx: Tx, connection_id: int, kind: type[AMessage]) -> None:
+    for command in commands_of(tx.db, connection_id, POSTPONED):
+        if isinstance(_postponed(command)[1], kind):
+            drop_command(tx, command.command_id)
 
 
 def queue_user_message(
@@ -259,9 +290,12 @@ def _add(
 
 def waiting_answers(tx: Tx, connection_id: int) -> int:
     """Messages that wait to be sent, and that the application knows nothing of."""
-    sql = "SELECT count(*) FROM sent_messages WHERE connection_id = ? AND kind NOT IN (?, ?)"
+    sql = (
+        "SELECT count(*) FROM sent_messages"
+        " WHERE connection_id = ? AND kind NOT IN (?, ?) AND taken_at IS NULL"
+    )
     (count,) = tx.db.execute(sql, (connection_id, MessageKind.USER, MessageKind.RECEIPTS)).fetchone()
-    return int(count)
+    return int(count) + len(commands_of(tx.db, connection_id, POSTPONED))
 
 
 def check_answers(tx: Tx, connection_id: int) -> None:
@@ -356,7 +390,7 @@ def _finish(tx: Tx, delivery: Delivery, *, sent: bool) -> None:
     sql = "DELETE FROM deliveries WHERE queue_id = ? AND local_id = ?"
     tx.db.execute(sql, (delivery.queue.queue_id, delivery.local_id))
     left = tx.db.execute("SELECT 1 FROM deliveries WHERE connection_id = ? AND local_id = ?", key).fetchone()
-    if left is not None:
+    if left is not None or (sent and keep_unread(tx, delivery.queue, *key)):
         return
     if sent and delivery.kind is MessageKind.USER:
         sql = (
@@ -370,11 +404,12 @@ def _finish(tx: Tx, delivery: Delivery, *, sent: bool) -> None:
 def delivered(tx: Tx, delivery: Delivery) -> None:
     """The router took it."""
     queue = send_queue(tx.db, delivery.queue.queue_id)
+    is_first = mark_taken(tx, delivery.connection_id, delivery.local_id)
     _finish(tx, delivery, sent=True)
     if queue is None:
         return
     match delivery.kind:
-        case MessageKind.USER:
+        case MessageKind.USER if is_first:
             tx.events.append(MessageSent(delivery.connection_id, delivery.local_id))
         case MessageKind.CONFIRMATION:
             set_send_queue(tx, queue.queue_id, status=QueueStatus.CONFIRMED)
@@ -412,7 +447,7 @@ def _switched(tx: Tx, queue: SendQueue) -> None:
 def give_up_queue(tx: Tx, queue: SendQueue) -> None:
     end_deliveries(tx, queue)
     drop_send_queue(tx, queue.queue_id)
-    _forget_orphans(tx, queue.connection_id)
+    forget_undeliverable(tx, queue.connection_id)
 
 
 def end_deliveries(tx: Tx, queue: SendQueue) -> None:
@@ -429,17 +464,8 @@ def send_there_too(tx: Tx, old: SendQueue, new: SendQueue) -> None:
         " SELECT ?, local_id, connection_id FROM deliveries WHERE queue_id = ?",
         (new.queue_id, old.queue_id),
     )
+    send_unread(tx, new)
     tx.deliveries.add(new.queue_id)
-
-
-def _forget_orphans(tx: Tx, connection_id: int) -> None:
-    """Messages whose last delivery went with its queue."""
-    tx.db.execute(
-        "DELETE FROM sent_messages WHERE connection_id = ? AND plaintext IS NOT NULL AND NOT EXISTS ("
-        "SELECT 1 FROM deliveries d WHERE d.connection_id = sent_messages.connection_id"
-        " AND d.local_id = sent_messages.local_id)",
-        (connection_id,),
-    )
 
 
 def delivery_delayed(tx: Tx, delivery: Delivery, *, slow: bool, warning: str | None) -> None:
@@ -462,6 +488,9 @@ def delivery_failed(tx: Tx, delivery: Delivery, error: str) -> None:
         return
     queue = send_queue(tx.db, delivery.queue.queue_id)
     if queue is not None and queue.switch is SndSwitch.SENDING_QTEST:
+        _finish(tx, delivery, sent=True)
+        return
+    if is_taken(tx, delivery.connection_id, delivery.local_id):
         _finish(tx, delivery, sent=True)
         return
     _finish(tx, delivery, sent=False)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random as chance
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from agent.duplex.links import PreparedLink
+from agent.duplex.creation import NewQueue
+from agent.duplex.links import OwnLink
 from agent.duplex.records import QueueStatus, ReceiveQueue
 from agent.duplex.replies import RouterRefused, TemporaryFailure
 from agent.duplex.secrets import Secrets
 from agent.errors import Prohibited
 from protocol.addresses import SmpServer
+from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.errors import INTERNAL, DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
@@ -28,15 +30,28 @@ class Ask(Protocol):
     ) -> SmpMessage: ...
 
 
+class QueueKeys(NamedTuple):
+    recipient: Ed25519PrivateKey
+    dh: X25519PrivateKey
+    e2e: X25519PrivateKey
+
+
 class QueueMaker:
     def __init__(
-        self, servers: Sequence[SmpServer], secrets: Secrets, ask: Ask, *, subscribe: bool = True
+        self,
+        servers: Sequence[SmpServer],
+        secrets: Secrets,
+        ask: Ask,
+        *,
+        subscribe: bool = True,
+        passwords: Mapping[SmpServer, bytes] | None = None,
     ) -> None:
         """Without `subscribe` the queues are to be read with GET."""
         self.servers = servers
         self._secrets = secrets
         self._ask = ask
         self._subscribe = subscribe
+        self._passwords = {server.canonical: word for server, word in (passwords or {}).items()}
         self._failed: set[SmpServer] = set()
         "Where it was tried in vain: the next attempt is made elsewhere, until it was tried everywhere."
 
@@ -64,25 +79,32 @@ class QueueMaker:
         replaces: int | None = None,
     ) -> ReceiveQueue:
         """A queue that the store does not know yet. If the answer is lost, nobody will ever use the queue."""
-        queue, _ = await self._new(server, mode)
+        keys = QueueKeys(self._secrets.ed25519(), self._secrets.x25519(), self._secrets.x25519())
+        queue, _ = await self._new(server, mode, keys)
         return replace(queue, client_version=client_version, replaces=replaces)
 
-    async def make_for(self, prepared: PreparedLink, user_data: bytes) -> tuple[ReceiveQueue, EntityId]:
+    async def make_for(self, new: NewQueue, own_link: OwnLink) -> tuple[ReceiveQueue, EntityId]:
         """The queue of a short link, and the link's id."""
-        link = prepared.new_link(self._secrets, user_data)
-        queue, link_id = await self._new(prepared.server, prepared.mode, link, prepared.corr_id)
+        keys, link = QueueKeys(new.recipient_key, new.dh_key, new.e2e_key), new.new_link(own_link)
+        queue, link_id = await self._new(new.server, new.mode, keys, link, new.corr_id)
         if queue.sender_id != link.sender_id or link_id is None:
             raise RouterRefused(INTERNAL)
-        return replace(queue, e2e_key=prepared.e2e_key), link_id
+        return queue, link_id
 
     async def _new(
-        self, server: SmpServer, mode: QueueMode, link: NewLink | None = None, corr_id: CorrId | None = None
+        self,
+        server: SmpServer,
+        mode: QueueMode,
+        keys: QueueKeys,
+        link: NewLink | None = None,
+        corr_id: CorrId | None = None,
     ) -> tuple[ReceiveQueue, EntityId | None]:
         """With the link's id, if there is one."""
-        recipient_key, dh_key = self._secrets.ed25519(), self._secrets.x25519()
+        recipient_key, dh_key, e2e_key = keys
         command = New(
             recipient_key=recipient_key.public,
             dh_key=dh_key.public,
+            password=self._passwords.get(server.canonical),
             subscribe=self._subscribe,
             mode=mode,
             link=link,
@@ -103,7 +125,7 @@ class QueueMaker:
             recipient_id=ids.recipient_id,
             recipient_key=recipient_key,
             router_secret=router_secret,
-            e2e_key=self._secrets.x25519(),
+            e2e_key=e2e_key,
             e2e_secret=None,
             sender_id=ids.sender_id,
             sender_key=None,

@@ -64,6 +64,12 @@ class Connection:
     last_snd_hash: bytes = field(repr=False)
     deleted: bool
     wants_notifications: bool
+    sync_rounds: int = 0
+    "Synchronisations that were started again by themselves, since the ratchet last worked."
+    sync_due: int | None = None
+    "When the next of them is to be started."
+    sync_keys: bytes | None = field(default=None, repr=False)
+    "The peer's keys, if they are to be answered then."
 
     @property
     def last_received(self) -> LastMessage:
@@ -120,6 +126,8 @@ class SendQueue(Queue):
     "Authenticators made with it can be denied, signatures could not."
     e2e_secret: bytes = field(repr=False)
     switch: SndSwitch | None
+    continued_at: int | None = None
+    "When the recipient last said that it reads again."
 
     @property
     def sender_secures(self) -> bool:

@@ -5,11 +5,18 @@ The owner of the queue offers (QADD) and secures (QUSE); its sender brings keys 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from agent.duplex.events import SwitchProgress
+from agent.duplex.events import Failed, QueueDeleted, SwitchProgress
 from agent.duplex.handshake import at_version, new_send_queue
-from agent.duplex.outgoing import check_answers, give_up_queue, queue_message, send_there_too
+from agent.duplex.outgoing import (
+    check_answers,
+    drop_postponed,
+    give_up_queue,
+    send_there_too,
+    send_when_possible,
+)
 from agent.duplex.records import (
     Connection,
     ConnectionKind,
@@ -18,20 +25,24 @@ from agent.duplex.records import (
     ReceiveQueue,
     SndSwitch,
 )
-from agent.duplex.store import Tx
+from agent.duplex.store import Strand, Tx
 from agent.duplex.tables import (
+    DELETE_QUEUE,
     add_command,
     add_receive_queue,
     connection,
     drop_receive_queue,
     find_address,
     receive_queue,
+    receive_queue_of,
     receive_queues,
     send_queues,
     set_receive_queue,
     set_send_queue,
 )
-from agent.errors import A_QUEUE, A_VERSION, INTERNAL, PeerFault, Prohibited
+from agent.errors import A_QUEUE, A_VERSION, INTERNAL, NoConnection, PeerFault, Prohibited
+from agent.notifications.rows import delete_subscription
+from protocol.addresses import SmpServer
 from protocol.agent.messages import (
     NewQueue,
     QueueAdd,
@@ -42,10 +53,11 @@ from protocol.agent.messages import (
     QueueTest,
     QueueUse,
 )
+from protocol.encoding import EntityId
 from protocol.errors import DecodeError
 from protocol.queue_uri import SMP_CLIENT_VERSIONS
 
-SWITCH, SECURE_NEW, DELETE_QUEUE = "switch", "secure_new", "delete_queue"
+SWITCH, SECURE_NEW = "switch", "secure_new"
 "Kinds of commands."
 _ABORTABLE = (RcvSwitch.STARTED, RcvSwitch.SENDING_QADD)
 
@@ -57,12 +69,15 @@ def _progress(tx: Tx, connection_id: int, phase: str, *, receiving: bool) -> Non
 # The owner of the queue
 
 
-def start_switch(tx: Tx, connection_id: int) -> None:
+def start_switch(tx: Tx, connection_id: int, servers: Collection[SmpServer]) -> None:
+    """`servers`: where queues can be made."""
     conn, queues = connection(tx.db, connection_id), receive_queues(tx.db, connection_id)
     if conn.kind is not ConnectionKind.DUPLEX or not conn.sync_state.may_send:
         raise Prohibited("this connection cannot be switched now")
     if any(queue.switch is not None for queue in queues):
         raise Prohibited("a queue of this connection is being replaced already")
+    if not any(server.canonical != queues[0].server.canonical for server in servers):
+        raise Prohibited("there is no other router to move to: name one more with --router")
     set_receive_queue(tx, queues[0].queue_id, switch=RcvSwitch.STARTED)
     add_command(tx, connection_id, SWITCH)
 
@@ -74,12 +89,12 @@ def switching(queues: list[ReceiveQueue]) -> ReceiveQueue | None:
 
 def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> None:
     """QADD: unless the switch was aborted while the new queue was made."""
-    conn, current = connection(tx.db, connection_id), receive_queue(tx.db, old.queue_id)
-    if current is None or current.switch is not RcvSwitch.STARTED:
-        raise Prohibited("the switch was aborted")
-    add_receive_queue(tx, connection_id, new)
+    current, added = receive_queue(tx.db, old.queue_id), add_receive_queue(tx, connection_id, new)
+    if current is None or current.deleting or current.switch is not RcvSwitch.STARTED:
+        delete_queue(tx, added, at_once=True)
+        return
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
-    queue_message(tx, conn, QueueAdd((NewQueue(new.uri, old.address),)))
+    send_when_possible(tx, connection(tx.db, connection_id), QueueAdd((NewQueue(new.uri, old.address),)))
     _progress(tx, connection_id, "started", receiving=True)
 
 
@@ -89,10 +104,10 @@ def abort_switch(tx: Tx, connection_id: int) -> None:
     if old is None or old.switch not in _ABORTABLE:
         raise Prohibited("there is no switch that could be aborted")
     set_receive_queue(tx, old.queue_id, switch=None)
+    drop_postponed(tx, connection_id, QueueAdd)
     for queue in queues:
         if queue.replaces == old.queue_id:
-            set_receive_queue(tx, queue.queue_id, deleting=True)
-            _delete_queue(tx, queue)
+            delete_queue(tx, queue, at_once=True)
 
 
 def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: QueueKeys) -> None:
@@ -127,7 +142,7 @@ def secured(tx: Tx, new: ReceiveQueue) -> None:
     conn = connection(tx.db, new.connection_id)
     set_receive_queue(tx, new.queue_id, status=QueueStatus.SECURED)
     set_receive_queue(tx, current.replaces, switch=RcvSwitch.SENDING_QUSE)
-    queue_message(tx, conn, QueuesUse((QueueUse(new.address, True),)))
+    send_when_possible(tx, conn, QueuesUse((QueueUse(new.address, True),)))
     _progress(tx, conn.connection_id, "secured", receiving=True)
 
 
@@ -139,20 +154,74 @@ def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
         return
     set_receive_queue(tx, new.queue_id, replaces=None, is_primary=True)
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.RECEIVED_MESSAGE, is_primary=False)
-    _delete_queue(tx, old)
+    delete_queue(tx, old)
 
 
-def _delete_queue(tx: Tx, queue: ReceiveQueue) -> None:
-    """In its own time: its router may be the reason for the switch."""
+def delete_queue(tx: Tx, queue: ReceiveQueue, *, at_once: bool = False) -> None:
+    """At its router, which nothing else waits for. `at_once`: without reading what is in it."""
     queue_id = queue.queue_id
-    add_command(tx, queue.connection_id, DELETE_QUEUE, queue_id, queue_id=queue_id)
+    if at_once:
+        set_receive_queue(tx, queue_id, deleting=True)
+    add_command(tx, queue.connection_id, DELETE_QUEUE, queue_id=queue_id)
 
 
 def queue_deleted(tx: Tx, queue: ReceiveQueue) -> None:
-    """DEL was answered, or will never be."""
+    """DEL was answered: a deletion of the connection may have waited for it."""
+    delete_subscription(tx, queue.queue_id)
     drop_receive_queue(tx, queue.queue_id)
+    strand = Strand(queue.connection_id)
+    tx.commands.add(strand)
+    tx.hurried.add(strand)
     if queue.switch is RcvSwitch.RECEIVED_MESSAGE:
         _progress(tx, queue.connection_id, "completed", receiving=True)
+
+
+# Queues that their router has deleted
+
+
+def queues_deleted(
+    tx: Tx, server: SmpServer, recipient_ids: Iterable[EntityId], servers: Collection[SmpServer]
+) -> None:
+    """DELD. The peer can be offered another queue only while there is one that it can answer to."""
+    for recipient_id in recipient_ids:
+        queue = receive_queue_of(tx.db, server, recipient_id)
+        if queue is None or queue.deleting:
+            continue
+        connection_id, others = queue.connection_id, _others(tx, queue)
+        tx.events.append(QueueDeleted(connection_id, bool(others)))
+        if not others:
+            delete_subscription(tx, queue.queue_id)
+            set_receive_queue(tx, queue.queue_id, deleting=True)
+        elif queue.replaces is not None:
+            _offer_another(tx, queue, servers)
+        else:
+            set_receive_queue(tx, others[0].queue_id, replaces=None, is_primary=True)
+            queue_deleted(tx, replace(queue, switch=RcvSwitch.RECEIVED_MESSAGE))
+
+
+def _others(tx: Tx, queue: ReceiveQueue) -> list[ReceiveQueue]:
+    """Queues of the connection that the peer can send to, or will be able to."""
+    of_connection = receive_queues(tx.db, queue.connection_id)
+    usable = (QueueStatus.SECURED, QueueStatus.ACTIVE)
+    return [
+        each
+        for each in of_connection
+        if each.queue_id != queue.queue_id
+        and not each.deleting
+        and (each.replaces is None or each.status in usable)
+    ]
+
+
+def _offer_another(tx: Tx, new: ReceiveQueue, servers: Collection[SmpServer]) -> None:
+    """The queue that was to replace one is gone: the switch begins again."""
+    assert new.replaces is not None
+    drop_postponed(tx, new.connection_id, QueueAdd)
+    queue_deleted(tx, new)
+    set_receive_queue(tx, new.replaces, switch=None)
+    try:
+        start_switch(tx, new.connection_id, servers)
+    except (Prohibited, NoConnection) as reason:
+        tx.events.append(Failed(new.connection_id, str(reason)))
 
 
 # Its sender
@@ -183,7 +252,7 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
         raise PeerFault(A_QUEUE, "key") from None
     set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QKEY)
     answer = replace(info, dh_key=new.e2e_key.public)
-    queue_message(tx, conn, QueueKeys((QueueKey(answer, new.auth_key.public),)))
+    send_when_possible(tx, conn, QueueKeys((QueueKey(answer, new.auth_key.public),)))
     _progress(tx, conn.connection_id, "started", receiving=False)
 
 
@@ -199,5 +268,5 @@ def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
     set_send_queue(tx, new.queue_id, status=QueueStatus.SECURED)
     set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QTEST)
     send_there_too(tx, old, new)
-    queue_message(tx, conn, QueueTest((new.address,)), queues=[new])
+    send_when_possible(tx, conn, QueueTest((new.address,)), only_to=new)
     _progress(tx, conn.connection_id, "secured", receiving=False)

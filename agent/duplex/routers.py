@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from agent.duplex.defects import survive
 from agent.duplex.inbox import Delivered, Inbox
 from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, SessionSubscriptions
 from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, first
 from protocol.connection import Received
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Alls, End, Ends, Msg, SmpCommand, SmpMessage
+from protocol.smp_messages import Alls, Deld, End, Ends, Msg, SmpCommand, SmpMessage
 from smp_client.errors import ClientError
 from smp_client.requests import Request
 from smp_client.session import SmpEvents, SmpSession
 from smp_client.subscriptions import ServiceBalance
-from transport.cancellation import TaskGroup
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 MAX_UNACKNOWLEDGED = 100_000
 SHORT_SESSION = 1.0
@@ -66,10 +67,16 @@ class RouterLink:
         clock, retry = asyncio.get_running_loop().time, first(RECONNECT)
         while True:
             lived = 0.0
-            with suppress(ClientError):
+            try:
                 session, began = await self.session(), clock()
                 await self._serve(session)
                 lived = clock() - began
+            except ClientError:
+                pass
+            except Exception as defect:
+                raise_if_cancelled()
+                survive(defect, f"the session with {self._server.hosts[0]}")
+                await self.close()
             if lived > SHORT_SESSION:
                 retry = first(RECONNECT)
             else:
@@ -114,7 +121,8 @@ class RouterLink:
 
     async def _received(self, messages: Sequence[Delivered]) -> None:
         if messages:
-            await self._inbox.received(self._server, messages, self.acknowledge)
+            unknown = await self._inbox.received(self._server, messages, self.acknowledge)
+            self._unacknowledged.difference_update(unknown)
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [
@@ -126,6 +134,9 @@ class RouterLink:
         ended = [event.entity_id for event in events if isinstance(event.message, End)]
         if ended:
             await self._inbox.ended(self._server, ended)
+        deleted = [event.entity_id for event in events if isinstance(event.message, Deld)]
+        if deleted:
+            await self._inbox.deleted(self._server, deleted)
         for event in events:
             if isinstance(event.message, Ends) and self._subscriptions is not None:
                 self._subscriptions.service_ended(event.message.queues)

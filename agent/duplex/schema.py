@@ -231,6 +231,40 @@ INSERT INTO deleted_ntf_tokens (key, server, token_id, auth_key)
     SELECT key, server, token_id, auth_key FROM answered_tokens;
 DROP TABLE answered_tokens;
 """,
+    """
+CREATE TABLE deleted_ntf_subscriptions (
+    key INTEGER PRIMARY KEY,
+    server TEXT NOT NULL,
+    token_id BLOB NOT NULL,
+    auth_key BLOB NOT NULL,
+    subscription_id BLOB,
+    smp_server TEXT NOT NULL,
+    notifier_id BLOB NOT NULL,
+    notifier_key BLOB NOT NULL
+) STRICT;
+CREATE INDEX deleted_ntf_subscriptions_server ON deleted_ntf_subscriptions (server);
+ALTER TABLE ntf_token ADD COLUMN replacement BLOB;
+CREATE TABLE new_queues (
+    connection_id INTEGER PRIMARY KEY REFERENCES connections ON DELETE CASCADE,
+    server TEXT NOT NULL,
+    mode TEXT NOT NULL,
+    recipient_key BLOB NOT NULL,
+    dh_key BLOB NOT NULL,
+    e2e_key BLOB NOT NULL,
+    corr_id BLOB NOT NULL,
+    user_data BLOB NOT NULL
+) STRICT;
+ALTER TABLE send_queues ADD COLUMN continued_at INTEGER;
+ALTER TABLE sent_messages ADD COLUMN taken_at INTEGER;
+ALTER TABLE connections ADD COLUMN sync_rounds INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE connections ADD COLUMN sync_due INTEGER;
+ALTER TABLE connections ADD COLUMN sync_keys BLOB;
+CREATE INDEX connections_sync ON connections (sync_due) WHERE sync_due IS NOT NULL;
+ALTER TABLE commands DROP COLUMN attempts;
+INSERT INTO commands (connection_id, kind, arguments, delay, queue_id)
+    SELECT connection_id, 'delete_queue', x'', 2000000, queue_id FROM receive_queues
+    WHERE deleting AND queue_id NOT IN (SELECT queue_id FROM commands);
+""",
 )
 
 

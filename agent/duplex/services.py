@@ -42,7 +42,7 @@ class Logins:
         """`servers`: where queues are made; others see no certificate until there is a queue of ours."""
         self._transact = transact
         self._dial = dial
-        self._servers = {server.canonical for server in servers}
+        self.servers = {server.canonical for server in servers}
         self._enabled = enabled
         self._refused: set[SmpServer] = set()
 
@@ -67,7 +67,7 @@ class Logins:
             return None
         if not self._enabled:
             return None
-        ours = server in self._servers
+        ours = server in self.servers
         credentials = await self._transact(lambda tx: service_credentials(tx, server, ours=ours))
         return None if credentials is None else Service(credentials, ServiceRole.MESSAGING)
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from agent.duplex.database_file import check_key, locked, opener
+from agent.duplex.database_file import check_key, locked, reader, writer
 from agent.duplex.events import Event
 from agent.duplex.schema import is_current, prepare
 from agent.duplex.secrets import Secrets
-from store.migrate import protect
 from store.policy import BUSY_TIMEOUT
 from store.sql_store import WorkQueue
 from store.sqlite_engine import (
@@ -61,7 +60,7 @@ class Tx:
     subscriptions: set[str] = field(default_factory=set)
     "Servers with new receive queues."
     notifications: set[str] = field(default_factory=set)
-    "Routers and notification servers where something is to be done about notifications."
+    "Workers that have something to do about notifications: of routers, notification servers, and deletions."
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -100,10 +99,9 @@ class DuplexStore:
         """Raises StoreError if the file cannot be used."""
         with store_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            protect(path)
         with locked(path):
             with store_errors(path):
-                db = await connected(opener(path, key, **connect_options(BUSY_TIMEOUT)))
+                db = await connected(writer(path, key, **connect_options(BUSY_TIMEOUT)))
             file = DatabaseFile(path)
             work: WorkQueue[PlainTransaction] = thread_queue("agent store", db, GroupWriter(file, None))
             try:
@@ -135,12 +133,14 @@ class DuplexStore:
 @contextmanager
 def reading(path: Path, key: str | None = None) -> Iterator[sqlite3.Connection]:
     """The file as it is at one moment, also beside an agent that works with it. Raises StoreError."""
-    with store_errors(path), closing(opener(path, key, timeout=BUSY_TIMEOUT, isolation_level=None)()) as db:
+    options = {"timeout": BUSY_TIMEOUT, "isolation_level": None}
+    with store_errors(path), ExitStack() as opened:
+        db = opened.enter_context(closing(reader(path, key, **options)()))
         check_key(db, path, key)
         if not is_current(db):
-            with locked(path):  # whoever else might be at work with it is of another version
-                _prepare(db)
-        db.execute("PRAGMA query_only = ON")
+            # The lock says that no agent is at work with it.
+            with locked(path), closing(writer(path, key, **options)()) as upgraded:
+                _prepare(upgraded)
         db.execute("BEGIN")
         yield db
 

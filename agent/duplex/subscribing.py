@@ -78,19 +78,18 @@ class SessionSubscriptions:
             await asyncio.sleep(SECOND_LOOK)
             ours, routers = await self._ask_service(service_id)
         if self._balance.compare(ours, routers) is not Balance.DRIFTED:
-            self._confirmed(routers, as_expected=True)
+            self._confirmed(routers, ours, as_expected=True)
             return await self._subscribe_rest(0, service_id)
         last = await self._subscribe_rest(0, None)
-        ours, now = await self._ask_service(service_id)
-        self._balance.settle(ours, now)
-        self._confirmed(routers, as_expected=False)
+        self._balance.settle(*await self._ask_service(service_id))
+        self._confirmed(routers, ours, as_expected=False)
         return last
 
-    def _confirmed(self, queues: QueueSet, *, as_expected: bool) -> None:
+    def _confirmed(self, queues: QueueSet, expected: QueueSet, *, as_expected: bool) -> None:
         if self.bulk is not Bulk.PENDING:
             return  # another client took it over in the meantime
         self.bulk = Bulk.ACTIVE
-        self._inbox.publish(ServiceUp(self._server, queues, as_expected))
+        self._inbox.publish(ServiceUp(self._server, queues, expected, as_expected))
         if self._all_sent:
             self._inbox.publish(ServiceAll(self._server))
 

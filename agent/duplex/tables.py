@@ -9,14 +9,16 @@ from typing import TypeVar
 
 from agent.duplex.mapping import Table
 from agent.duplex.records import Connection, ConnectionKind, Queue, ReceiveQueue, SendQueue
+from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Strand, Tx, insert
 from agent.errors import NoConnection
 from agent.notifications.rows import follow_wishes
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.agent.messages import QueueAddress
-from protocol.agent.retry import FAST, Retry
+from protocol.agent.retry import FAST, SECOND, Retry, RetryInterval
 from protocol.agent.versions import AGENT_VERSIONS
 from protocol.encoding import EntityId
+from protocol.errors import INTERNAL
 
 AnyQueue = TypeVar("AnyQueue", bound=Queue)
 
@@ -65,10 +67,18 @@ _OF_CONNECTION = "connection_id = ? ORDER BY is_primary DESC, replaces IS NOT NU
 "The primary one first, and among those the one that replaces nothing."
 
 
-def add_receive_queue(tx: Tx, connection_id: int, queue: ReceiveQueue) -> None:
-    """One that was just made."""
+def add_receive_queue(tx: Tx, connection_id: int, queue: ReceiveQueue) -> ReceiveQueue:
+    """Store a queue that was just made and return it as stored.
+
+    Raise RouterRefused if its id is that of another queue.
+    """
+    if receive_queue_of(tx.db, queue.server, queue.recipient_id) is not None:
+        raise RouterRefused(INTERNAL)
     tx.subscriptions.add(str(queue.server))
-    follow_wishes(tx, _RECEIVE_QUEUES.add(tx, replace(queue, connection_id=connection_id)))
+    added = replace(queue, connection_id=connection_id)
+    added = replace(added, queue_id=_RECEIVE_QUEUES.add(tx, added))
+    follow_wishes(tx, added.queue_id)
+    return added
 
 
 def receive_queues(db: sqlite3.Connection, connection_id: int) -> list[ReceiveQueue]:
@@ -125,7 +135,6 @@ class StoredCommand:
     arguments: bytes = field(repr=False)
     delay: int = FAST.initial
     elapsed: int = 0
-    attempts: int = 0
 
     @property
     def retry(self) -> Retry:
@@ -137,6 +146,9 @@ class StoredCommand:
         return int.from_bytes(self.arguments, "big")
 
 
+DELETE_QUEUE = "delete_queue"
+_INTERVALS = {DELETE_QUEUE: RetryInterval(FAST.initial, FAST.grows_after, 3600 * SECOND)}
+"Of kinds that are tried for as long as it takes: a router may never come back."
 _COMMANDS = Table("commands", StoredCommand, "command_id", numbered=True)
 drop_command = _COMMANDS.drop
 
@@ -155,9 +167,13 @@ def next_command(db: sqlite3.Connection, strand: Strand) -> StoredCommand | None
     return _COMMANDS.one(db, "connection_id = ? AND queue_id = ? ORDER BY command_id LIMIT 1", *strand)
 
 
+def commands_of(db: sqlite3.Connection, connection_id: int, kind: str) -> list[StoredCommand]:
+    return _COMMANDS.all(db, "connection_id = ? AND kind = ? ORDER BY command_id", connection_id, kind)
+
+
 def command_delayed(tx: Tx, command: StoredCommand) -> None:
-    retry, attempts = command.retry.next(FAST), command.attempts + 1
-    _COMMANDS.set(tx, command.command_id, delay=retry.delay, elapsed=retry.elapsed, attempts=attempts)
+    retry = command.retry.next(_INTERVALS.get(command.kind, FAST))
+    _COMMANDS.set(tx, command.command_id, delay=retry.delay, elapsed=retry.elapsed)
 
 
 def unfinished(db: sqlite3.Connection) -> tuple[set[Strand], set[int]]:

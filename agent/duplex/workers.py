@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from agent.duplex.defects import survive
 from protocol.agent.retry import FAST, first
-from transport.cancellation import TaskGroup
+from transport.cancellation import TaskGroup, raise_if_cancelled
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -99,8 +100,18 @@ class WorkerTasks(Generic[Key]):
     async def _work(self, key: Key, wait: Wait) -> None:
         try:
             while wait.more():
-                while await self._step(key, wait):
+                while await self._attempt(key, wait):
                     pass
         finally:
             del self._waits[key]
             self._note()
+
+    async def _attempt(self, key: Key, wait: Wait) -> bool:
+        """A defect is a failure like others: it is tried again after some time."""
+        try:
+            return await self._step(key, wait)
+        except Exception as defect:
+            raise_if_cancelled()
+            survive(defect, self._name)
+            await wait.after_failure()
+            return True

@@ -39,6 +39,7 @@ from agent.notifications.subscribing import (
     router_command,
     server_request,
     take,
+    take_deletions,
 )
 from agent.notifications.tokens import Superseded, Tokens, delete_token, registered
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
@@ -198,7 +199,7 @@ class Notifications:
 
     async def _step(self, name: str, wait: Wait) -> bool:
         try:
-            busy = await (self._at_router(name) if name.startswith("smp") else self._at_server(name))
+            busy = await self._work_at(name)
         except (TemporaryFailure, HostFailure) as failure:
             level = logging.INFO if isinstance(failure, TemporaryFailure) else logging.WARNING
             logger.log(level, "notifications: %s", failure)
@@ -206,6 +207,11 @@ class Notifications:
             return True
         wait.succeeded()
         return busy
+
+    async def _work_at(self, name: str) -> bool:
+        if name.startswith(rows.DELETIONS):
+            return await self._delete_at(parse_ntf_server(name.removeprefix(rows.DELETIONS)))
+        return await (self._at_router(name) if name.startswith("smp") else self._at_server(name))
 
     async def _at_router(self, name: str) -> bool:
         server = parse_smp_server(name)
@@ -228,26 +234,30 @@ class Notifications:
 
     async def _at_server(self, name: str) -> bool:
         server = parse_ntf_server(name)
-        deleted = await self._delete_tokens(server)
         token = await self.token()
         if token is None or token.server != server:
-            return deleted
+            return False
         if token.is_unfinished:
             await self._tokens.resume(token)
             return True
         due = await self._store.read(lambda db: rows.due_at_server(db, server, int(self._now()), BATCH))
         if not due:
-            return deleted
+            return False
         requests = [server_request(row, token) for row in due]
         answers: list[Answer] = [*await self._sessions.ask_many(server, requests)]
         _raise(await self._transact(lambda tx: take(tx, due, answers, self._after_server)))
         return True
 
-    async def _delete_tokens(self, server: NtfServer) -> bool:
-        deleted = await self._store.read(lambda db: rows.deleted_tokens(db, server))
-        for token in deleted:
+    async def _delete_at(self, server: NtfServer) -> bool:
+        """Subscriptions first: what has a token that cannot be deleted must not wake the device either."""
+        due = await self._store.read(lambda db: rows.deleted_subscriptions(db, server, BATCH))
+        if due:
+            answers = await self._sessions.ask_many(server, [row.request for row in due])
+            _raise(await self._transact(lambda tx: take_deletions(tx, due, answers)))
+        tokens = await self._store.read(lambda db: rows.deleted_tokens(db, server))
+        for token in tokens:
             await self._tokens.delete(token)
-        return bool(deleted)
+        return bool(due or tokens)
 
 
 def _all_queues(db: sqlite3.Connection) -> list[tuple[int, int]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.addresses import NtfServer, SmpServer
+from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer
 from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey, X25519PublicKey
 from protocol.device_token import DeviceToken
-from protocol.encoding import EntityId
-from protocol.ntf_commands import MIN_CRON_MINUTES, Tnew
+from protocol.encoding import NO_ENTITY, EntityId
+from protocol.ntf_commands import MIN_CRON_MINUTES, NtfCommand, Sdel, Snew, Tnew
 from protocol.statuses import TokenStatus
+from smp_client.requests import Request
 
 MIN_PERIOD = MIN_CRON_MINUTES
 MAX_PERIOD = 2**16 - 1
@@ -29,6 +30,8 @@ class TokenAction(StrEnum):
     """What is to be done next about the token; none: wait for the verification push, or for the user."""
 
     REGISTER = "REGISTER"
+    REPLACE = "REPLACE"
+    "The device token, by the one in `replacement`."
     VERIFY = "VERIFY"
     CHECK = "CHECK"
 
@@ -51,6 +54,8 @@ class Token:
     action: TokenAction | None = TokenAction.REGISTER
     code: bytes | None = field(default=None, repr=False)
     "Set while it is to be sent."
+    replacement: DeviceToken | None = None
+    "A device token that the server may know already in place of `device_token`."
     cron: int = 0
     "Minutes between periodic pushes as the server knows them."
 
@@ -121,3 +126,25 @@ class Subscription:
     "Opens the meta of NMSG."
     subscription_id: EntityId | None = field(default=None, repr=False)
     status: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedSubscription:
+    """A subscription that is still to be deleted at its server."""
+
+    key: int = 0
+    server: NtfServer
+    token_id: EntityId = field(repr=False)
+    auth_key: Ed25519PrivateKey
+    subscription_id: EntityId | None = field(repr=False)
+    "None if the answer to SNEW was never received: repeating the same SNEW returns it."
+    smp_server: SmpServer
+    notifier_id: EntityId = field(repr=False)
+    notifier_key: Ed25519PrivateKey
+
+    @property
+    def request(self) -> Request[NtfCommand]:
+        if self.subscription_id is not None:
+            return Request(self.subscription_id, Sdel(), self.auth_key)
+        queue = SmpQueueNtf(self.smp_server, self.notifier_id)
+        return Request(NO_ENTITY, Snew(self.token_id, queue, self.notifier_key), self.auth_key)

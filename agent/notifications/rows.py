@@ -8,8 +8,16 @@ from typing import Any
 
 from agent.duplex.mapping import Table
 from agent.duplex.store import Tx
-from agent.notifications.records import GivenUpToken, Mode, SubAction, Subscription, Token, TokenAction
-from protocol.addresses import NtfServer, SmpServer, parse_smp_server
+from agent.notifications.records import (
+    DeletedSubscription,
+    GivenUpToken,
+    Mode,
+    SubAction,
+    Subscription,
+    Token,
+    TokenAction,
+)
+from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 from protocol.encoding import EntityId
 from protocol.statuses import TokenStatus
 
@@ -52,7 +60,7 @@ def delete_at_server(tx: Tx, token: Token) -> None:
         dh_public_key=token.dh_key.public,
     )
     _GIVEN_UP.add(tx, given_up)
-    tx.notifications.add(str(token.server))
+    tx.notifications.add(deletions_at(token.server))
 
 
 def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[GivenUpToken]:
@@ -62,6 +70,9 @@ def deleted_tokens(db: sqlite3.Connection, server: NtfServer) -> list[GivenUpTok
 # Subscriptions
 
 _SUBSCRIPTIONS = Table("ntf_subscriptions", Subscription, "queue_id")
+_DELETED = Table("deleted_ntf_subscriptions", DeletedSubscription, "key", numbered=True)
+drop_deleted_subscription = _DELETED.drop
+set_deleted_subscription = _DELETED.set
 _AT_ROUTER = "action IN ('SMP_KEY', 'SMP_DELETE')"
 _AT_SERVER = "action IN ('NTF_CREATE', 'NTF_CHECK') AND token_id = (SELECT token_id FROM ntf_token)"
 "What belongs to another token waits for the current one to become active, and is made anew then."
@@ -96,15 +107,25 @@ def next_due(db: sqlite3.Connection, now: int) -> int | None:
     return None if due is None else int(due)
 
 
+DELETIONS = "deletions at "
+
+
+def deletions_at(server: NtfServer) -> str:
+    """The worker for deletions at a server: one that fails delays nothing else there."""
+    return f"{DELETIONS}{server}"
+
+
 def busy_servers(db: sqlite3.Connection, now: int) -> set[str]:
-    """Servers of both kinds at which something is to be done now."""
+    """The workers that have something to do now: servers of both kinds, and deletions at servers."""
     found: set[str] = set()
     for sql in (
         f"SELECT DISTINCT smp_server FROM ntf_subscriptions WHERE {_AT_ROUTER} AND due <= ?",
         f"SELECT DISTINCT ntf_server FROM ntf_subscriptions WHERE {_AT_SERVER} AND due <= ?",
     ):
         found |= {server for (server,) in db.execute(sql, (now,))}
-    found |= {server for (server,) in db.execute("SELECT DISTINCT server FROM deleted_ntf_tokens")}
+    for table in ("deleted_ntf_tokens", "deleted_ntf_subscriptions"):
+        rows = db.execute(f"SELECT DISTINCT server FROM {table}")
+        found |= {deletions_at(parse_ntf_server(server)) for (server,) in rows}
     token = token_of(db)
     return found | {str(token.server)} if token is not None and token.is_unfinished else found
 
@@ -117,6 +138,34 @@ def put_subscription(tx: Tx, value: Subscription) -> None:
         tx.notifications.add(str(value.smp_server))
     elif value.action is not None:
         tx.notifications.add(str(value.ntf_server))
+
+
+def delete_subscription(tx: Tx, queue_id: int) -> None:
+    """Forget the subscription of a queue, but remember to delete it at the notification server.
+
+    One that was made for another token ends with that token.
+    """
+    row, token = _SUBSCRIPTIONS.get(tx.db, queue_id), token_of(tx.db)
+    if row is None:
+        return
+    _SUBSCRIPTIONS.drop(tx, queue_id)
+    if token is None or token.token_id != row.token_id or row.notifier_id is None:
+        return
+    deleted = DeletedSubscription(
+        server=row.ntf_server,
+        token_id=row.token_id,
+        auth_key=token.auth_key,
+        subscription_id=row.subscription_id,
+        smp_server=row.smp_server,
+        notifier_id=row.notifier_id,
+        notifier_key=row.notifier_key,
+    )
+    _DELETED.add(tx, deleted)
+    tx.notifications.add(deletions_at(row.ntf_server))
+
+
+def deleted_subscriptions(db: sqlite3.Connection, server: NtfServer, limit: int) -> list[DeletedSubscription]:
+    return _DELETED.all(db, "server = ? ORDER BY key LIMIT ?", str(server), limit)
 
 
 def advance_subscription(tx: Tx, before: Subscription, after: Subscription | None) -> None:

@@ -12,8 +12,12 @@ from dataclasses import dataclass, replace
 
 from agent.duplex.replies import RouterFailure, RouterRefused, failure_of
 from agent.duplex.store import Tx
-from agent.notifications.records import SubAction, Subscription, Token
-from agent.notifications.rows import advance_subscription
+from agent.notifications.records import DeletedSubscription, SubAction, Subscription, Token
+from agent.notifications.rows import (
+    advance_subscription,
+    drop_deleted_subscription,
+    set_deleted_subscription,
+)
 from protocol.addresses import SmpQueueNtf
 from protocol.encoding import NO_ENTITY
 from protocol.errors import AUTH, DecodeError
@@ -96,6 +100,22 @@ def take(
         failure = failure_of(answer)
         if failure is None or isinstance(failure, RouterRefused):
             advance_subscription(tx, row, after(tx, row, answer, failure))
+        else:
+            again = failure
+    return again
+
+
+def take_deletions(
+    tx: Tx, due: Sequence[DeletedSubscription], answers: Sequence[NtfResponse | ClientError]
+) -> RouterFailure | None:
+    """What the server refuses to delete is gone there; the failure of those that have to be tried again."""
+    again: RouterFailure | None = None
+    for row, answer in zip(due, answers, strict=True):
+        failure = failure_of(answer)
+        if isinstance(answer, IdSub):
+            set_deleted_subscription(tx, row.key, subscription_id=answer.subscription_id)
+        elif failure is None or isinstance(failure, RouterRefused):
+            drop_deleted_subscription(tx, row.key)
         else:
             again = failure
     return again

@@ -4,7 +4,7 @@ no id,  REGISTER          the first TNEW was not answered: again, with the same 
 id,     nothing           waiting for the verification push: TNEW again makes the server repeat it
 id,     VERIFY code       the push came, TVFY was not answered: again
 id,     CHECK             verified: TCHK, then subscriptions as the mode says
-id,     any; other device TRPL, and wait for a new verification push
+id,     REPLACE device    TRPL was not answered: again; then wait for a new verification push
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class Tokens:
         if not MIN_PERIOD <= period <= MAX_PERIOD:
             raise Prohibited(f"the period is {MIN_PERIOD} to {MAX_PERIOD} minutes")
         token: Token = await self._transact(Wish(device_token, mode, server, period).store)
-        if token.device_token != device_token:
-            return await self._replaced(token, device_token)
         if token.action is TokenAction.CHECK:
             return await self._checked(token)
         return await self._next(token)
@@ -65,7 +63,7 @@ class Tokens:
     async def verify(self, nonce: bytes, boxed_code: bytes) -> TokenStatus:
         """The verification push has come: open it and send its code back."""
         token: Token = await self._transact(lambda tx: _code_received(tx, nonce, boxed_code))
-        return token.status if token.action is TokenAction.CHECK else await self._verified(token)
+        return await self._verified(token) if token.action is TokenAction.VERIFY else token.status
 
     async def check(self) -> TokenStatus:
         """Ask the server for the token's status; what it says is kept."""
@@ -99,6 +97,8 @@ class Tokens:
     async def _next(self, token: Token) -> TokenStatus:
         if token.action is TokenAction.REGISTER:
             return await self._registered(token)
+        if token.action is TokenAction.REPLACE:
+            return await self._replaced(token)
         if token.action is TokenAction.VERIFY:
             return await self._verified(token)
         return await self._activated(token)
@@ -141,13 +141,14 @@ class Tokens:
             return (await self._advance(token, status=status, action=None)).status
         return await self._activated(await self._advance(token, status=status))
 
-    async def _replaced(self, token: Token, device_token: DeviceToken) -> TokenStatus:
+    async def _replaced(self, token: Token) -> TokenStatus:
+        device_token = token.replacement
+        assert device_token is not None
         try:
             await self._ask(token, Trpl(device_token))
         except RouterRefused:
             return await self._made_anew(token, device_token, keep=True)
-        values = {"status": TokenStatus.REGISTERED, "action": None, "code": None}
-        return (await self._advance(token, device_token=device_token, **values)).status
+        return (await self._advance(token, device_token=device_token, replacement=None, action=None)).status
 
     async def _made_anew(self, token: Token, device_token: DeviceToken, *, keep: bool) -> TokenStatus:
         """Another token in the place of one that its server refuses; with `keep` it is deleted there too."""
@@ -201,7 +202,7 @@ class Wish:
     period: int
 
     def store(self, tx: Tx) -> Token:
-        """With the device token that its server knows; if that is another, it is to be replaced there."""
+        """If the server knows another device token, or may know one, it is to be replaced there."""
         saved = token_of(tx.db)
         if saved is not None and saved.server != self.server:
             give_up_token(tx, saved)
@@ -211,7 +212,10 @@ class Wish:
             if token.device_token != self.device_token:
                 delete_at_server(tx, token)
             token = replace(token, device_token=self.device_token, action=TokenAction.REGISTER)
-        elif token.action is None and token.device_token == self.device_token:
+        elif (token.replacement or token.device_token) != self.device_token:
+            token = replace(token, replacement=self.device_token, action=TokenAction.REPLACE)
+            token = replace(token, status=TokenStatus.REGISTERED, code=None)
+        elif token.action is None:
             token = replace(token, action=TokenAction.REGISTER)
         put_token(tx, token)
         follow_wishes(tx)
@@ -242,8 +246,8 @@ def _code_received(tx: Tx, nonce: bytes, boxed_code: bytes) -> Token:
         code = open_push(token.dh_secret, nonce, boxed_code)
     except DecodeError:
         raise BadPush("the verification push is not for this token") from None
-    if token.action is TokenAction.CHECK:
-        return token  # a repeated push
+    if token.action in (TokenAction.CHECK, TokenAction.REPLACE):
+        return token  # a repeated push, or one for the device token that is being replaced
     token = replace(token, status=TokenStatus.CONFIRMED, action=TokenAction.VERIFY, code=code)
     put_token(tx, token)
     return token

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from agent.duplex.agent import DuplexAgent, Stopped, open_duplex
+from agent.duplex.agent import DuplexAgent, open_duplex
 from agent.duplex.events import Confirmed, ContactRequested, Event, Failed, MessageFailed, MessageReceived
 from agent.duplex.records import ConnectionKind
 from agent.duplex.replies import TemporaryFailure
 from agent.duplex.store import reading
-from agent.errors import Prohibited
+from agent.errors import Prohibited, Stopped
 from agent.notifications.records import Mode
 from ntf_demo.demo import Playground, playground
 from protocol.addresses import SmpServer

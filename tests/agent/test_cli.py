@@ -25,6 +25,8 @@ from protocol.agent.integrity import Skipped
 from protocol.agent.ratchet_sync import SyncState
 from protocol.smp_messages import QueueSet
 from smp_client.proxy import ProxyConfig, ProxyPolicy
+from smp_router.config import RouterConfig
+from smp_router.router import Router
 from tests.agent.duplex.world import DEADLINE
 from tests.agent.notifications.world import DEVICE, message_push, verification
 
@@ -187,9 +189,12 @@ async def test_a_new_ratchet_and_another_router(
     await bob.run("receive")
     await alice.run("receive")
     assert (await alice.lines("status"))[1]["ratchet"] == "ok"
-    await alice.run("switch", "1")
-    assert "replaced already" in await alice.run("switch", "1", code=1)
-    await alice.run("switch", "1", "--abort")
+    assert "no other router" in await alice.run("switch", "1", code=1)
+    async with Router.start() as another:
+        await alice.run("switch", "1", "--router", str(another.address))
+        assert "replaced already" in await alice.run("switch", "1", code=1)
+        await alice.run("switch", "1", "--abort")
+        assert len(another.state.queues) == 0
     await alice.run("send", "1", "not lost")
     assert "Connection 1: not lost\n" in await bob.run("receive", "--receipts")
     assert "Connection 1: received " in await alice.run("receive")
@@ -256,7 +261,7 @@ def test_sending_through_a_proxy_is_for_the_user_to_decide(
         raise Seen("so be it")
 
     monkeypatch.setattr("agent.cli.running.open_duplex", opened)
-    asked = ["--proxy", policy.value] if policy is not ProxyPolicy.NEVER else []
+    asked = ["--proxy", policy.value] if policy is not ProxyPolicy.UNKNOWN else []
     assert main(["--folder", str(tmp_path), "create", "--router", NO_ROUTER, *asked]) == 1
 
 
@@ -352,3 +357,45 @@ async def test_an_encrypted_device(world: Playground, tmp_path: Path) -> None:
     assert wrong.count("\n") == 1
     assert "with this key" in wrong
     assert len(await alice.lines("status", "--key-file", str(other))) == 3
+
+
+async def test_a_router_with_a_password(tmp_path: Path) -> None:
+    """It is remembered, for nobody else to read, and never shown."""
+    async with Router.start(RouterConfig(password=b"sesame")) as router:
+        identity, where = str(router.address).split("@")
+        alice = Terminal(tmp_path / "alice", f"{identity}:sesame@{where}")
+        assert "sesame" not in await alice.run("create")
+        file = tmp_path / "alice" / "routers"
+        assert file.stat().st_mode & 0o077 == 0
+        again = Terminal(tmp_path / "alice")
+        assert "sesame" not in await again.run("create")
+        assert "AUTH" in await Terminal(tmp_path / "bob", router.address).run("create", code=1)
+
+
+async def test_links_and_several_connections(alice: Terminal, bob: Terminal) -> None:
+    [created] = await alice.lines("create", "--short")
+    await alice.run("set-link-data", str(created["connection"]), "another name")
+    await bob.run("join", created["link"])
+    await alice.run("receive")
+    await bob.run("receive")
+    sent = await alice.lines("send-many", "to all", str(created["connection"]), "77")
+    assert ["message" in each for each in sent] == [True, False]
+    assert "to all" in await bob.run("receive")
+    [address] = await alice.lines("create", "--short", "--address")
+    await alice.run("delete-link", str(address["connection"]))
+    assert "no short link" in await alice.run("delete-link", str(address["connection"]), code=1)
+
+
+@pytest.mark.parametrize("options", [("--onion", "require"), ("--socks-proxy", "gopher://x")])
+async def test_options_for_onion_routers_that_make_no_sense(options: tuple[str, ...], tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path / "alice", NO_ROUTER)
+    assert "SOCKS" in (await terminal.run(*options, "create", code=1)).upper()
+
+
+async def test_through_a_socks_proxy(tmp_path: Path) -> None:
+    """Nothing goes around it: without the proxy the router cannot be reached."""
+    async with Router.start() as router:
+        terminal = Terminal(tmp_path / "alice", router.address)
+        message = await terminal.run("--socks-proxy", "socks5://127.0.0.1:1", "create", code=1)
+        assert "the proxy" in message
+        assert router.connections == 0

@@ -9,25 +9,29 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from agent.duplex import handshake, rotation, synchronisation
+from agent.duplex import deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import CommandRunner, start_joining
+from agent.duplex.creation import start_creation
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import (
     Confirmed,
     Connected,
     ContactRequested,
+    Deleted,
     Event,
     Failed,
     MessageFailed,
     MessageReceived,
+    MessageSent,
     ReceiptsReceived,
 )
 from agent.duplex.incoming import acknowledge, receive, unacknowledged
-from agent.duplex.links import own_request
+from agent.duplex.links import PreparedLink, own_request, prepare_link
 from agent.duplex.outgoing import next_delivery, queue_message
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import ReceiveQueue
@@ -44,11 +48,12 @@ from agent.duplex.tables import (
     unfinished,
 )
 from agent.duplex.workers import Wait
-from agent.errors import Prohibited
+from agent.errors import NoConnection, Prohibited
 from protocol.addresses import SmpServer
 from protocol.agent.connection_requests import request_text
 from protocol.agent.integrity import Integrity, IntegrityOk, Skipped
 from protocol.agent.messages import UserMessage
+from protocol.agent.ratchet_sync import SyncState
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import AUTH
@@ -75,7 +80,7 @@ T = TypeVar("T")
 SERVERS = tuple(SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(3))
 
 
-class Killed(Exception):
+class Killed(BaseException):
     pass
 
 
@@ -110,6 +115,11 @@ class Routers:
         self._numbers = count(1)
         self.queues: dict[EntityId, RouterQueue] = {}
         self._recipients: dict[EntityId, EntityId] = {}
+        self._linked: dict[EntityId, Ids] = {}
+        self.repeat_answers = True
+        "To a NEW that is sent again; those of the deployed implementation refuse it."
+        self.next_recipient_id: EntityId | None = None
+        "Of the next queue, instead of an id that no other queue has."
 
     def _id(self) -> EntityId:
         return EntityId(next(self._numbers).to_bytes(24, "big"))
@@ -117,12 +127,33 @@ class Routers:
     def has(self, sender_id: EntityId) -> bool:
         return self._recipients.get(sender_id) in self.queues
 
+    def _new(self, command: New) -> Ids:
+        link = command.link
+        ids = None if link is None else self._linked.get(link.sender_id)
+        if ids is not None:
+            if not self.repeat_answers:
+                raise RouterRefused(AUTH)
+            return ids
+        own, sender_id = X25519PrivateKey(self._id() + bytes(8)), self._id()
+        recipient_id, self.next_recipient_id = self.next_recipient_id or self._id(), None
+        if link is not None:
+            sender_id = link.sender_id
+        self.queues[recipient_id] = RouterQueue(own.exchange(command.dh_key))
+        self._recipients[sender_id] = recipient_id
+        ids = Ids(
+            recipient_id=recipient_id,
+            sender_id=sender_id,
+            dh_key=own.public,
+            mode=command.mode,
+            link_id=None if link is None else link.link_id or self._id(),
+        )
+        if link is not None:
+            self._linked[sender_id] = ids
+        return ids
+
     def answer(self, entity_id: EntityId, command: SmpCommand) -> SmpMessage:
         if isinstance(command, New):
-            own, recipient_id, sender_id = X25519PrivateKey(self._id() + bytes(8)), self._id(), self._id()
-            self.queues[recipient_id] = RouterQueue(own.exchange(command.dh_key))
-            self._recipients[sender_id] = recipient_id
-            return Ids(recipient_id=recipient_id, sender_id=sender_id, dh_key=own.public, mode=command.mode)
+            return self._new(command)
         queue = self.queues.get(self._recipients.get(entity_id, entity_id))
         if queue is None:
             raise RouterRefused(AUTH)
@@ -140,12 +171,20 @@ class Routers:
         return Ok()
 
 
+DATABASES = ExitStack()
+"All that were opened; closed after each test."
+
+
+def database_in_memory() -> sqlite3.Connection:
+    return DATABASES.enter_context(closing(sqlite3.connect(":memory:", isolation_level=None)))
+
+
 class Party:
     """One side. What it remembers is in its database; the rest could be lost at any time."""
 
     def __init__(self, name: str, routers: Routers) -> None:
         self.name = name
-        self.db = sqlite3.connect(":memory:", isolation_level=None)
+        self.db = database_in_memory()
         self.db.row_factory = sqlite3.Row
         self.db.execute("PRAGMA foreign_keys = ON")
         prepare(self.db)
@@ -154,15 +193,24 @@ class Party:
         self.integrity: list[Integrity] = []
         self.sent_ids: dict[bytes, int] = {}
         "As the integrity chain counts."
+        self.bodies: dict[int, bytes] = {}
+        self.sent: list[bytes] = []
+        "As told by events."
+        self.receipts: list[tuple[int, bool]] = []
         self.failures: list[MessageFailed] = []
         self.errors: list[str] = []
         self.connected = False
+        self.deleted = False
         self.requests: list[int] = []
         self.steps = 0
         "How often it could have been killed."
         self.dies_at: int | None = None
         self.answer_lost = False
         "Of the next command, which the router carries out."
+        self.before_answer: Callable[[], object] | None = None
+        "What happens while the router answers the next command."
+        self.away = False
+        "From all routers."
         self.loses: type[SmpCommand] | None = None
         "Commands whose answers get lost."
         self._routers = routers
@@ -203,8 +251,13 @@ class Party:
         self, server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
     ) -> SmpMessage:
         self._step()
+        if self.away:
+            raise TemporaryFailure("the router cannot be reached")
         answer = self._routers.answer(request.entity_id, request.message)
         self._step()
+        if self.before_answer is not None:
+            meanwhile, self.before_answer = self.before_answer, None
+            meanwhile()
         if self.answer_lost or type(request.message) is self.loses:
             self.answer_lost = False
             raise TemporaryFailure("the answer was lost")
@@ -227,9 +280,15 @@ class Party:
                 self.errors.append(event.error)
             case Connected():
                 self.connected = True
+            case Deleted():
+                self.deleted = True
             case ContactRequested():
                 self.requests.append(event.invitation_id)
+            case MessageSent():
+                if event.message_id in self.bodies:  # unknown if it died in the call that stored the message
+                    self.sent.append(self.bodies[event.message_id])
             case ReceiptsReceived():
+                self.receipts += event.receipts
                 self._unacked.append(event.message_id)
             case Confirmed():
                 self.run(lambda tx: handshake.allow(tx, event.connection_id, b"me"))
@@ -258,6 +317,14 @@ class Party:
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
         return request_text(own_request(queue.uri, keys))
 
+    def prepare(self) -> PreparedLink:
+        """The link of an address, which others may know already."""
+        secrets = Secrets()
+        return prepare_link(secrets, SERVERS[0], None, secrets.ed25519(), None)
+
+    def create_prepared(self, prepared: PreparedLink) -> None:
+        self.connection_id = self.run(lambda tx: start_creation(tx, prepared, b"profile"))
+
     def create_address(self) -> str:
         queue = finish(self._maker.make(SERVERS[0], QueueMode.CONTACT))
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, None, pq=False))
@@ -274,7 +341,10 @@ class Party:
         )
 
     def send(self, body: bytes) -> None:
-        self.run(lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body)))
+        local_id = self.run(
+            lambda tx: queue_message(tx, connection(tx.db, self.connection_id), UserMessage(body))
+        )
+        self.bodies[local_id] = body
         self.sent_ids[body] = connection(self.db, self.connection_id).last_snd_id
 
     def told_lost(self) -> set[int]:
@@ -285,7 +355,7 @@ class Party:
     def switch(self) -> bool:
         """False while another switch goes on."""
         try:
-            self.run(lambda tx: rotation.start_switch(tx, self.connection_id))
+            self.run(lambda tx: rotation.start_switch(tx, self.connection_id, SERVERS))
         except Prohibited:
             return False
         return True
@@ -299,6 +369,23 @@ class Party:
 
     def sync(self) -> None:
         self.run(lambda tx: synchronisation.start_sync(tx, self.connection_id, force=True))
+
+    def synchronise_again(self) -> None:
+        """Much later."""
+        self._now += 2000
+        self.run(synchronisation.start_due_rounds)
+
+    def delete(self) -> bool:
+        """False if it was done before."""
+        try:
+            self.run(lambda tx: deletion.start_deletion(tx, self.connection_id, wait=False))
+        except NoConnection:
+            return False
+        return True
+
+    @property
+    def sync_state(self) -> SyncState:
+        return connection(self.db, self.connection_id).sync_state
 
     def deliver(self, choice: int = 0) -> bool:
         """The next message of a send queue to its router."""
@@ -322,11 +409,17 @@ class Party:
         lanes = sorted(unfinished(self.db)[0])
         if not lanes:
             return False
-        command = next_command(self.db, lanes[choice % len(lanes)])
+        lane = lanes[choice % len(lanes)]
+        command = next_command(self.db, lane)
         assert command is not None
         finish(self._commands.run(command, NoWait()))
-        following = next_command(self.db, lanes[choice % len(lanes)])
+        following = next_command(self.db, lane)
         return following is None or following.command_id != command.command_id
+
+    def all_commands(self) -> bool:
+        """One of each strand."""
+        finished = [self.command(choice) for choice in range(len(unfinished(self.db)[0]))]
+        return any(finished)
 
     def _waiting(self) -> list[tuple[ReceiveQueue, RouterQueue]]:
         known = [
@@ -355,11 +448,11 @@ class Party:
             if how != "lose":
                 queue.messages.append(message)
 
-    def ack(self) -> bool:
+    def ack(self, receipt: bytes | None = None) -> bool:
         if not self._unacked:
             return False
         local_id = self._unacked[0]
-        queue, broker_id = self.run(lambda tx: acknowledge(tx, self.connection_id, local_id, None))
+        queue, broker_id = self.run(lambda tx: acknowledge(tx, self.connection_id, local_id, receipt))
         self._unacked.pop(0)
         found = None if queue is None else self._routers.queues.get(queue.recipient_id)
         self._step()
@@ -381,7 +474,7 @@ class Party:
             self._take(message)
 
     def backup(self) -> sqlite3.Connection:
-        copy = sqlite3.connect(":memory:", isolation_level=None)
+        copy = database_in_memory()
         self.db.backup(copy)
         return copy
 
@@ -407,8 +500,8 @@ def settle(alice: Party, bob: Party) -> None:
     """Let everything arrive."""
     while any(
         [
-            alice.command(),
-            bob.command(),
+            alice.all_commands(),
+            bob.all_commands(),
             alice.deliver(),
             bob.deliver(),
             alice.receive(),
@@ -428,9 +521,9 @@ def carry(who: Party, peer: Party, choice: int) -> None:
 
 
 def in_order_or_told(reader: Party, sent: list[bytes]) -> bool:
-    """Whether each message that came out of turn said so."""
+    """Whether each message that does not come after the one read before it says so."""
     places = [sent.index(body) for body in reader.read]
     return all(
-        place == max(places[: number + 1]) or not isinstance(reader.integrity[number], IntegrityOk)
-        for number, place in enumerate(places)
+        later > earlier or not isinstance(integrity, IntegrityOk)
+        for earlier, later, integrity in zip(places, places[1:], reader.integrity[1:], strict=False)
     )

@@ -151,8 +151,11 @@ class Queues:
     def __init__(self) -> None:
         self.messages: list[Delivered] = []
 
-    async def received(self, server: SmpServer, messages: Sequence[Delivered], _acknowledge: object) -> None:
+    async def received(
+        self, server: SmpServer, messages: Sequence[Delivered], _acknowledge: object
+    ) -> list[EntityId]:
         self.messages += messages
+        return []
 
     async def queues(self, *_which: object) -> list[ReceiveQueue]:
         return []

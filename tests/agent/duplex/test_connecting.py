@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from agent.duplex.agent import Stopped, open_duplex
+from agent.duplex.agent import open_duplex
 from agent.duplex.events import (
     Confirmed,
     Connected,
@@ -22,7 +22,7 @@ from agent.duplex.events import (
 from agent.duplex.handshake import request_received
 from agent.duplex.store import Change, DuplexStore, Tx, reading
 from agent.duplex.tables import connection
-from agent.errors import MessageTooLarge, NoConnection, Prohibited
+from agent.errors import MessageTooLarge, NoConnection, Prohibited, Stopped
 from protocol.agent.envelopes import InvitationEnvelope
 from protocol.smp_messages import Send
 from smp_router.router import Router

@@ -6,7 +6,8 @@ import pytest
 
 from agent.duplex.delivery import MESSAGE_TIME, QUOTA_TIME, after_attempt
 from agent.duplex.events import Event, Failed, MessageDelayed, MessageFailed
-from agent.duplex.outgoing import Delivery, MessageKind, give_up_queue, next_delivery
+from agent.duplex.message_kinds import MessageKind
+from agent.duplex.outgoing import Delivery, give_up_queue, next_delivery
 from agent.duplex.replies import HostFailure, RouterFailure, RouterRefused, TemporaryFailure
 from agent.duplex.store import Tx
 from agent.duplex.tables import send_queues

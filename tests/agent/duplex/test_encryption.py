@@ -12,6 +12,7 @@ import pytest
 from agent.duplex.agent import open_duplex
 from agent.duplex.database_file import KEY_VARIABLE, WrongKey, change_key, user_key
 from agent.duplex.events import MessageReceived
+from agent.duplex.store import reading
 from smp_router.router import Router
 from store.interface import StoreError, StoreUnavailable
 from tests.agent.duplex.world import Person, config, connect, person
@@ -113,3 +114,18 @@ def test_where_a_key_comes_from(tmp_path: Path) -> None:
         user_key(file, {})
     with pytest.raises(StoreError, match="cannot be read"):
         user_key(tmp_path / "missing", {})
+
+
+async def test_a_key_is_not_changed_under_a_reader(tmp_path: Path, router: Router) -> None:
+    """Its log would stay beside the new file, and be taken for that of the new file."""
+    path = tmp_path / "alice.db"
+    async with alice_with(path, router, "first"):
+        pass
+    with reading(path, "first") as db:
+        db.execute("SELECT count(*) FROM connections").fetchone()
+        with pytest.raises(StoreUnavailable, match="locked"):
+            change_key(path, "first", "second")
+        assert db.execute("SELECT count(*) FROM connections").fetchone()[0] == 0
+    change_key(path, "first", "second")
+    with reading(path, "second") as db:
+        assert db.execute("SELECT count(*) FROM connections").fetchone()[0] == 0

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.duplex import ratchets
-from agent.duplex.outgoing import MessageKind, next_delivery
+from agent.duplex.message_kinds import MessageKind
+from agent.duplex.outgoing import next_delivery
 from agent.duplex.records import SendQueue
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx

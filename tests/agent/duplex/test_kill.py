@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent.duplex.agent import Stopped
 from agent.duplex.store import Change, DuplexStore, Tx
+from agent.errors import Stopped
 from smp_router.router import Router
 from tests.agent.duplex.world import Chat, chat
 from transport.cancellation import TaskGroup
@@ -19,7 +19,7 @@ T = TypeVar("T")
 COMMITS = range(1, 16)
 
 
-class Killed(Exception):
+class Killed(Stopped):
     pass
 
 

@@ -10,7 +10,7 @@ import pytest
 from agent.duplex.agent import open_duplex
 from agent.duplex.events import Confirmed, Connected, ContactRequested, Failed, MessageSent
 from agent.duplex.replies import RouterRefused
-from agent.errors import Prohibited
+from agent.errors import LinkRefused, Prohibited
 from protocol.agent.short_links import parse_short_link
 from protocol.crypto import Ed25519PrivateKey
 from smp_client.proxy import ProxyConfig, ProxyPolicy
@@ -59,7 +59,7 @@ async def test_an_address_whose_link_came_first(tmp_path: Path) -> None:
         person(tmp_path / "bob.db", router.address) as bob,
     ):
         prepared = alice.agent.prepare_address(ROOT, b"group")
-        link = str(prepared.link())
+        link = prepared.link().text()
         address, made = await alice.agent.create_prepared(prepared, b"profile")
         assert made == link
         assert await bob.agent.link_data(link) == b"profile"
@@ -67,8 +67,10 @@ async def test_an_address_whose_link_came_first(tmp_path: Path) -> None:
         request = await alice.event(ContactRequested)
         await alice.agent.accept(request.invitation_id, b"Alice")
         await connected(bob, alice)
-        with pytest.raises(RouterRefused):
-            await alice.agent.create_prepared(prepared, b"with other keys for the queue")
+        assert await alice.agent.create_prepared(prepared, b"again") == (address, link)
+        with pytest.raises(LinkRefused):
+            await bob.agent.create_prepared(prepared, b"with other keys for the queue")
+        assert len(await bob.agent.connections()) == 1
         await alice.agent.delete_link(address)
         with pytest.raises(RouterRefused):
             await bob.agent.link_data(link)
@@ -84,9 +86,9 @@ async def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     ):
         hers, link = await alice.agent.create_short_invitation(pq=False)
         other_key = replace(parse_short_link(link), link_key=bytes(32))
-        await bob.agent.join(str(other_key), b"Bob")
+        await bob.agent.join(other_key.text(), b"Bob")
         assert (await bob.event(Failed)).error == "A_LINK"
-        for wrong in (str(other_key), "https://example.org/a#" + "A" * 43, "rubbish"):
+        for wrong in (other_key.text(), "https://example.org/a#" + "A" * 43, "rubbish"):
             with pytest.raises(Prohibited):
                 await bob.agent.link_data(wrong)
         await bob.agent.join("https://example.org/a#" + "A" * 43, b"Bob")
@@ -120,3 +122,29 @@ async def test_through_a_proxy(tmp_path: Path) -> None:
             assert one.connections == before == 2  # Alice and the relay: Bob is never there
             await alice.agent.send(hers, b"who are you?")
             assert (await bob.reads()).body == b"who are you?"
+
+
+async def test_routers_with_passwords(tmp_path: Path) -> None:
+    """One for creating queues, one for acting as a proxy."""
+    closed = RouterConfig(password=b"open sesame", private_relays=True)
+    async with Router.start(closed) as router, person(tmp_path / "carol.db", router.address) as carol:
+        with pytest.raises(RouterRefused, match="AUTH"):
+            await carol.agent.create_invitation()
+        made = replace(
+            config(tmp_path / "alice.db", router.address),
+            passwords={router.address: b"open sesame"},
+            proxy=ProxyConfig(
+                policy=ProxyPolicy.ALWAYS,
+                proxies=(router.address,),
+                passwords={router.address: b"open sesame"},
+            ),
+        )
+        async with (
+            Router.start() as other,
+            open_duplex(made) as agent,
+            person(tmp_path / "bob.db", other.address) as bob,
+        ):
+            alice = Person(agent)
+            hers, _ = await connect(alice, bob, pq=False)
+            await agent.send(hers, b"through the proxy")
+            assert (await bob.reads()).body == b"through the proxy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import fields, replace
 
 import pytest
@@ -15,7 +14,7 @@ from agent.duplex.tables import StoredCommand, receive_queue, receive_queues, se
 from agent.notifications.records import GivenUpToken, Subscription, Token
 from protocol.encoding import EntityId
 from protocol.smp_messages import QueueMode
-from tests.agent.duplex.simulation import connected_parties
+from tests.agent.duplex.simulation import connected_parties, database_in_memory
 from tests.builders import ed25519
 
 MADE_BY_THE_DATABASE = {"key"}
@@ -36,7 +35,7 @@ MADE_BY_THE_DATABASE = {"key"}
     ],
 )
 def test_fields_are_columns(table: str, record: type) -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
+    db = database_in_memory()
     prepare(db)
     needed, all_columns = set[str](), set[str]()
     for _, name, _, not_null, default, is_key in db.execute(f"PRAGMA table_info({table})"):

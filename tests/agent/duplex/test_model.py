@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent.errors import Prohibited
+from protocol.agent.ratchet_sync import SyncState
+from protocol.smp_messages import Del
 from tests.agent.duplex.simulation import (
+    DATABASES,
     Killed,
     Party,
     Routers,
@@ -78,6 +81,12 @@ def step(who: Party, peer: Party, name: str, choice: int, number: int) -> bytes 
             who.command(choice)
         case "carry":
             carry(who, peer, choice)
+        case "sync":
+            who.sync()
+        case "settle":
+            settle(who, peer)
+        case "synchronise again":
+            who.synchronise_again()
     return None
 
 
@@ -110,6 +119,7 @@ def test_once_and_in_order(script: list[Step]) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps(TALK + BAD_ROUTERS, 60))
+@example([(True, "send", 0)] * 3 + [(True, "deliver", 0)] * 3 + [(False, "reorder", 0)] * 2)
 def test_routers_lose_repeat_and_mix_up_messages(script: list[Step]) -> None:
     """Nothing is shown twice, and what is missing is told by what comes after it."""
     alice, bob = connected_parties()
@@ -223,6 +233,43 @@ def test_a_backup_is_restored(before: list[Step], between: list[Step], after: li
     assert sorted(alice.read[seen[0] :]) == sorted(sent["bob"])
 
 
+SYNCHRONISATION = ("sync", "synchronise again", "settle")
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps(TALK + ROTATION + SYNCHRONISATION, 60), st.booleans())
+def test_everything_at_once(script: list[Step], hers: bool) -> None:
+    """Nothing is shown twice, everything ends by itself, and in the end the connection can be deleted."""
+    alice, bob = connected_parties()
+    play(alice, bob, script)
+    for _ in range(8):
+        for who in (alice, bob):
+            who.synchronise_again()
+            settle(alice, bob)
+    for party in (alice, bob):
+        assert len(set(party.read)) == len(party.read)
+        assert party.sync_state is SyncState.OK
+    seen = len(alice.read), len(bob.read)
+    for writer in (alice, bob):
+        writer.send(b"in the end, %s" % writer.name.encode())
+    settle(alice, bob)
+    assert alice.read[seen[0] :] == [b"in the end, bob"]
+    assert bob.read[seen[1] :] == [b"in the end, alice"]
+    for party in (alice, bob):
+        party.abort_switch()
+        settle(alice, bob)
+        assert party.switch()
+        settle(alice, bob)
+        assert party.queues() == 1
+    who = alice if hers else bob
+    who.loses = Del
+    assert who.delete()
+    for _ in range(3):
+        settle(alice, bob)
+    assert who.deleted
+    assert not who.has_connection()
+
+
 def test_sending_waits_for_the_new_ratchet() -> None:
     alice, bob = connected_parties()
     alice.sync()
@@ -292,6 +339,7 @@ class Life:
 def test_death_at_every_step(mortal: str) -> None:
     """Before and after each commit and each command to a router: nothing is lost or shown twice."""
     for dies_at in range(1, 10_000):
+        DATABASES.close()
         life = Life(mortal, dies_at)
         life.live()
         for reader, writer in ((life.alice, "bob"), (life.bob, "alice")):

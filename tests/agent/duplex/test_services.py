@@ -21,12 +21,15 @@ from agent.duplex.events import (
     ServiceUp,
     SubscriptionEnded,
 )
+from protocol.crypto import X25519PrivateKey
+from protocol.encoding import EntityId
 from protocol.errors import AUTH, INTERNAL, NO_SERVICE, SERVICE
-from protocol.smp_messages import QueueSet
+from protocol.smp_messages import Ids, New, QueueMode, QueueSet, SmpMessage, Sok, Soks, Subs
 from protocol.versions import VersionRange
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, connect, person
+from tests.smp_client.peer import PeerSession, scripted_router
 
 
 @pytest.fixture
@@ -304,3 +307,47 @@ async def test_a_router_that_is_busy_is_asked_again(home: Home, router: Router) 
     async with home.alice(services=False) as alice:
         assert (await alice.event(ServerUp)).connection_ids == (hers,)
         assert not [event for event in alice.unseen if isinstance(event, Failed | Connected)]
+
+
+async def test_a_queue_is_counted_to_another_service_than_that_of_the_session(tmp_path: Path) -> None:
+    """The session is given up, and the queue subscribed in one without a service."""
+    queue, another = EntityId(b"q" * 24), EntityId(b"a" * 24)
+    with_service: list[bool] = []
+
+    async def strange(session: PeerSession) -> None:
+        params = session.connection.params
+        assert params is not None
+        with_service.append(params.service is not None)
+        while commands := await session.receive():
+            for command in commands:
+                answer: SmpMessage = Sok(another if with_service[-1] else None)
+                if isinstance(command.message, New):
+                    key = X25519PrivateKey(bytes(range(32))).public
+                    mode = QueueMode.MESSAGING
+                    answer = Ids(recipient_id=queue, sender_id=EntityId(b"s" * 24), dh_key=key, mode=mode)
+                elif isinstance(command.message, Subs) and command.message.queues is not None:
+                    answer = Soks(command.message.queues)
+                session.answer([(command.corr_id, command.entity_id, answer)])
+
+    async with (
+        scripted_router(strange) as router,
+        person(tmp_path / "alice.db", router, services=True) as alice,
+    ):
+        hers, _ = await alice.agent.create_invitation(pq=False)
+        assert (await alice.event(ServerUp)).connection_ids == (hers,)
+        assert with_service == [True, False]
+
+
+async def test_the_end_of_what_was_kept_is_told_after_the_confirmation(home: Home, router: Router) -> None:
+    """The router sends it before the agent has found out which queues are missing."""
+    async with home.alice() as alice:
+        await alice.agent.create_invitation(pq=False)
+    home.copy("copy.db")
+    async with home.alice("copy.db") as alice:
+        await alice.agent.create_invitation(pq=False)
+    async with home.alice() as alice:
+        await alice.event(ServiceAll)
+        kinds = [type(event) for event in alice.unseen]
+        assert ServiceUp in kinds
+        found = await alice.event(ServiceUp)
+        assert (found.queues.count, found.expected.count, found.as_expected) == (2, 1, False)

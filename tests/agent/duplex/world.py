@@ -15,10 +15,12 @@ from agent.duplex.store import DuplexStore
 from agent.errors import Prohibited
 from protocol.addresses import SmpServer
 from protocol.versions import VersionRange
+from smp_client.proxy import ProxyConfig, ProxyPolicy
 from smp_client.requests import SessionConfig
 from transport.cancellation import TaskGroup
 
 DEADLINE = 60.0
+DIRECT = ProxyConfig(policy=ProxyPolicy.NEVER)
 BEFORE_SKEY = VersionRange(6, 8)
 "Of routers that do not let senders secure queues: handshakes are slow ones."
 
@@ -62,6 +64,8 @@ def config(path: Path, *servers: SmpServer, services: bool = False) -> DuplexCon
         path=path,
         servers=servers,
         session=SessionConfig(connect=15.0, answer=15.0),
+        proxy=DIRECT,
+        private_servers=True,
         services=services,
         kem_pairs=0,
     )

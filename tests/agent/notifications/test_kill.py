@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.duplex.agent import Stopped
 from agent.duplex.events import Fetched, MessageReceived
 from agent.duplex.store import DuplexStore
+from agent.errors import Stopped
 from agent.notifications.records import Mode, SubAction
 from ntf_demo.demo import Playground
 from protocol.addresses import NtfServer, SmpServer

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.duplex.events import Deleted
+from agent.duplex.store import reading
 from agent.notifications.records import Mode, SubAction, Subscription
+from agent.notifications.rows import deleted_subscriptions, deleted_tokens
 from agent.notifications.subscribing import NotificationConfig
 from ntf_demo.demo import Playground
 from ntf_server.setup import DATABASE
@@ -438,3 +441,77 @@ async def test_a_dead_server_holds_up_nothing_and_is_told_when_it_lives(
         async with phone(path, router) as alice:  # goes on with it at the start
             await settle(alice)
             assert await world.server.store.token_by_device(DEVICE, before.auth_key.public.der) is None
+
+
+# Deletion
+
+
+async def test_a_deleted_contact_is_silent_although_its_router_is_away(
+    world: Playground, tmp_path: Path
+) -> None:
+    """Its subscription ends at once, and the deletion is told of when the router has done it, too."""
+    async with (
+        lossy_proxy(world.router.address) as proxy,
+        phone(tmp_path / "alice.db", proxy.in_front_of(world.router.address)) as alice,
+    ):
+        connection, row = await one_watched(world, alice)
+        proxy.cut()
+        await alice.agent.delete(connection, wait=True)
+
+        async def is_gone() -> bool:
+            return await at_server(world, row) is None
+
+        await until(is_gone)
+        assert not any(isinstance(event, Deleted) for event in alice.agent.unread())
+        assert len(world.router.state.queues) == 1
+        proxy.refusing = False
+        await alice.event(Deleted)
+        assert len(world.router.state.queues) == 0
+
+
+async def test_a_subscription_whose_id_is_not_known_is_deleted(world: Playground, tmp_path: Path) -> None:
+    """The answer to its SNEW was lost."""
+    async with (
+        lossy_proxy(world.server.address) as proxy,
+        phone(tmp_path / "alice.db", world.router.address) as alice,
+    ):
+        server = proxy.in_front_of(world.server.address)
+        await verified(world, alice.agent.notifications, server=server)
+        proxy.on_loss = proxy.cut
+        proxy.lose()
+        connection, _ = await alice.agent.create_invitation(pq=False)
+
+        async def lost() -> bool:
+            return bool(proxy.lost)
+
+        await until(lost)
+        row = await only_row(alice)
+        assert row.action is SubAction.NTF_CREATE
+        await alice.agent.delete(connection)
+        await alice.event(Deleted)
+        proxy.refusing = False
+
+        async def is_done() -> bool:
+            with reading(tmp_path / "alice.db") as db:
+                return not deleted_subscriptions(db, server, 1)
+
+        await until(is_done)
+        with closing(sqlite3.connect(tmp_path / "servers" / "data" / DATABASE)) as db:
+            assert db.execute("SELECT count(*) FROM subscriptions").fetchone() == (0,)
+
+
+async def test_a_token_that_cannot_be_deleted_delays_no_subscription(
+    world: Playground, tmp_path: Path
+) -> None:
+    async with phone(tmp_path / "alice.db", world.router.address) as alice:
+        await verified(world, alice.agent.notifications)
+        with closing(sqlite3.connect(tmp_path / "servers" / "data" / DATABASE, timeout=DEADLINE)) as db, db:
+            db.execute(
+                "CREATE TRIGGER undeletable BEFORE DELETE ON tokens BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        await alice.agent.notifications.delete()
+        await verified(world, alice.agent.notifications, device=OTHER_DEVICE)
+        await alice.agent.create_invitation(pq=False)
+        await watched(world, alice, 1)
+        with reading(tmp_path / "alice.db") as db:
+            assert len(deleted_tokens(db, world.server.address)) == 1

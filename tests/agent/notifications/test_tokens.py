@@ -14,7 +14,7 @@ from agent.duplex.secrets import Secrets
 from agent.duplex.store import Change, DuplexStore
 from agent.errors import BadPush, Prohibited
 from agent.notifications.records import Mode, Token, TokenAction
-from agent.notifications.rows import deleted_tokens, put_token, token_of
+from agent.notifications.rows import deleted_tokens, deletions_at, put_token, token_of
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.tokens import Tokens, delete_token
 from ntf_demo.demo import Playground
@@ -328,7 +328,7 @@ async def test_work_on_a_token_that_changed_meanwhile_is_dropped(bench: Bench) -
 async def test_token_that_is_given_up_is_remembered_for_its_server(bench: Bench) -> None:
     token = await bench.in_state(TokenAction.CHECK)
     _, tx = await bench.store.run(delete_token)
-    assert tx.notifications == {str(bench.server)}
+    assert tx.notifications == {deletions_at(bench.server)}
     assert await bench.store.read(token_of) is None
     (deleted,) = await bench.store.read(lambda db: deleted_tokens(db, bench.server))
     assert (deleted.token_id, deleted.auth_key) == (token.token_id, token.auth_key)
@@ -393,3 +393,46 @@ def test_secrets_do_not_show() -> None:
     )
     for secret in ("secret", "kkkk", "dddd", DEVICE.token.decode()):
         assert secret not in repr(token)
+
+
+# Another device token, and an answer that is lost
+
+
+async def test_a_lost_answer_to_the_replacement_is_asked_for_again(bench: Bench) -> None:
+    """The server has the new device token, so the agent must not say that the old one works."""
+    before = await bench.in_state(TokenAction.CHECK)
+    bench.proxy.lose()
+    with pytest.raises(TemporaryFailure):
+        await bench.register(OTHER_DEVICE)
+    token = await bench.saved()
+    assert (token.status, token.action) == (TokenStatus.REGISTERED, TokenAction.REPLACE)
+    assert token.is_unfinished
+    pushes = len(bench.world.accepted())
+    await bench.resume()
+    after = await bench.saved()
+    assert (after.device_token, after.replacement) == (OTHER_DEVICE, None)
+    assert after.token_id == before.token_id
+    push = await verification(bench.world, pushes, OTHER_DEVICE)
+    assert await bench.verify_with(push) is TokenStatus.ACTIVE
+
+
+async def test_going_back_to_the_former_device_replaces_again(bench: Bench) -> None:
+    await bench.in_state(TokenAction.CHECK)
+    bench.proxy.lose()
+    with pytest.raises(TemporaryFailure):
+        await bench.register(OTHER_DEVICE)
+    pushes = len(bench.world.accepted())
+    assert await bench.register(DEVICE) is TokenStatus.REGISTERED
+    assert await bench.at_server(await bench.saved()) is not None
+    push = await verification(bench.world, pushes, DEVICE)
+    assert await bench.verify_with(push) is TokenStatus.ACTIVE
+
+
+async def test_a_push_that_comes_while_the_device_is_replaced_changes_nothing(bench: Bench) -> None:
+    await bench.in_state(None)
+    push = await verification(bench.world)
+    bench.proxy.lose()
+    with pytest.raises(TemporaryFailure):
+        await bench.register(OTHER_DEVICE)
+    assert await bench.verify_with(push) is TokenStatus.REGISTERED
+    assert (await bench.saved()).action is TokenAction.REPLACE
