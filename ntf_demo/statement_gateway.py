@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import sr25519
@@ -23,8 +24,9 @@ from ntf_server.app import App, running
 from ntf_server.clock import Clock, SystemClock
 from ntf_server.config import LOCALHOST, Config, FcmConfig, StatementsConfig
 from ntf_server.statements.openapi import RULES, SUBSCRIPTIONS
-from ntf_server.statements.signed_requests import SCHEME, signing_text
+from ntf_server.statements.signed_requests import SCHEME, Request, body_hash, signing_text
 from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_statement, signed_bytes
+from transport.hosts import named_host
 
 HOUR = 3600
 KeyPair = tuple[bytes, bytes]
@@ -64,7 +66,8 @@ class GatewayClient:
 
     def authorization(self, method: str, path: str, body: bytes, at: int | None = None) -> str:
         at = int(SystemClock().now()) if at is None else at
-        signature = sr25519.sign(self.pair, signing_text(method, path, at, body))
+        request = Request(named_host(urlsplit(self._url).netloc), method, path, body_hash(body).digest())
+        signature = sr25519.sign(self.pair, signing_text(request, at))
         return f"{SCHEME} {self.pair[0].hex()}:{at}:{signature.hex()}"
 
     async def send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:

@@ -23,7 +23,7 @@ from ntf_server.health import Health
 from ntf_server.housekeeping import Deletions, Housekeeping
 from ntf_server.http_endpoint import HttpEndpoint, write_metrics_file
 from ntf_server.journal import MEGABYTE, EventSink, Journal, WriterConfig
-from ntf_server.limits import AddressLimits
+from ntf_server.limits import AddressLimits, budget_config
 from ntf_server.listener import Listener
 from ntf_server.metrics import histogram
 from ntf_server.own_routers import OwnRouters
@@ -39,6 +39,7 @@ from ntf_server.subscriber import RouterSubscriber
 from protocol.addresses import NtfServer
 from store.interface import StoreVanished
 from store.journal_schema import KEY_FILE_NAME, load_or_create_key
+from transport.budget import CpuBudget
 from transport.cancellation import TaskGroup
 from transport.certificates import load_server_files
 from transport.errors import TransportError
@@ -73,6 +74,7 @@ class App:
         self.gateway_port = 0
         self.descriptors = _descriptors(config)
         self._addresses = AddressLimits(config.LIMITS)
+        self._budget = CpuBudget(budget_config(config.LIMITS))
         self._data_dir = data_dir = setup.data_folder(config)
         self.store = make_store(config_dir, config, on_commit=COMMIT_SECONDS.observe)
         own = clock or SystemClock()
@@ -134,7 +136,7 @@ class App:
                     self.subscriber.status,
                 )
                 await stack.enter_async_context(life.recorded())
-            endpoint = HttpEndpoint(self.health, self._status)
+            endpoint = HttpEndpoint(self.health, self._status, self._config.METRICS.hosts)
             stack.push_async_callback(endpoint.close)
             if self._config.METRICS.port:
                 self.metrics_port = await endpoint.open(self._config.METRICS.host, self._config.METRICS.port)
@@ -154,6 +156,7 @@ class App:
         self.listener.use_credentials(credentials)
         self.descriptors = _descriptors(config)
         self._addresses.use(config.LIMITS)
+        self._budget.config = budget_config(config.LIMITS)
         self.listener.use_limits(config.LIMITS, self.descriptors.clients)
         self._verifications.use(config.LIMITS)
         self._providers.read_keys_again()
@@ -268,6 +271,7 @@ class App:
             ownership=self.store.ownership,
             title=self._config.STATEMENTS.title,
             web_pushes=self.descriptors.web_pushes,
+            statement_limits=self._config.STATEMENTS.push_limits,
         )
 
     def _make_ownership_loop(self) -> OwnershipLoop | None:
@@ -285,7 +289,7 @@ class App:
 
     def _make_gateway(self) -> StatementGateway:
         try:
-            from ntf_server.statements.api import GatewayApi  # with libraries of its own
+            from ntf_server.statements.api import Devices, GatewayApi  # with libraries of its own
             from ntf_server.statements.service import StatementGateway
         except ImportError as error:
             raise ConfigError(
@@ -299,6 +303,8 @@ class App:
             self._clock,
             self._random,
             addresses=self._addresses,
+            devices=Devices(self.dispatcher, self._providers.reachable, self._verifications),
+            budget=self._budget,
             most_connections=self.descriptors.gateway,
             reuse_port=self._config.TRANSPORT.reuse_port,
         )
@@ -316,6 +322,7 @@ class App:
             verifications=self._verifications,
             journal=self._journal,
             deletions=self._deletions,
+            budget=self._budget,
         )
         return Listener(
             config.TRANSPORT,
@@ -326,6 +333,7 @@ class App:
             commands,
             self._clock,
             self._random,
+            budget=self._budget,
             max_clients=self.descriptors.clients,
         )
 

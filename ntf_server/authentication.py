@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -14,9 +13,7 @@ from protocol.session_params import SessionParams
 from protocol.transmission import verify
 from store.interface import CommandStore
 from store.records import SubscriptionRecord, TokenRecord
-
-VERIFIED_AT_A_TIME = 32
-"Signatures checked before other connections get a turn: a few milliseconds at most."
+from transport.budget import CpuBudget
 
 Entity: TypeAlias = TokenRecord | SubscriptionRecord | None
 Request: TypeAlias = Received[NtfCommand]
@@ -34,19 +31,27 @@ _NO_ENTITY_PLACE: tuple[dict[EntityId, Entity], EntityId] = ({NO_ENTITY: None}, 
 
 
 class Authenticator:
-    def __init__(self, store: CommandStore) -> None:
+    def __init__(self, store: CommandStore, budget: CpuBudget) -> None:
         self._store = store
+        self._budget = budget
 
-    async def authenticate(self, params: SessionParams, requests: Sequence[Request]) -> list[Entity | Denied]:
-        """One result per request: its entity (None for commands that have none) or DENIED."""
+    async def authenticate(
+        self, params: SessionParams, requests: Sequence[Request], source: str
+    ) -> list[Entity | Denied]:
+        """One result per request: its entity (None for commands that have none) or DENIED.
+
+        The CPU time is charged to `source`.
+        """
         entities = await self._find(requests)
         results: list[Entity | Denied] = []
         # Keys that are the client's own. Others are decoded each time, as for an entity that does not exist.
         proven: dict[bytes, AuthPublicKey] = {}
-        for index, (request, entity) in enumerate(zip(requests, entities, strict=True)):
-            if index and index % VERIFIED_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            results.append(entity if _authorised(params, request, entity, proven) else DENIED)
+        while len(results) < len(requests):
+            with await self._budget.take(source) as work:
+                for request, entity in zip(requests[len(results) :], entities[len(results) :], strict=True):
+                    results.append(entity if _authorised(params, request, entity, proven) else DENIED)
+                    if work.is_over:
+                        break
         return results
 
     async def _find(self, requests: Sequence[Request]) -> list[Entity]:

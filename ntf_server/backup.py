@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ntf_server import setup
 from ntf_server.config import CONFIG_FILE, Config, ConfigError, configured, load_config, render_config
-from ntf_server.data_folder import held, remember_database
+from ntf_server.data_folder import expect_log, held, remember_database
 from ntf_server.secret_files import write_secret
 from store.backup import check_database, copy_database
 from store.journal_schema import KEY_FILE_NAME
@@ -58,7 +58,9 @@ def make_backup(
         raise BackupError(f"{database} does not exist: there is nothing to back up")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+    expect_log(database)
     version = copy_database(database, folder / setup.DATABASE)
+    expect_log(database)  # it may have gone meanwhile
     _copy(database.with_name(KEY_FILE_NAME), folder)
     for name in MOVED_FILES if with_identity else ():
         _copy(config_dir / name, folder)

@@ -18,12 +18,13 @@ from ntf_server.metrics import counter
 from protocol.connection import Block, Connection, Failed, HandshakeDone, Outgoing, Received, Rejected
 from protocol.crypto import SigningKey, X25519PrivateKey
 from protocol.encoding import NO_CORR, NO_ENTITY, new_tuple
-from protocol.errors import BLOCK, QUOTA, TooLarge
-from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, NtfResponse, Tnew, Trpl
+from protocol.errors import AUTH, BLOCK, QUOTA, TooLarge
+from protocol.ntf_commands import NTF_COMMANDS, NTF_RESPONSES, Err, NtfCommand, NtfResponse, Pong, Tnew, Trpl
 from protocol.ntf_handshake import NtfServerHandshake
 from protocol.session_params import SessionParams
 from protocol.versions import NTF_ALPN, NTF_BLOCK_SIZE, NTF_LEGACY, NTF_VERSIONS
-from transport.limits import Bucket, Rate, Turns, source_of
+from transport.budget import CpuBudget, Slice
+from transport.limits import Bucket, Rate, source_of
 from transport.streams import TlsStream
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,10 @@ logger = logging.getLogger(__name__)
 MAX_RUN = 128
 "Commands authorised and written together; more than a block, less than a long pause for others."
 
-PART_SIZE = MAX_RUN * NTF_BLOCK_SIZE
-"What is read of one client before others get a turn."
-
 REGISTRATIONS = (Tnew, Trpl)
+DENIED = Err(AUTH)
+UNAUTHORISED = (Err, Pong)
+"Answers that no authorisation led to."
 
 NONSENSE = Rate(per_second=5, burst=500)
 "Transmissions that are no commands. A client of another version sends a few; two blocks of them are enough."
@@ -69,9 +70,11 @@ class Part(NamedTuple):
 class Dropped(Exception):
     """The client is not worth keeping; `reason` is a label of the metric."""
 
-    def __init__(self, reason: str, text: str) -> None:
+    def __init__(self, reason: str, text: str, *, answered: bool = False) -> None:
+        """`answered`: the client may still take the answers it was given."""
         super().__init__(text)
         self.reason = reason
+        self.answered = answered
 
 
 class ClientSession:
@@ -80,6 +83,7 @@ class ClientSession:
     __slots__ = (
         "_accepted",
         "_addresses",
+        "_budget",
         "_busy",
         "_clock",
         "_commands",
@@ -92,7 +96,6 @@ class ClientSession:
         "_stopping",
         "_stream",
         "_tokens",
-        "_turns",
     )
 
     def __init__(
@@ -102,7 +105,7 @@ class ClientSession:
         identity: ServerIdentity,
         limits: LimitsConfig,
         addresses: AddressLimits,
-        turns: Turns,
+        budget: CpuBudget,
         clock: Clock,
         random: Callable[[int], bytes],
     ) -> None:
@@ -110,7 +113,7 @@ class ClientSession:
         self._commands = commands
         self._limits = limits
         self._addresses = addresses
-        self._turns = turns
+        self._budget = budget
         self._source = source_of(stream.peer[0])
         self._clock = clock
         self._rate = Rate(per_second=limits.commands_per_second, burst=limits.commands_burst)
@@ -141,7 +144,10 @@ class ClientSession:
         except Dropped as dropped:
             DROPPED.labels(dropped.reason).inc()
             logger.info("a client was disconnected: %s", dropped)
-            self._stream.abort()
+            if dropped.answered:
+                self._stream.close()
+            else:
+                self._stream.abort()
 
     def stop(self) -> None:
         """End the connection, after commands in progress have been answered."""
@@ -168,8 +174,8 @@ class ClientSession:
         self._busy = True
         start = 0
         while start < len(data):
-            await self._turns.take(min(len(data) - start, PART_SIZE))
-            part = self._read(data, start)
+            with await self._budget.take(self._source) as work:
+                part = self._read(data, start, work)
             if part.items:
                 await self._respond(part.items)
             if part.failed:
@@ -178,10 +184,10 @@ class ClientSession:
         self._busy = False
         return bool(data)
 
-    def _read(self, data: bytes, start: int) -> Part:
+    def _read(self, data: bytes, start: int, work: Slice) -> Part:
         """The transmissions of the next blocks."""
         items: list[Item] = []
-        for at in range(start, min(start + PART_SIZE, len(data)), NTF_BLOCK_SIZE):
+        for at in range(start, len(data), NTF_BLOCK_SIZE):
             for event in self._connection.receive_data(data[at : at + NTF_BLOCK_SIZE]):
                 match event:
                     case Block():
@@ -191,9 +197,9 @@ class ClientSession:
                     case Failed():
                         self._count_failure(event)
                         return Part(items, len(data), failed=True)
-            if len(items) >= MAX_RUN:
+            if len(items) >= MAX_RUN or work.is_over:
                 return Part(items, at + NTF_BLOCK_SIZE)
-        return Part(items, start + PART_SIZE)
+        return Part(items, len(data))
 
     def _count_failure(self, failed: Failed) -> None:
         if self._connection.params is None:
@@ -211,6 +217,7 @@ class ClientSession:
                 for item, response in zip(run, responses, strict=True)
             ]
             self._stream.write(self._encode(answers))
+            self._count_authorisations(responses)
             if self._stream.is_full:  # seldom, and a timer for each answer costs more than sending it
                 await self._drain()
 
@@ -275,6 +282,13 @@ class ClientSession:
     def _count_refused(self, amount: int) -> None:
         if not self._refused.take(self._rate, self._clock.monotonic(), amount):
             raise Dropped("flood", "it went on after thousands of commands were answered QUOTA")
+
+    def _count_authorisations(self, responses: Sequence[NtfResponse]) -> None:
+        failed = responses.count(DENIED)
+        succeeded = sum(type(response) not in UNAUTHORISED for response in responses)
+        if not self._budget.authorised(self._source, succeeded=succeeded, failed=failed):
+            text = "its address sent hundreds of commands that were not authorised"
+            raise Dropped("unauthorised", text, answered=True)
 
     def _count_nonsense(self, amount: int) -> None:
         if not self._nonsense.take(NONSENSE, self._clock.monotonic(), amount):

@@ -55,6 +55,7 @@ from store.records import (
     SubscriptionRecord,
     TokenRecord,
 )
+from transport.budget import CpuBudget
 from transport.cancellation import raise_if_cancelled
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Commands:
         verifications: VerificationLimits,
         journal: EventSink,
         deletions: Deletions,
+        budget: CpuBudget,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
@@ -102,7 +104,7 @@ class Commands:
         self._verifications = verifications
         self._journal = journal
         self._deletions = deletions
-        self._authenticator = Authenticator(store)
+        self._authenticator = Authenticator(store, budget)
 
     async def run(self, params: SessionParams, requests: Sequence[Request], source: str) -> list[NtfResponse]:
         """Answers in the order of `requests`: of one connection, and fit to run together (`RUN_KINDS`).
@@ -110,7 +112,7 @@ class Commands:
         `source` is where they come from, as limits count it.
         """
         try:
-            entities = await self._authenticator.authenticate(params, requests)
+            entities = await self._authenticator.authenticate(params, requests, source)
             responses = await self._answer(requests, entities, source)
         except StoreError as error:
             logger.error("store: %s", error)

@@ -37,7 +37,7 @@ from protocol.addresses import NTF_PORT
 from smp_client.requests import SESSION_DEFAULTS
 from store.leases import LEASE_SECONDS
 from store.policy import BUSY_TIMEOUT, DEFAULT_CAPS, POOL_SIZE, STATEMENT_TIMEOUT, Durability
-from store.statement_records import DEFAULT_GATEWAY_CAPS
+from store.statement_records import DEFAULT_GATEWAY_CAPS, PushLimits
 from transport.server import HANDSHAKE_TIMEOUT
 
 CONFIG_FILE = "ntf-server.ini"
@@ -130,7 +130,9 @@ class SubscriberConfig:
     socks_mode: str = key("onion", choice("onion", "always"), "Which routers are reached through the proxy.")
     host_mode: str = key("public", choice("public", "onion"), "Which of a router's hosts to prefer.")
     own_hosts: tuple[str, ...] = key(
-        (), HOSTS, "Hosts of your own routers, separated by commas: counted one by one."
+        (),
+        HOSTS,
+        "Hosts of your own routers, separated by commas: all hosts of a router, to count it by itself.",
     )
     allow_private_routers: bool = key(
         False, SWITCH, "Also connect to loopback and private networks. Clients choose the router: keep off."
@@ -220,6 +222,12 @@ class StatementsConfig:
     node: str = key("", WEBSOCKET, "The statement store's node.")
     listen: str = key(LOCALHOST, LISTEN, "Address of the HTTP API; empty: all.")
     port: int = key(8443, PORT, "0: any free port.")
+    hosts: tuple[str, ...] = key(
+        (),
+        HOSTS,
+        "Host names and IP addresses by which clients reach the HTTP API; requests for any other host are"
+        " refused. Empty: `localhost` and the IP address that the connection came to.",
+    )
     cert_file: Path | None = key(None, FILE, "Certificates of the HTTP API, PEM; empty: no TLS.")
     key_file: Path | None = key(None, FILE, "Their key.")
     client_header: str = key(
@@ -229,10 +237,29 @@ class StatementsConfig:
     apns: str = key(
         "production", choice("production", "development", "test"), "Whose device tokens Apple's are."
     )
-    watched_topics: int = key(10_000, whole(1, 1_000_000), "If rules name more, all statements are watched.")
+    watched_topics: int = key(20_000, whole(1, 1_000_000), "If rules name more, all statements are watched.")
     subscriptions_per_client: int = key(DEFAULT_GATEWAY_CAPS.subscriptions_per_client, whole(1, 100_000), "")
     rules_per_subscription: int = key(DEFAULT_GATEWAY_CAPS.rules_per_subscription, whole(1, 20_000), "")
     requests_per_minute: int = key(120, whole(1, 1_000_000), "Of one client.")
+    topics_per_day: int = key(
+        1000, whole(0, 1_000_000), "Topics of one client in a day that no rule named before. 0: no limit."
+    )
+    device_pushes_per_minute: int = key(
+        120, whole(1, 1_000_000), "Pushes of one device token, whoever the senders are."
+    )
+    call_max_age: float = key(30.0, seconds(1, 3600), "A call that cannot be sent for so long is dropped.")
+    verify_devices: bool = key(
+        False, SWITCH, "A device token counts when its owner has shown a code that is pushed to it."
+    )
+    subscription_days: int = key(
+        180,
+        whole(0, 36_500),
+        "A subscription is deleted if its client is not heard of for so long. 0: never.",
+    )
+
+    @property
+    def push_limits(self) -> PushLimits:
+        return PushLimits(self.device_pushes_per_minute, self.call_max_age)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +282,14 @@ class LimitsConfig:
     commands_burst: int = key(5000, whole(1, 10_000_000), "Per connection, at once.")
     address_commands_per_second: int = key(5000, whole(0, 1_000_000), "Per address, in the long run.")
     address_commands_burst: int = key(50_000, whole(1, 10_000_000), "Per address, at once.")
+    address_cpu_percent: int = key(
+        50, whole(0, 100), "Of one core, for the commands and handshakes of one address in the long run."
+    )
+    address_failures_burst: int = key(
+        500,
+        whole(1, 10_000_000),
+        "Failed authorisations per address, at once; beyond it, connections that fail again are closed.",
+    )
     send_timeout: float = key(
         60.0, seconds(0.1, 3600), "A client that takes no answers for so long is dropped."
     )
@@ -264,6 +299,11 @@ class LimitsConfig:
     )
     address_rules_per_day: int = key(
         1_000_000, whole(0, 1_000_000_000), "Rules that one address may send to the statement gateway."
+    )
+    address_topics_per_day: int = key(
+        2000,
+        whole(0, 100_000_000),
+        "Topics that no rule named before, in rules that one address sends to the statement gateway.",
     )
     address_verifications_per_hour: int = key(
         2000, whole(0, 100_000_000), "TNEW and TRPL from one address: each makes a push to a device."
@@ -280,6 +320,9 @@ class MetricsConfig:
 
     host: str = key(LOCALHOST, LISTEN, "")
     port: int = key(0, PORT, "0: off.")
+    hosts: tuple[str, ...] = key(
+        (), HOSTS, "Host names that requests may use; `localhost` and IP addresses are always accepted."
+    )
     file: Path | None = key(None, FILE, "Also write the metrics to this file.")
     file_interval: float = key(60.0, seconds(1, 86_400), "")
     ready_own_percent: int = key(

@@ -45,6 +45,7 @@ NEEDED = {
     "daemons": Role.USER,
     "resubscribe": Role.ADMIN,
 }
+KNOWN = {*NEEDED, "auth", "help"}
 
 
 class ControlPort:
@@ -112,6 +113,8 @@ class ControlPort:
             writer.write(answer.encode() + b"\n")
             async with asyncio.timeout(STRANGER_TIMEOUT):
                 await writer.drain()
+            if command not in KNOWN:
+                return  # a browser that was led here must not get to the body of its request
 
     def _log_in(self, password: str) -> Role:
         for role in (Role.ADMIN, Role.USER):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -19,12 +20,15 @@ from ntf_server.metrics import gauge
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.service_manager import ServiceManager
 from transport.cancellation import TaskGroup
+from transport.core_dumps import forbid_core_dumps
 from transport.errors import TransportError
 from transport.open_files import raise_limit
 
 logger = logging.getLogger(__name__)
 
 STDIN = 0
+_IS_SPECIFIC = re.compile(r"[.:]|^\W*\d+\W*$").search
+"A word of a task's name: an address, or a number."
 TOGETHER = 1.0  # seconds; what stops a process often signals it and its process group, which is one wish
 BUILD = gauge("build_info", "The version that runs; always 1", ["version"])
 
@@ -35,6 +39,7 @@ async def run_until_signal(
     """SIGTERM or SIGINT ends it in order, another one a moment later at once. `load` reads the configuration,
     now and at each SIGHUP. A worker also ends when its standard input does: whoever watched it is gone."""
     raise_limit()
+    forbid_core_dumps()
     asyncio.get_running_loop().set_exception_handler(log_loop_error)
     config = load()
     app = App(config_dir, config)
@@ -138,8 +143,9 @@ class Daemon:
 
 
 def _kind(task: asyncio.Task[object]) -> str:
-    """The name of a task without what it is about: there may be thousands of them."""
+    """The name of a task without the peer or the number that it is about: there may be thousands of them, and
+    addresses of clients do not belong in a log."""
     name, coroutine = task.get_name(), task.get_coro()
     if name.startswith("Task-"):
         return getattr(coroutine, "__qualname__", "unnamed")
-    return "router" if name.startswith("router ") and name != "router subscriber" else name
+    return " ".join(word for word in name.split() if not _IS_SPECIFIC(word)) or "unnamed"

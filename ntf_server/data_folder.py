@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from store.database_files import beside
 from store.interface import StoreVanished
 
 LOCK_FILE = "ntf-server.lock"
@@ -74,6 +75,17 @@ def expect_database(config_dir: Path, database: Path) -> None:
         raise StoreVanished(
             f"{database} is missing or empty, but this server had a database: mount its volume or restore a"
             f" backup; {begin_anew(config_dir)}"
+        )
+
+
+def expect_log(database: Path) -> None:
+    """StoreVanished if a server uses the database and the log that it writes to was taken away: nobody else
+    can read what is in it."""
+    gone = [file for file in beside(database) if not file.exists()]
+    if gone and (process := holder(database.parent)) is not None:
+        raise StoreVanished(
+            f"{gone[0]} is missing although process {process} uses the database: it is starting or stopping,"
+            " or the file was removed; wait until the server runs or has stopped, then repeat the command"
         )
 
 

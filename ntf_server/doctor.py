@@ -44,7 +44,7 @@ from ntf_server.push.providers import make_providers
 from ntf_server.secret_files import readable_by_others, secret_files
 from ntf_server.status import PROBE, probe
 from ntf_server.stores import make_store
-from ntf_server.subscriber import make_dialer
+from ntf_server.subscriber import is_at, make_dialer
 from protocol.addresses import SmpServer, canonical_host
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from smp_client.dialer import Dialer
@@ -276,7 +276,7 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
     if config.STORE.database == "sqlite" and not setup.database_path(config).exists():
         return
     try:
-        store = make_store(config_dir, config, auto_migrate=False)
+        store = make_store(config_dir, config, read_only=True)
         await store.open()
     except SchemaOld as error:
         yield warning("routers", f"none was asked: {error}")
@@ -285,20 +285,22 @@ async def _routers(config_dir: Path, config: Config) -> AsyncIterator[Finding]:
         yield problem("store", error)
         return
     try:
-        servers = [router.server for router in await store.servers()]
+        stored = await store.servers()
     finally:
         await store.close()
-    if not servers:
+    if not stored:
         yield ok("routers", "none is in use yet")
         return
     dialer, places = make_dialer(config.SUBSCRIBER, SystemClock()), asyncio.Semaphore(ROUTERS_AT_A_TIME)
-    own = frozenset(map(canonical_host, config.SUBSCRIBER.own_hosts))
-    servers.sort(key=lambda server: canonical_host(server.hosts[0]) not in own)
+    hosts = frozenset(map(canonical_host, config.SUBSCRIBER.own_hosts))
+    # Clients may name our hosts with any port and key: a router is ours if it has answered there.
+    own = {router.server for router in stored if router.was_there and is_at(router.server, hosts)}
+    servers = sorted((router.server for router in stored), key=lambda server: server not in own)
     asked = servers[:MOST_ASKED]
     answers = await asyncio.gather(*(_shake_hands(server, dialer, places) for server in asked))
     failed = [(server, why) for server, why in zip(asked, answers, strict=True) if why is not None]
     for server, why in failed:
-        level = Level.PROBLEM if canonical_host(server.hosts[0]) in own else Level.WARNING
+        level = Level.PROBLEM if server in own else Level.WARNING
         yield Finding("routers", level, f"{server.host_port}: {why}")
     more = f"; {len(servers) - len(asked)} more were not asked" if len(servers) > len(asked) else ""
     says = f"{len(asked) - len(failed)} of {len(asked)} in use answered{more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,8 +24,9 @@ logger = logging.getLogger(__name__)
 class HttpEndpoint(HttpPages):
     """Figures for programs, and whether the server is well."""
 
-    def __init__(self, health: Health, status: StatusPage) -> None:
-        super().__init__()
+    def __init__(self, health: Health, status: StatusPage, hosts: Collection[str]) -> None:
+        """`hosts`: names that it may be asked for by, beside `localhost` and IP addresses."""
+        super().__init__(hosts)
         self._health = health
         self._status = status
 

@@ -9,16 +9,17 @@ from weakref import WeakKeyDictionary
 from cryptography import x509
 from OpenSSL import SSL
 
-from ntf_server.client_session import HANDSHAKE_FAILURES, PART_SIZE, ClientSession, ServerIdentity
+from ntf_server.client_session import HANDSHAKE_FAILURES, ClientSession, ServerIdentity
 from ntf_server.clock import Clock
 from ntf_server.commands import Commands
 from ntf_server.config import InactiveClientsConfig, LimitsConfig, TransportConfig
 from ntf_server.limits import AddressLimits
 from ntf_server.metrics import counter, gauge
 from protocol.versions import NTF_ALPN
+from transport.budget import CpuBudget
 from transport.certificates import Credentials
 from transport.errors import TransportError
-from transport.limits import ConnectionCounter, Turns, source_of
+from transport.limits import ConnectionCounter, source_of
 from transport.server import Server, ServerConfig, serve
 from transport.streams import TlsStream
 from transport.tls import server_context
@@ -31,8 +32,6 @@ MAX_HANDSHAKES = 500
 "TLS handshakes that have begun: each holds some 50 kB until it ends."
 READ_LIMIT = 64 * 1024
 "What a client may have sent while its commands are worked on: more than any client sends at once."
-BYTES_PER_TURN = PART_SIZE
-"Of clients' blocks, worked on in one turn of the event loop: about two milliseconds."
 OTHERS = 8
 "One place of so many is kept for other sources than the one that has most."
 WRITE_LIMIT = 0
@@ -53,6 +52,7 @@ class Listener:
         clock: Clock,
         random: Callable[[int], bytes],
         *,
+        budget: CpuBudget,
         max_clients: int,
     ) -> None:
         self._transport = transport
@@ -66,7 +66,7 @@ class Listener:
         self.use_credentials(credentials)
         self._counter = ConnectionCounter(max_clients, _per_source(limits, max_clients))
         self._addresses = addresses
-        self._turns = Turns(BYTES_PER_TURN)
+        self._budget = budget
         self._sessions: dict[TlsStream, ClientSession] = {}
         self._server: Server | None = None
 
@@ -94,9 +94,11 @@ class Listener:
             max_handshakes=MAX_HANDSHAKES,
             read_limit=READ_LIMIT,
             write_limit=WRITE_LIMIT,
-            admit=self._admit,
+            admit=lambda address: self._counter.admit(source_of(address)),
             release=lambda address: self._counter.release(source_of(address)),
             on_handshake_error=_count_tls_failure,
+            budget=self._budget,
+            on_refused=REFUSED.inc,
             reuse_port=self._transport.reuse_port,
         )
         host, port = self._transport.listen or None, self._transport.port
@@ -131,12 +133,6 @@ class Listener:
             EXPIRED.inc()
             stream.close()
 
-    def _admit(self, address: str) -> bool:
-        admitted = self._counter.admit(source_of(address))
-        if not admitted:
-            REFUSED.inc()
-        return admitted
-
     async def _handle(self, stream: TlsStream) -> None:
         session = ClientSession(
             stream,
@@ -144,7 +140,7 @@ class Listener:
             self._identities[stream.context],
             self._limits,
             self._addresses,
-            self._turns,
+            self._budget,
             self._clock,
             self._random,
         )

@@ -18,12 +18,20 @@ from ntf_server import setup
 from ntf_server.asking import ProgressLines
 from ntf_server.clock import utc_now
 from ntf_server.config import CONFIG_FILE, Config, with_value
-from ntf_server.data_folder import MADE_MARK, FolderInUse, expect_database, held, remember_database
+from ntf_server.data_folder import (
+    MADE_MARK,
+    FolderInUse,
+    expect_database,
+    expect_log,
+    held,
+    remember_database,
+)
 from ntf_server.secret_files import write_secret
 from ntf_server.stores import postgres_url
 from store import tables_postgres
 from store.interface import StoreError
 from store.moving import CopyDiffers, Follower, compare, copy, copy_parents, parents_copied
+from store.sqlite_engine import DatabaseFile
 from store.sqlite_errors import store_errors
 from store.tables import SOURCE_NOTE, TABLES, ReadTables, Sum
 from store.tables_postgres import NewPostgresTables, PostgresTables, connected, holds_data
@@ -46,11 +54,15 @@ async def to_postgres(config_dir: Path, config: Config, *, online: bool) -> int:
         raise StoreError(f"{path} does not exist: there is nothing to move")
     with ExitStack() as stack, store_errors(path):
         is_held = _try_to_hold(stack, path.parent, online=online)
+        if not is_held:
+            expect_log(path)
         async with connected(postgres_url(config.STORE)) as db:
-            source = SqliteTables(path)
+            source, live = SqliteTables(path), DatabaseFile(path)
             stack.callback(source.close)
             source.check_schema()
+            live.remember()
             log = ChangeLog(source)
+            stack.callback(log.close)
             name = log.start()
             if await holds_data(db):
                 if not (is_held and await tables_postgres.came_from(db) == name and log.size() == 0):
@@ -61,9 +73,11 @@ async def to_postgres(config_dir: Path, config: Config, *, online: bool) -> int:
                 await _copy_in_use(source, follower)
                 if not is_held:
                     await _wait_for_stop(stack, path.parent, follower)
+                live.check()  # else the server has written last what nobody else can read
                 await _end(source, follower)
         _switch(config_dir, "postgres")
         log.remove()
+        log.close()
         source.close()
         setup.put_aside(path.parent, setup.DATABASE_FILES, utc_now())
         (config_dir / MADE_MARK).unlink(missing_ok=True)
@@ -238,8 +252,8 @@ async def cancel(config: Config) -> int:
     path = setup.database_path(config)
     found = NewSqliteTables.remove(path)
     if path.exists():
-        with store_errors(path), closing(SqliteTables(path)) as source:
-            found = ChangeLog(source).remove() or found
+        with store_errors(path), closing(SqliteTables(path)) as source, closing(ChangeLog(source)) as log:
+            found = log.remove() or found
     if config.STORE.url or config.STORE.url_file:
         async with connected(postgres_url(config.STORE)) as db:
             found = await tables_postgres.remove_new(db) or found

@@ -20,6 +20,8 @@ from transport.cancellation import TaskGroup
 logger = logging.getLogger(__name__)
 
 SHOW_INTERVAL = 5.0
+MOST_SHOWN = 1000
+"Each has labels of its own in metrics."
 COUNT_INTERVAL = 60.0
 "Counting the queues of a router reads all of its part of an index."
 
@@ -52,7 +54,8 @@ class OwnRouters:
         self._outages: dict[str, Outage] = {}
 
     def now(self) -> list[OwnRouter]:
-        return [self._own_router(known, status) for known, status in self._subscriber.own_routers()]
+        own = self._subscriber.own_routers()[:MOST_SHOWN]
+        return [self._own_router(known, status) for known, status in own]
 
     async def run(self) -> None:
         async with TaskGroup() as tasks:
@@ -69,7 +72,7 @@ class OwnRouters:
 
     async def count(self) -> None:
         """Ask the store how many queues each has."""
-        keys = [known.key for known, _ in self._subscriber.own_routers()]
+        keys = [known.key for known, _ in self._subscriber.own_routers()[:MOST_SHOWN]]
         self._stored = {key: await self._store.subscription_count(key) for key in keys}
 
     def _own_router(self, known: KnownRouter, status: RouterStatus) -> OwnRouter:
@@ -82,7 +85,10 @@ class OwnRouters:
     def _show(self) -> None:
         for each in (UP, QUEUES, PENDING):
             each.clear()
-        for router in self.now():
+        routers = self.now()
+        for gone in self._outages.keys() - {router.name for router in routers}:
+            del self._outages[gone]
+        for router in routers:
             UP.labels(router.name).set(router.up)
             QUEUES.labels(router.name).set(router.queues)
             PENDING.labels(router.name).set(router.pending)

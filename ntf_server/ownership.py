@@ -20,6 +20,7 @@ from protocol.encoding import EntityId
 from store.interface import LeaseLost, StoreError
 from store.leases import (
     FORGET,
+    FORGET_UNASSOCIATED,
     FREED,
     HANDED_AT_ONCE,
     HANDED_OVER,
@@ -278,9 +279,10 @@ class OwnershipLoop:
             self._balance_at = 0.0
         elif notice.verb == PUSH:
             await self._dispatcher.notify_stored([TokenKey(int(word)) for word in notice.words])
-        elif notice.verb == FORGET:
-            key, *ids = notice.words
-            self._subscriber.forget_ids(ServerKey(int(key)), [EntityId(bytes.fromhex(word)) for word in ids])
+        elif notice.verb in (FORGET, FORGET_UNASSOCIATED):
+            key, *words = notice.words
+            ids = [EntityId(bytes.fromhex(word)) for word in words]
+            self._subscriber.forget_ids(ServerKey(int(key)), ids, associated=notice.verb == FORGET)
         elif notice.verb == RESUBSCRIBE:
             self._subscriber.resubscribe(" ".join(notice.words))
 

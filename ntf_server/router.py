@@ -118,6 +118,7 @@ class Router:
     ) -> None:
         """`brought_by`: with whom it shares slots for dialing. `was_there`: whether it was ever connected."""
         self.known = known
+        known.is_own = known.has_own_hosts and was_there
         self._parts = parts
         self._config = SessionConfig(
             connect=config.connect_timeout,
@@ -167,11 +168,11 @@ class Router:
         if self._session is not None:
             self._session.look()
 
-    def forget(self, notifier_ids: Collection[EntityId]) -> None:
-        """These queues are no longer stored."""
+    def forget(self, notifier_ids: Collection[EntityId], *, associated: bool) -> None:
+        """These queues are no longer stored; the router keeps those that were `associated`."""
         for notifier_id in notifier_ids:
             self.known.waiting.discard(notifier_id)
-        if self._service.service is not None:
+        if associated:
             self.known.balance.given_up(notifier_ids)
         if self._session is not None:
             self._session.look(shrunk=True)
@@ -290,6 +291,7 @@ class Router:
         if not self._was_there:
             self._was_there = True
             self._backoff = self._new_backoff()
+        self.known.is_own = self.known.has_own_hosts
         self._marked_inactive = self._taken_over = False
         self._last_error = None
         logger.info("%s: connected, version %d", self.known.name, session.params.version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from protocol.errors import DecodeError
 from protocol.smp_messages import Ends, Nmsg, Nsub, Nsubs, QueueSet, SmpCommand, SmpMessage, Soks
 from protocol.statuses import SubEvent, SubState, bulk_move
 from smp_client.backoff import Backoff
-from smp_client.errors import RequestTimeout
+from smp_client.errors import ClientError, RequestTimeout
 from smp_client.requests import Nonsense, Request
 from smp_client.session import FormerSession, SmpSession
 from smp_client.subscriptions import (
@@ -39,6 +40,9 @@ from smp_client.subscriptions import (
     SubscribeOutcomes,
     WaitingQueues,
     WaitingRoom,
+    error_text,
+    is_temporary,
+    refusal,
     sort_outcomes,
 )
 from store.interface import LeaseLost, RouterGone, StoreError, StoreVanished, SubscriberStore
@@ -54,12 +58,12 @@ WAITING_IN_ALL, WAITING_SHARE = 200_000, 64
 "Those of all routers together, some 300 bytes each; and what each router may keep in any case."
 BATCH_SIZE = 900
 "Queues asked for at once."
-UNANSWERED_DELAY = 10.0
-"Before a queue is asked for again whose request was not answered."
 VERIFY_INTERVAL = 180.0
 "Between comparisons of our queues with a router's, while a session lasts."
 LONGEST_REST = 60.0
 "Between looks at what is due."
+FIRST_BUSY, LONGEST_BUSY = 1.0, 30.0
+"Seconds between attempts while a router answers that it cannot serve requests now."
 LEASE_LOOK = 1.0
 "Between looks whether this daemon owns the router again."
 FIRST_RETRY, LONGEST_RETRY = 0.1, 10.0
@@ -76,6 +80,7 @@ STORE_RETRIES = counter(
 LATE = counter("notifications_late", "Received notifications of routers that another daemon had taken over")
 SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
 REFUSED = counter("smp_subscribe_errors", "Queues that could not be subscribed", ["status"])
+BUSY = counter("smp_temporary_errors", "Subscription requests that routers answered with a temporary error")
 DRIFTS = counter("smp_service_drifts", "Times a router had another set of queues than this server")
 DRIFTED_QUEUES = counter(
     "smp_service_drifted_queues", "Difference in the number of queues, when sets differed"
@@ -101,6 +106,10 @@ class EndSession(Exception):
         self.at_once = at_once
 
 
+class RouterBusy(Exception):
+    """The router cannot serve requests now. Its queues and our service there stay as they are."""
+
+
 class TakenOver(EndSession):
     """Another instance has the service now."""
 
@@ -114,7 +123,9 @@ class KnownRouter:
         self.name = server.host_port
         "In logs and in the journal."
         self.host = canonical_host(server.hosts[0])
-        self.is_own = own
+        self.has_own_hosts = own
+        self.is_own = False
+        "It has also proved its identity at these hosts: clients may name any host with any key."
         self.waiting: WaitingQueues[QueueRow] = WaitingQueues(WAITING_LIMIT, room)
         self.balance = ServiceBalance()
         self.former: FormerSession | None = None
@@ -185,6 +196,10 @@ class RouterSession:
         self._verified_at = parts.clock.monotonic()
         self._retry_at: int | None = None
         self._is_retired = False
+        self._busy = Backoff(FIRST_BUSY, LONGEST_BUSY, random.random)
+        self._was_busy = False
+        self._has_service = True
+        "False once the router rejected NSUBS in this session: its queues are subscribed one by one."
         self.has_queues = False
         "The router confirmed some, so it may have notifications for this session."
         self.service_queues = 0
@@ -208,11 +223,17 @@ class RouterSession:
                 self._check_owner()
                 await self._subscribe_all()
                 backoff.reset()
+                self._was_busy = False
                 await self._keep()
             except LeaseLost:
                 await self._only_read(LEASE_LOOK)  # what comes until the new owner has the queues
             except RouterGone:
                 raise EndSession("no subscription is left", at_once=True) from None
+            except RouterBusy as error:
+                if not self._was_busy:  # once per outage
+                    logger.warning("%s: cannot subscribe, retrying: %s", self._router.name, error)
+                self._was_busy = True
+                await self._only_read(self._busy.next())
             except StoreError as error:
                 logger.error("%s: subscribing waits for the store: %s", self._router.name, error)
                 await self._only_read(backoff.next())
@@ -266,7 +287,10 @@ class RouterSession:
         return Balance.DRIFTED if check is None else check.balance
 
     async def _subscribe_service(self) -> ServiceCheck | None:
-        """NSUBS, and how our set of queues compares with the router's; None if it is refused."""
+        """NSUBS, and how our set of queues compares with the router's; None if it is rejected.
+
+        Raises RouterBusy for a temporary error. Only an error about the service resets the service.
+        """
         key = self._router.key
         record = await self._store.server(key)
         ours = QueueSet(record.associated_count, record.associated_hash)
@@ -274,8 +298,7 @@ class RouterSession:
         answer = await self.session.subscribe_service(Nsubs(ours))
         self._verified_at = self._clock.monotonic()
         if not isinstance(answer, Soks):
-            if await self._service.refused():
-                raise EndSession("the router refuses the service subscription")
+            await self._service_rejected(answer)
             return None
         routers = answer.queues
         self.has_queues |= routers.count > 0
@@ -291,6 +314,16 @@ class RouterSession:
             changed=changed,
         )
         return ServiceCheck(self._router.balance.compare(ours, routers), ours, routers)
+
+    async def _service_rejected(self, answer: SmpMessage) -> None:
+        if is_temporary(answer):
+            BUSY.inc()
+            raise RouterBusy(f"the router answered NSUBS with {error_text(answer)}")
+        if refusal(answer) is SERVICE_REFUSED and await self._service.refused():
+            raise EndSession("the router rejected the service subscription")
+        self._has_service = False
+        name, error = self._router.name, error_text(answer)
+        logger.warning("%s: NSUBS was rejected with %s; subscribing its queues one by one", name, error)
 
     async def _heal(self) -> None:
         """Bind every associated queue again, one by one, unless the router's set is ours by now."""
@@ -312,7 +345,10 @@ class RouterSession:
         name, ours, routers = self._router.name, check.ours.count, check.routers.count
         DRIFTS.inc()
         DRIFTED_QUEUES.inc(abs(routers - ours))
-        logger.warning("%s has %d queues of this service instead of %d", name, routers, ours)
+        if routers == ours:
+            logger.warning("%s: has a different set of %d queues of this service", name, ours)
+        else:
+            logger.warning("%s: has %d queues of this service instead of %d", name, routers, ours)
         self._journal.record(JournalEvent.SMP_DRIFT, server=name, count=routers, expected=ours)
 
     def _report_healed(self, check: ServiceCheck, gained: int, started: float) -> None:
@@ -339,7 +375,7 @@ class RouterSession:
         waiting = self._router.waiting
         while True:
             self._wake.clear()
-            if waiting.overflowed:
+            if waiting.is_overflow_due(self._clock.monotonic()):
                 waiting.clear()
                 self.individual_queues = 0
                 await self._sweep(associated=False)
@@ -394,13 +430,24 @@ class RouterSession:
         await self._move([QueueEvent(*overtaken) for overtaken in flight.overtaken])
         if all(isinstance(answer, RequestTimeout) for answer in answers):
             raise EndSession("the router does not answer NSUB")
+        self._check_busy(answers)
+
+    def _check_busy(self, answers: Sequence[SmpMessage | ClientError]) -> None:
+        """Raise RouterBusy if the router served no queue; one queue alone waits by itself."""
+        busy = sum(is_temporary(answer) for answer in answers)
+        BUSY.inc(busy)
+        if busy == len(answers) and (busy > 1 or not self.has_queues):
+            raise RouterBusy(f"the router answered NSUB with {error_text(answers[0])}")
+        if not busy:
+            self._busy.reset()
 
     async def _store_outcomes(self, outcomes: SubscribeOutcomes, rows: dict[EntityId, QueueRow]) -> None:
         await self._set_subscribed(outcomes.associated, self._service_id)
         await self._set_subscribed(outcomes.individual, None)
         self.individual_queues += len(outcomes.individual)
-        retry_at = self._clock.monotonic() + UNANSWERED_DELAY
-        self._router.waiting.add_later([rows[notifier_id] for notifier_id in outcomes.unanswered], retry_at)
+        if outcomes.retried:
+            retry_at = self._clock.monotonic() + self._busy.next()
+            self._router.waiting.add_later([rows[id] for id in outcomes.retried], retry_at)
         changed = [QueueEvent(*change) for change in outcomes.changed]
         restart = outcomes.service_failed and await self._service.refused()
         if restart:  # these are not lost: the next session subscribes them
@@ -445,6 +492,7 @@ class RouterSession:
     def _is_verification_due(self) -> bool:
         return (
             self._service_id is not None
+            and self._has_service
             and self.service_queues > 0
             and self._clock.monotonic() - self._verified_at >= VERIFY_INTERVAL
         )

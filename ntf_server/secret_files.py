@@ -25,6 +25,7 @@ def secret_files(config_dir: Path, config: Config) -> list[Path]:
         config.WEBPUSH.vapid_key_file,
         config.APNS.key_file,
         config.FCM.service_account_file,
+        config.STATEMENTS.key_file,
     ]
     return [path for path in candidates if path is not None and path.exists()]
 

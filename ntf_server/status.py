@@ -46,7 +46,7 @@ async def _print_store(config_dir: Path, config: Config) -> None:
             if not file.exists():
                 print(f"store        {file} does not exist yet")
                 return
-        store = make_store(config_dir, config, auto_migrate=False)
+        store = make_store(config_dir, config, read_only=True)
         try:
             await store.open()
             counts = await store.counts()

@@ -24,7 +24,7 @@ _VANISHED = (
 
 
 def make_store(
-    config_dir: Path, config: Config, *, auto_migrate: bool = True, on_commit: CommitObserver | None = None
+    config_dir: Path, config: Config, *, read_only: bool = False, on_commit: CommitObserver | None = None
 ) -> NtfStore:
     """Not yet open. StoreVanished if there was a database and now there is none; with PostgreSQL when it is
     opened."""
@@ -39,7 +39,7 @@ def make_store(
         return SqliteStore(
             path,
             busy_timeout=section.busy_timeout,
-            auto_migrate=auto_migrate,
+            read_only=read_only,
             caps=caps,
             durability=durability,
             on_commit=on_commit,
@@ -55,7 +55,7 @@ def make_store(
         lease_seconds=section.lease_seconds,
         duties=frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS},
         vanished=_VANISHED + begin_anew(config_dir) if has_database(config_dir) else None,
-        auto_migrate=auto_migrate,
+        auto_migrate=not read_only,
         caps=caps,
         durability=durability,
         on_commit=on_commit,

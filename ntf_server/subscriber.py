@@ -218,7 +218,7 @@ class RouterSubscriber:
         self._places.take(place, None)
         self._parked.pop(key, None)
         router = self._routers[key] = Router(
-            KnownRouter(key, server, self._room, own=canonical_host(server.hosts[0]) in self._own_hosts),
+            KnownRouter(key, server, self._room, own=is_at(server, self._own_hosts)),
             self._parts,
             self._config,
             self._dialing.__getitem__,
@@ -321,16 +321,16 @@ class RouterSubscriber:
 
     def forget(self, queues: Sequence[DeletedSubscription]) -> None:
         """The rows are gone; a router without any is disconnected."""
-        by_server: dict[ServerKey, list[EntityId]] = {}
+        groups: dict[tuple[ServerKey, bool], list[EntityId]] = {}
         for queue in queues:
-            by_server.setdefault(queue.server_key, []).append(queue.notifier_id)
-        for key, notifier_ids in by_server.items():
-            self.forget_ids(key, notifier_ids)
+            groups.setdefault((queue.server_key, queue.associated), []).append(queue.notifier_id)
+        for (key, associated), notifier_ids in groups.items():
+            self.forget_ids(key, notifier_ids, associated=associated)
 
-    def forget_ids(self, key: ServerKey, notifier_ids: Sequence[EntityId]) -> None:
-        """Likewise, by the ids of one router."""
+    def forget_ids(self, key: ServerKey, notifier_ids: Sequence[EntityId], *, associated: bool) -> None:
+        """Forget deleted queues of one router, all of them associated with its service or none."""
         if (router := self._routers.get(key)) is not None:
-            router.forget(notifier_ids)
+            router.forget(notifier_ids, associated=associated)
 
     # The operator
 
@@ -350,7 +350,7 @@ class RouterSubscriber:
         return [router.status() for router in self._routers.values()]
 
     def own_routers(self) -> list[tuple[KnownRouter, RouterStatus]]:
-        """Those that the configuration calls ours."""
+        """Those at hosts that the configuration calls ours, once they have proved who they are."""
         return [(router.known, router.status()) for router in self._routers.values() if router.known.is_own]
 
     def _show(self) -> None:
@@ -361,6 +361,11 @@ class RouterSubscriber:
         ACTIVE_SERVICE.show([(router, status.service_queues) for router, status in statuses])
         ACTIVE_QUEUES.show([(router, status.individual_queues) for router, status in statuses])
         PENDING_QUEUES.show([(router, status.waiting) for router, status in statuses])
+
+
+def is_at(server: SmpServer, hosts: Collection[str]) -> bool:
+    """Whether all hosts of a router are among these."""
+    return all(canonical_host(host) in hosts for host in server.hosts)
 
 
 def make_dialer(config: SubscriberConfig, clock: Clock) -> Dialer:

@@ -191,7 +191,7 @@ class FakeNode:
         if wanted is None:
             return
         found = [encoded for encoded, statement in self._stored.values() if wanted.wants(statement)]
-        for start in range(0, len(found), BATCH):
+        for start in range(0, max(1, len(found)), BATCH):
             await _notify(client, name, found[start : start + BATCH], max(0, len(found) - start - BATCH))
 
 

@@ -74,7 +74,7 @@ class PushApis:
         self._access_tokens.clear()
 
     def _judge_apns(self, token: str, headers: Headers, body: bytes) -> Verdict:
-        push_id = headers.get("apns-id", "")
+        push_id = headers.get("apns-id") or str(uuid.uuid4())
         status, reason = self._apns_fault(token, push_id, headers, body) or (200, "")
         return Verdict("apns", token, push_id, status, reason)
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME: Final = datetime.timedelta(days=365)
+ALPN: Final = "h2"
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -52,7 +53,7 @@ def server_context(server_file: Path) -> ssl.SSLContext:
     """TLS for HTTP/2."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(server_file)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([ALPN])
     return context
 
 

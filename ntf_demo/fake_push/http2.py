@@ -14,6 +14,7 @@ from typing import Final
 from hpack import HPACKError
 from hpack.hpack import encode_integer
 
+from ntf_demo.fake_push.certificates import ALPN
 from ntf_demo.fake_push.faults import REFUSED_STREAM, ConnectionSettings
 from ntf_demo.fake_push.header_block import HeaderDecoder
 
@@ -48,11 +49,14 @@ class ServerConnection(asyncio.Protocol):
         settings: ConnectionSettings,
         handle: Callable[[PushRequest], None],
         on_lost: Callable[[ServerConnection], None],
+        *,
+        requires_alpn: bool = True,
     ) -> None:
         self.violations: list[str] = []
         self._settings = settings
         self._handle = handle
         self._on_lost = on_lost
+        self._requires_alpn = requires_alpn
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._decoder = HeaderDecoder()
@@ -76,6 +80,10 @@ class ServerConnection(asyncio.Protocol):
         """Greet the client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        tls = transport.get_extra_info("ssl_object")
+        if self._requires_alpn and tls.selected_alpn_protocol() != ALPN:
+            transport.close()
+            return
         self.announce(self._settings)
         if self._granted > DEFAULT_WINDOW:
             self._frame(WINDOW_UPDATE, 0, 0, (self._granted - DEFAULT_WINDOW).to_bytes(4, "big"))

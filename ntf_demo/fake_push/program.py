@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--delay", type=float, default=default.delay, help="seconds until a push is answered")
     option("--apns-key", type=Path, metavar="PEM", help="public key that signs APNs tokens")
     option("--fcm-key", type=Path, metavar="PEM", help="public key of the FCM service account")
+    option("--without-alpn", action="store_true", help="also serve clients that do not negotiate h2 in TLS")
     option("--body-limit", type=int, help="refuse longer bodies with 413")
 
 
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         apns_key=_public_key(args.apns_key, ec.EllipticCurvePublicKey),
         fcm_key=_public_key(args.fcm_key, rsa.RSAPublicKey),
         body_limit=args.body_limit,
+        requires_alpn=not args.without_alpn,
     )
     asyncio.run(_serve(config))
     return 0

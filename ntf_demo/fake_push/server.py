@@ -49,6 +49,8 @@ class FakePushConfig:
     apns_key: ec.EllipticCurvePublicKey | None = None
     fcm_key: rsa.RSAPublicKey | None = None
     body_limit: int | None = None
+    requires_alpn: bool = True
+    "Off: HTTP/2 is also spoken to clients that do not negotiate it in TLS."
     clock: Callable[[], float] = wall_clock
 
 
@@ -122,7 +124,9 @@ class FakePushServer:
             connection.drop()
 
     def _connect(self) -> ServerConnection:
-        connection = ServerConnection(self._settings, self._on_request, self._on_lost)
+        connection = ServerConnection(
+            self._settings, self._on_request, self._on_lost, requires_alpn=self.config.requires_alpn
+        )
         connection.violations = self.violations
         self.connections_made += 1
         self._numbers[connection] = self.connections_made

@@ -178,6 +178,8 @@ class ApnsProvider:
             if notification.is_voip:
                 push_type, topic = "voip", topic + VOIP_SUFFIX
                 own.append(ONLY_NOW)
+            elif notification.is_background:
+                push_type, priority = "background", PRIORITY_BACKGROUND
             if notification.collapse_id:
                 own.append(f"apns-collapse-id: {notification.collapse_id}")
         elif not isinstance(notification, MessageList):

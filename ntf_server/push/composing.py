@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ntf_server.config import PushConfig
 from ntf_server.metrics import counter
 from ntf_server.outage import STORE_PAUSE
-from ntf_server.push.lanes import Job, Kind, statement_job
+from ntf_server.push.lanes import Job, Kind, device_job, statement_job
 from ntf_server.push.provider import (
     CheckMessages,
     Destination,
@@ -24,16 +24,26 @@ from ntf_server.push.provider import (
     padded_size,
 )
 from ntf_server.push.scheduler import Taken
-from ntf_server.statements.payloads import Matched, NotifyType, payload
+from ntf_server.statements.payloads import Matched, NotifyType, code_payload, payload
 from protocol.blocks import PAD_LENGTH_SIZE
 from protocol.device_token import Provider
 from protocol.encoding import NONCE_SIZE
+from protocol.hiding import hides_bytes
 from protocol.push_messages import encode_pn_message, seal_push
 from protocol.statuses import VERIFIABLE, TokenStatus
 from store.interface import DeliveryStore, LeaseLost, StoreError
 from store.leases import STATEMENTS, Ownership, of_pushes
 from store.records import LastNotification, SubKey, TokenKey, TokenPush, TokenRecord
-from store.statement_records import Channel, PushKey, StatementPush
+from store.statement_records import (
+    DEFAULT_LIMITS,
+    Channel,
+    Claim,
+    DeviceRegistration,
+    Outcome,
+    PushKey,
+    PushLimits,
+    StatementPush,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +56,17 @@ PUSH_ID_SIZE = 16
 _SEPARATOR = b";"
 
 PushEntry = LastNotification | StatementPush
-Content = TokenRecord | TokenPush | StatementPush
-"What the store told about a job: a token to be written to, one with notifications, a statement."
+Device = TokenRecord | StatementPush | DeviceRegistration
+Content = TokenRecord | TokenPush | StatementPush | DeviceRegistration
+"What the store told about a job: a token to be written to, one with notifications, a statement, a device."
 E = TypeVar("E", LastNotification, StatementPush)
 T = TypeVar("T")
 
 STATEMENTS_ABANDONED = counter(
     "statement_pushes_abandoned", "Pushes of statements that an earlier run may have made: not made again"
+)
+STATEMENTS_DROPPED = counter(
+    "statement_pushes_dropped", "Pushes of statements that were not wanted any more, or too late", ["outcome"]
 )
 
 
@@ -77,7 +91,16 @@ class Patience:
 class PushReader:
     """Reads for the dispatcher, however long the store is unavailable, and claims what may be pushed once."""
 
-    def __init__(self, store: DeliveryStore, ownership: Ownership, patience: Patience) -> None:
+    def __init__(
+        self,
+        store: DeliveryStore,
+        ownership: Ownership,
+        patience: Patience,
+        now: Callable[[], float],
+        limits: PushLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._now = now
+        self._limits = limits
         self._store = store
         self._ownership = ownership
         self._patience = patience
@@ -105,7 +128,10 @@ class PushReader:
         if messages := {job.token_key: job for job in self.ours(jobs) if job.kind is Kind.MESSAGE}:
             for push in await self._read(self._store.pushes, list(messages)):
                 found[messages[push.token.key]] = push
-        if urgent := [job for job in jobs if job.urgent]:
+        if devices := [job.registration_key for job in jobs if job.kind is Kind.DEVICE]:
+            for device in await self._read(self._store.registrations, devices):
+                found[device_job(device.key)] = device
+        if urgent := [job for job in jobs if job.urgent and job.kind is not Kind.DEVICE]:
             keys = [job.token_key for job in urgent]
             tokens = {token.key: token for token in await self._read(self._store.tokens_by_key, keys)}
             found |= {job: tokens[job.token_key] for job in urgent if job.token_key in tokens}
@@ -123,15 +149,21 @@ class PushReader:
         owns = self._ownership.owns
         return [job for job in jobs if job.kind is not Kind.MESSAGE or owns(of_pushes(job.token_key))]
 
-    async def claim(self, composed: Sequence[Push]) -> set[Job]:
-        """Returns those that are not to be pushed any more. Those of statements are marked: should this
-        process die, nobody knows whether they were sent, and none is to be made twice."""
+    async def claim(self, composed: Sequence[Push]) -> dict[Job, bool]:
+        """Returns those that are not to be pushed now, and whether they are to be read again. Those of
+        statements are marked: should this process die, nobody knows whether they were sent, and none is to be
+        made twice."""
         once = {push.token.key: push.taken.job for push in composed if isinstance(push.token, StatementPush)}
         if not once:
-            return set()
-        claim = partial(self._store.claim_statement_pushes, list(once))
-        claimed = await self._patience.ask(partial(_unless_lost, claim)) or set()
-        return {job for key, job in once.items() if key not in claimed}
+            return {}
+        claim = await self._patience.ask(partial(_unless_lost, partial(self._claim, list(once)))) or Claim()
+        for outcome in Outcome:
+            if count := sum(found is outcome for found in claim.dropped.values()):
+                STATEMENTS_DROPPED.labels(outcome.value).inc(count)
+        return {job: key in claim.changed for key, job in once.items() if key not in claim.claimed}
+
+    async def _claim(self, keys: Sequence[PushKey]) -> Claim:
+        return await self._store.claim_statement_pushes(keys, self._now(), self._limits)
 
     async def _read(
         self, read: Callable[..., Awaitable[list[T]]], *args: object, **options: object
@@ -162,6 +194,7 @@ async def _unless_lost(call: Callable[[], Awaitable[T]]) -> T | None:
         return None
 
 
+@hides_bytes
 class Composed(NamedTuple, Generic[E]):
     """`text` carries `entries`, oldest first; both are empty if there is nothing to push. Do not print."""
 
@@ -246,12 +279,19 @@ class Push(NamedTuple):
     """One push on its way. Do not print."""
 
     taken: Taken
-    token: TokenRecord | StatementPush
+    token: Device
     push_id: str
     notification: PushNotification
     composed: Composed[LastNotification] | Composed[StatementPush] | None
     "None: the push carries no notifications."
     started: float
+
+    @property
+    def is_to_known_device(self) -> bool:
+        """One that took a push before, so that an answer tells about the provider."""
+        if isinstance(self.token, StatementPush):
+            return self.token.is_proven
+        return self.taken.job.party is not None
 
     @property
     def entries(self) -> Sequence[PushEntry]:
@@ -281,7 +321,7 @@ class Composer:
     def _has_content(self, taken: Taken, content: Content) -> bool:
         if isinstance(content, TokenPush):
             return False in [entry.sent for entry in content.entries] or self._repeats(taken)
-        if isinstance(content, StatementPush):
+        if isinstance(content, StatementPush | DeviceRegistration):
             return True
         if taken.job.kind is Kind.VERIFICATION:
             return content.status in VERIFIABLE
@@ -292,6 +332,8 @@ class Composer:
             return self._messages(taken, content, now)
         if isinstance(content, StatementPush):
             return self._statement(taken, content, now)
+        if isinstance(content, DeviceRegistration):
+            return self._device(taken, content, now)
         return self._urgent(taken, content, now)
 
     def _messages(self, taken: Taken, push: TokenPush, now: float) -> Push:
@@ -306,12 +348,19 @@ class Composer:
 
     def _statement(self, taken: Taken, push: StatementPush, now: float) -> Push:
         is_voip = push.channel is Channel.VOIP
-        notify_type = NotifyType.VOIP if is_voip or push.is_call else NotifyType.ALERT
-        text = payload(push.channel, notify_type, Matched(push.sender, push.topic, push.data), self._title)
+        notify_type = NotifyType.VOIP if push.is_for_call else NotifyType.ALERT
+        matched = Matched(push.sender, push.topic, push.data, push.signature, push.expiry)
+        text = payload(push.channel, notify_type, matched, self._title)
         # If no answer comes it is sent again, and a device that got both shows one. Calls have no such thing.
         collapse_id = push.statement_hash.hex() if push.channel is Channel.APNS else ""
         notice = StatementNotice(text.body, is_voip, collapse_id)
         return Push(taken, push, _statement_id(push), notice, Composed(b"", (push,), (push,)), now)
+
+    def _device(self, taken: Taken, device: DeviceRegistration, now: float) -> Push:
+        body = code_payload(device.channel, device.subscription_id, device.code)
+        notice = StatementNotice(body, device.channel is Channel.VOIP, is_background=True)
+        push_id = _uuid(hashlib.blake2b(device.code, digest_size=PUSH_ID_SIZE).digest())
+        return Push(taken, device, push_id, notice, None, now)
 
     def _urgent(self, taken: Taken, token: TokenRecord, now: float) -> Push:
         notification: PushNotification = CheckMessages()

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from ntf_server.clock import Clock
 from ntf_server.config import PushConfig
 from ntf_server.journal import EventSink
 from ntf_server.push.composing import Composer, Content, Patience, Push, PushReader
-from ntf_server.push.lanes import Job, Kind, statement_job
+from ntf_server.push.lanes import Job, Kind, Party, device_job, statement_job
 from ntf_server.push.outcomes import Outcomes, ProviderWatch, PushEvents
 from ntf_server.push.provider import (
     WHOLE,
@@ -32,6 +32,7 @@ from ntf_server.push.provider import (
     PushError,
     PushProvider,
     RetryLater,
+    TooLate,
 )
 from ntf_server.push.scheduler import ANY_NUMBER, Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
@@ -39,7 +40,14 @@ from protocol.device_token import Provider
 from store.interface import DeliveryStore
 from store.leases import SOLE_OWNER, STATEMENTS, Duty, Lease, Ownership, of_pushes
 from store.records import Stored, TokenKey
-from store.statement_records import PushKey, StatementPush
+from store.statement_records import (
+    DEFAULT_LIMITS,
+    DeviceRegistration,
+    PushKey,
+    PushLimits,
+    RegistrationKey,
+    StatementPush,
+)
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 log = logging.getLogger(__name__)
@@ -74,8 +82,10 @@ class Dispatcher:
         ownership: Ownership = SOLE_OWNER,
         title: str = "",
         web_pushes: int = ANY_NUMBER,
+        statement_limits: PushLimits = DEFAULT_LIMITS,
     ) -> None:
         """`title` is what alerts of statements show; `web_pushes` may be under way at once."""
+        self._call_age = statement_limits.call_age
         self._ownership = ownership
         self._under_way: Counter[Lease] = Counter()
         self._providers = providers
@@ -89,7 +99,7 @@ class Dispatcher:
         self._events.watch(self._scheduler)
         self._time_limit = TimeLimit(config.response_timeout * DELIVERY_STEPS)
         self._patience = Patience()
-        self._reader = PushReader(store, ownership, self._patience)
+        self._reader = PushReader(store, ownership, self._patience, clock.now, statement_limits)
         self._outcomes = Outcomes(store, self._events, config, clock, chance, self._ended, self._patience)
         self.provider_watch = ProviderWatch(self._scheduler, journal, clock.monotonic)
         self._wake = asyncio.Event()
@@ -153,6 +163,10 @@ class Dispatcher:
         """There are statements to be pushed."""
         for push_key in push_keys:
             await self._add_when_there_is_room(statement_job(push_key), received_at)
+
+    def verify_device(self, registration_key: RegistrationKey) -> None:
+        """Push its code to a device that was registered at the statement gateway."""
+        self._add(device_job(registration_key), self._clock.monotonic())
 
     def check_messages(self, token_key: TokenKey) -> None:
         """See PushSink."""
@@ -262,7 +276,8 @@ class Dispatcher:
             gone = await self._reader.claim(composed)
             for push in composed:
                 if push.taken.job in gone:
-                    self._scheduler.ended(push.taken.job, Ended(answered=True), self._clock.monotonic())
+                    ended = Ended(answered=True, tells=False, more=gone[push.taken.job])
+                    self._scheduler.ended(push.taken.job, ended, self._clock.monotonic())
                 else:
                     self._count(push, 1)
                     tasks.create_task(self._deliver(push))
@@ -278,7 +293,8 @@ class Dispatcher:
         for item in taken:
             content = found.get(item.job)
             destination = None if content is None else self._composer.destination(item, content)
-            added = self._scheduler.loaded(item, destination, now)
+            party = None if content is None else party_of(item.job, content)
+            added = self._scheduler.loaded(item, destination, now, party)
             if content is None or added is not None:
                 self._events.not_started(item.job.kind, added)
             else:
@@ -287,8 +303,8 @@ class Dispatcher:
 
     def _count(self, push: Push, change: int) -> None:
         """For `drained`, which nobody calls while this daemon is the only one."""
-        if self._ownership.is_shared:
-            self._under_way[_lease(push)] += change
+        if self._ownership.is_shared and (lease := _lease(push)) is not None:
+            self._under_way[lease] += change
 
     async def _deliver(self, push: Push) -> None:
         self._events.composed(push)
@@ -299,8 +315,11 @@ class Dispatcher:
                 if device.provider not in self._providers:
                     raise ProviderRefusesUs(f"provider {device.provider.tag} is not set up")
                 provider = self._providers[device.provider]
+                delivery: Awaitable[None] = provider.deliver(device, push.notification, push.push_id)
                 with self._time_limit:
-                    await provider.deliver(device, push.notification, push.push_id)
+                    if isinstance(push.token, StatementPush) and push.token.is_for_call:
+                        delivery = self._in_time(push.token, delivery)
+                    await delivery
         except PushError as refusal:
             error = refusal.with_traceback(None)  # or it would hold itself, through this frame, and the push
         except TimeoutError:
@@ -312,6 +331,17 @@ class Dispatcher:
             error = RetryLater("internal error")
         await self._outcomes.ended(push, error)
 
+    async def _in_time(self, call: StatementPush, delivery: Awaitable[None]) -> None:
+        """A phone must not ring later."""
+        left = call.received_at + self._call_age - self._clock.now()
+        try:
+            async with asyncio.timeout(max(0.0, left)) as limit:
+                await delivery
+        except TimeoutError:
+            if limit.expired():
+                raise TooLate("no answer while the call was fresh") from None
+            raise
+
     def _ended(self, push: Push, ended: Ended, error: PushError | None) -> None:
         """What became of a push is stored."""
         self._count(push, -1)
@@ -321,7 +351,17 @@ class Dispatcher:
         self._room.set()
 
 
-def _lease(push: Push) -> Lease:
+def party_of(job: Job, content: Content) -> Party | None:
+    """Whose device it is, if it took a push before."""
+    if isinstance(content, StatementPush):
+        return content.client_id if content.is_proven else None
+    return job.party
+
+
+def _lease(push: Push) -> Lease | None:
+    """None: any daemon may send it."""
+    if isinstance(push.token, DeviceRegistration):
+        return None
     return STATEMENTS if isinstance(push.token, StatementPush) else of_pushes(push.token.key)
 
 

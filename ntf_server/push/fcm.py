@@ -27,7 +27,6 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
-    Verification,
     error_for,
     fcm_data,
     unanswered,
@@ -42,13 +41,14 @@ GRANT_TYPE: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 GRANT_LIFETIME: Final = 3600
 RENEW_BEFORE: Final = 5 * 60.0
 AUTHORIZATION_ERRORS: Final = frozenset({401, 403})
+MISMATCH: Final = "SENDER_ID_MISMATCH"
 ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
     (400, "INVALID_ARGUMENT"): Meaning.LATER,
     (400, "INVALID_ARGUMENT token"): Meaning.BAD_DEVICE,
     (401, "THIRD_PARTY_AUTH_ERROR"): Meaning.US,
     (401, "UNAUTHENTICATED"): Meaning.US,
     (403, "PERMISSION_DENIED"): Meaning.US,
-    (403, "SENDER_ID_MISMATCH"): Meaning.US,
+    (403, MISMATCH): Meaning.MISMATCH,
     (404, "UNREGISTERED"): Meaning.UNREGISTERED_DEVICE,
     (404, "NOT_FOUND"): Meaning.LATER,  # without UNREGISTERED: perhaps the project
     (429, "QUOTA_EXCEEDED"): Meaning.LATER,
@@ -182,13 +182,14 @@ class FcmProvider:
             async with asyncio.timeout(self.response_timeout):
                 response = await self._send(body)
                 if response.status != 200:
-                    raise push_error(response, notification)
+                    raise push_error(response)
         except TimeoutError:
             raise ProviderDown("no answer in time") from None
         except NoAnswer as error:
             raise unanswered(error.reason, whole_origin=error.whole_origin) from None
-        except ProviderRefusesUs:
-            self._access.refused()
+        except ProviderRefusesUs as refusal:
+            if not refusal.is_mismatch:
+                self._access.refused()
             raise
 
     def read_key_again(self) -> None:
@@ -207,7 +208,7 @@ class FcmProvider:
         path = f"{self._base}/v1/projects/{access.project}/messages:send"
         authorization = await access.header()
         response = await self._post(path, authorization, body)
-        if response.status in AUTHORIZATION_ERRORS:
+        if response.status in AUTHORIZATION_ERRORS and _code(_error(response)) != MISMATCH:
             authorization = await access.header(refused=authorization)
             response = await self._post(path, authorization, body)
         return response
@@ -231,12 +232,10 @@ def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
     return json.dumps({"message": message}, separators=(",", ":")).encode()
 
 
-def push_error(response: Response, notification: PushNotification) -> PushError:
+def push_error(response: Response) -> PushError:
     """What an answer other than 200 means for the push."""
     status, code = answer = (response.status, _code(_error(response)))
     meaning = ANSWERS.get(answer) or BY_STATUS.get(status) or usual_meaning(status)
-    if code == "SENDER_ID_MISMATCH" and isinstance(notification, Verification):
-        meaning = Meaning.LATER  # of a device that was never pushed to: whoever sent the token chose it so
     return error_for(meaning, f"FCM answered {status} {code}".rstrip(), response.retry_after, ADVICE)
 
 

@@ -23,6 +23,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pycurl
 
+from protocol.hiding import hides_bytes
+
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 1000  # requests per origin
@@ -61,6 +63,7 @@ class Origin(NamedTuple):
     "Trusted certificates; None: those of the system."
 
 
+@hides_bytes
 class Response(NamedTuple):
     """A complete answer."""
 

@@ -14,7 +14,7 @@ from ntf_server.config import PushConfig
 from ntf_server.push.provider import Destination
 from protocol.device_token import Provider
 from store.records import TokenKey
-from store.statement_records import PushKey
+from store.statement_records import PushKey, RegistrationKey
 from transport.limits import Bucket, Rate
 
 MAX_URGENT = 8_192
@@ -41,6 +41,8 @@ RETRY_JITTER = 0.25
 "Up to this part of a delay is added at random."
 MAX_ATTEMPTS = 8
 "The first one included."
+MAX_FAILURES = 300
+"Failures of one push in a row while its destination works: with the longest delays, about a day."
 FAILURES = 5
 "Failures of the whole destination in a row, without any answer between them, that open the breaker."
 FIRST_PAUSE = 1.0
@@ -59,9 +61,13 @@ class Kind(IntEnum):
     VERIFICATION = 1
     CHECK = 2
     STATEMENT = 3
+    DEVICE = 4
+    "A code for a device that was registered at the statement gateway."
 
 
-URGENT = (Kind.VERIFICATION, Kind.CHECK)
+URGENT = (Kind.VERIFICATION, Kind.CHECK, Kind.DEVICE)
+Party = TokenKey | bytes
+"Whose device it is: a token, or a client of the statement gateway."
 
 
 class Job(NamedTuple):
@@ -74,14 +80,28 @@ class Job(NamedTuple):
         return self.kind in URGENT
 
     @property
+    def party(self) -> Party | None:
+        """Of a token that was verified by a push."""
+        return self.token_key if self.kind in (Kind.MESSAGE, Kind.CHECK) else None
+
+    @property
     def push_key(self) -> PushKey:
         """Of a statement."""
         return PushKey(-self.token_key)
+
+    @property
+    def registration_key(self) -> RegistrationKey:
+        """Of a device."""
+        return RegistrationKey(-self.token_key)
 
 
 def statement_job(push_key: PushKey) -> Job:
     """Negative: no token has such a key."""
     return Job(Kind.STATEMENT, TokenKey(-push_key))
+
+
+def device_job(registration_key: RegistrationKey) -> Job:
+    return Job(Kind.DEVICE, TokenKey(-registration_key))
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +121,8 @@ class Entry:
     holds_place: bool = False
     started: float = 0.0
     attempts: Attempts | None = None
+    party: Party | None = field(default=None, repr=False)
+    "Who may speak for the destination with it; None: its device never took a push, as far as is known."
 
     @property
     def is_waited_for(self) -> bool:
@@ -205,8 +227,10 @@ class Target:
     urgent: Lane = field(init=False)
     retrying: int = 0
     probe: Job | None = None
-    candidates: dict[Job, None] = field(default_factory=dict)
-    "Messages that may serve as the next probe."
+    candidates: dict[Party, Job] = field(default_factory=dict, repr=False)
+    "Messages that may serve as the next probe, one of each party."
+    parties: int = 0
+    "Jobs that could have been candidates since the breaker last opened."
     parked: dict[Job, float | None] = field(default_factory=dict)
     "Urgent jobs, with their times: the store does not know them."
     backlog: bool = False

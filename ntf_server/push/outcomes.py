@@ -18,8 +18,18 @@ from ntf_server.config import PushConfig
 from ntf_server.journal import EventSink
 from ntf_server.metrics import LightHistogram, counter, gauge
 from ntf_server.outage import Outage
-from ntf_server.push.composing import Patience, Push, PushEntry
-from ntf_server.push.lanes import MAX_ATTEMPTS, BreakerState, Kind, failed_again, retry_delay
+from ntf_server.push.composing import Device, Patience, Push, PushEntry
+from ntf_server.push.lanes import (
+    FAILURES as FAILURES_IN_A_ROW,
+)
+from ntf_server.push.lanes import (
+    MAX_ATTEMPTS,
+    MAX_FAILURES,
+    BreakerState,
+    Kind,
+    failed_again,
+    retry_delay,
+)
 from ntf_server.push.provider import (
     Destination,
     DeviceGone,
@@ -28,14 +38,15 @@ from ntf_server.push.provider import (
     PushError,
     PushRefused,
     RetryLater,
+    TooLate,
 )
 from ntf_server.push.scheduler import Added, Ended, PushScheduler
 from protocol.device_token import Provider
-from protocol.statuses import INPUT_FOR_REASON, TokenInput
+from protocol.statuses import INPUT_FOR_REASON, InvalidReason, TokenInput
 from store.interface import DeliveryStore, StoreError
 from store.journal_schema import CALL_PUSH, MESSAGE_PUSH, STATEMENT_PUSH, JournalEvent
 from store.records import LastNotification, SentEntry, TokenMove, TokenRecord
-from store.statement_records import Channel, StatementPush
+from store.statement_records import DeviceRegistration, StatementPush
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +196,7 @@ class PushEvents:
 
 
 def _urgent_failed(kind: Kind) -> None:
-    (VERIFICATION_FAILED if kind is Kind.VERIFICATION else CRON_FAILED).inc()
+    (CRON_FAILED if kind is Kind.CHECK else VERIFICATION_FAILED).inc()
 
 
 def _breaker_value(scheduler: PushScheduler, destination: Destination) -> float:
@@ -197,13 +208,13 @@ def _about(push: Push) -> dict[str, Any]:
     return {"token": token.token_id, "provider": _tag(token), "kind": _kind(token)}
 
 
-def _kind(token: TokenRecord | StatementPush) -> str:
-    if isinstance(token, TokenRecord):
+def _kind(token: Device) -> str:
+    if not isinstance(token, StatementPush):
         return MESSAGE_PUSH
-    return CALL_PUSH if token.is_call or token.channel is Channel.VOIP else STATEMENT_PUSH
+    return CALL_PUSH if token.is_for_call else STATEMENT_PUSH
 
 
-def _tag(token: TokenRecord | StatementPush) -> str:
+def _tag(token: Device) -> str:
     return token.device_token.provider.tag
 
 
@@ -220,7 +231,7 @@ class Fate(Enum):
     KEPT = "stay unsent; a token that is gone has no further pushes"
     GIVEN_UP = "never pushed again"
     RETRIED = "pushed again, but not too often and not when they are old"
-    RETRIED_ALWAYS = "pushed again, however often and late"
+    RETRIED_ALWAYS = "pushed again, however late, for a day at least"
 
 
 class Consequence(NamedTuple):
@@ -233,6 +244,7 @@ CONSEQUENCES: Final[Mapping[type[PushError] | None, Consequence]] = {
     None: Consequence(Fate.SENT, answered=True),
     DeviceGone: Consequence(Fate.KEPT, answered=True),
     PushRefused: Consequence(Fate.GIVEN_UP, answered=True),
+    TooLate: Consequence(Fate.GIVEN_UP, answered=True),
     RetryLater: Consequence(Fate.RETRIED, answered=True),
     ProviderDown: Consequence(Fate.RETRIED_ALWAYS, answered=False),
     ProviderRefusesUs: Consequence(Fate.RETRIED_ALWAYS, answered=False),
@@ -249,6 +261,14 @@ class Decision(NamedTuple):
     why: str = ""
 
 
+def meant(push: Push, error: PushError | None) -> PushError | None:
+    """What an answer means for this device. Who never took a push of ours and belongs to another sender is
+    no device of ours."""
+    if isinstance(error, ProviderRefusesUs) and error.is_mismatch and not push.is_to_known_device:
+        return DeviceGone(InvalidReason.BAD)
+    return error
+
+
 def decide(
     push: Push,
     error: PushError | None,
@@ -259,6 +279,20 @@ def decide(
 ) -> Decision:
     """Pure. `now` is of the scheduler's clock; entries received before the wall time `oldest` are too old for
     another try."""
+    decision = _decide(push, error, now=now, oldest=oldest, chance=chance)
+    if not isinstance(error, TooLate) and (error is None or not error.is_answer or push.is_to_known_device):
+        return decision
+    return decision._replace(ended=decision.ended._replace(tells=False))
+
+
+def _decide(
+    push: Push,
+    error: PushError | None,
+    *,
+    now: float,
+    oldest: float,
+    chance: Callable[[], float],
+) -> Decision:
     fate, answered = CONSEQUENCES[None if error is None else type(error)]
     refused = push.composed.refused if push.composed else ()
     more = push.composed is not None and push.composed.more
@@ -267,12 +301,13 @@ def decide(
     if fate is Fate.KEPT:
         return Decision(Ended(answered))
     if fate is Fate.GIVEN_UP:
-        return Decision(Ended(answered, more), (*push.unsent, *refused), push.unsent, "refused")
+        why = "late" if isinstance(error, TooLate) else "refused"
+        return Decision(Ended(answered, more), (*push.unsent, *refused), push.unsent, why)
     attempts = failed_again(push.taken.attempts, push.push_id, counts=fate is Fate.RETRIED)
     retry = attempts, now + retry_delay(attempts.level, error.after, chance)
-    if fate is Fate.RETRIED_ALWAYS:
+    if fate is Fate.RETRIED_ALWAYS and attempts.level < MAX_FAILURES:
         return Decision(Ended(answered, retry=retry, after=error.after), refused)
-    if attempts.count >= MAX_ATTEMPTS:
+    if attempts.count >= MAX_ATTEMPTS or fate is Fate.RETRIED_ALWAYS:
         return Decision(Ended(answered, more), (*push.unsent, *refused), push.unsent, "retried")
     old = [entry for entry in push.unsent if entry.received_at < oldest]
     if old and len(old) == len(push.unsent):
@@ -307,8 +342,9 @@ class Outcomes:
     async def ended(self, push: Push, error: PushError | None) -> None:
         """A push was accepted (None) or not."""
         now, wall_time = self._clock.monotonic(), self._clock.now()
+        error = meant(push, error)
         decision = decide(push, error, now=now, oldest=wall_time - self._config.max_age, chance=self._chance)
-        if error is None and push.taken.job.kind is not Kind.VERIFICATION:
+        if error is None and push.taken.job.kind not in (Kind.VERIFICATION, Kind.DEVICE):
             self._events.accepted(push, now)
         elif error is None:
             await self._verification_sent(push)
@@ -316,7 +352,7 @@ class Outcomes:
             await self._device_gone(push, error)
         elif isinstance(error, PushRefused):
             log.error("a push was refused for good: %s", error.reason)
-        else:
+        elif not isinstance(error, TooLate):
             self._events.retried(push, "token" if decision.ended.answered else "provider")
         if decision.why:
             self._events.gave_up(push, decision.lost, decision.why)
@@ -373,21 +409,23 @@ class Outcomes:
         self._events.verification_sent(push, confirmed=move is not None and move.after is not move.before)
 
     async def _device_gone(self, push: Push, error: DeviceGone) -> None:
-        if isinstance(push.token, StatementPush):
+        if isinstance(push.token, StatementPush | DeviceRegistration):
             await self._subscription_gone(push.token)
         elif await self._move(push, INPUT_FOR_REASON[error.invalid]) is not None:
             self._events.token_invalid(push.token, error.invalid.value)
 
-    async def _subscription_gone(self, push: StatementPush) -> None:
+    async def _subscription_gone(self, push: StatementPush | DeviceRegistration) -> None:
         try:
-            if await self._store.delete_gone_device(push):
+            if isinstance(push, DeviceRegistration):
+                await self._store.delete_registration(push.key)
+            elif await self._store.delete_gone_device(push):
                 STATEMENT_DEVICES_GONE.inc()
         except StoreError as error:
             log.error("a subscription of a device that is gone was not deleted: %s", error)
 
     async def _move(self, push: Push, event: TokenInput) -> TokenMove | None:
         """Does nothing if the token has another device or code by now: the push was for the former one."""
-        if isinstance(push.token, StatementPush):
+        if not isinstance(push.token, TokenRecord):
             return None
         try:
             return await self._store.move_token(push.token, event, day(self._clock.now()))
@@ -407,6 +445,8 @@ class ProviderWatch:
         "Since when, and what is wrong."
         self._outages = {p: Outage(f"provider {p.tag}", monotonic, log) for p in Provider}
         self._used: set[Provider] = set()
+        self._first_failures: dict[Provider, int] = dict.fromkeys(Provider, 0)
+        "Before the first push that the provider took: nothing else would say that it takes none."
 
     def trouble(self) -> dict[str, str]:
         """Providers that take no pushes now, by tag, and why. Single hosts of Web Push are not named."""
@@ -419,6 +459,10 @@ class ProviderWatch:
     def ended(self, provider: Provider, error: PushError | None, *, opened: bool) -> None:
         """A push was accepted (None) or not, and perhaps `opened` its destination's breaker."""
         self._used.add(provider)
+        if error is None:
+            self._first_failures.pop(provider, None)
+        elif provider in self._first_failures and isinstance(error, (ProviderDown, ProviderRefusesUs)):
+            self._first_failures[provider] += 1
         if provider is Provider.WEB_PUSH:
             if opened and error is not None:
                 log.warning("a Web Push host %s: %s", _how(error), error.reason)
@@ -427,7 +471,8 @@ class ProviderWatch:
 
     def _note(self, provider: Provider, error: PushError | None) -> None:
         destination, now = Destination(provider), self._monotonic()
-        if self._scheduler.breaker_state(destination) is BreakerState.CLOSED:
+        is_up = self._first_failures.get(provider, 0) < FAILURES_IN_A_ROW
+        if is_up and self._scheduler.breaker_state(destination) is BreakerState.CLOSED:
             if provider in self._down:
                 since, _ = self._down.pop(provider)
                 self._outages[provider].note("")

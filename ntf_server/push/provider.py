@@ -19,6 +19,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from protocol.device_token import DeviceToken, Provider, WebPushToken
 from protocol.encoding import b64
+from protocol.hiding import hides_bytes
 from protocol.statuses import InvalidReason
 
 ALERT_TEXT: Final = b"Encrypted message or another app event"  # what a device shows if it cannot decrypt
@@ -34,6 +35,7 @@ _ALERT: Final = (
 )
 
 
+@hides_bytes
 @dataclass(slots=True)  # not frozen: one is made per push, and freezing doubles its cost
 class MessageList:
     """The token's last notifications, boxed for the device."""
@@ -43,6 +45,7 @@ class MessageList:
     boxed: bytes = field(repr=False)
 
 
+@hides_bytes
 @dataclass(slots=True)
 class Verification:
     """The registration code, boxed for the device."""
@@ -66,6 +69,8 @@ class StatementNotice:
     "For PushKit: the device rings."
     collapse_id: str = ""
     "A push with the same one replaces this one on the device."
+    is_background: bool = False
+    "Nothing is shown, unless it is for PushKit."
 
 
 PushNotification: TypeAlias = Verification | MessageList | CheckMessages | StatementNotice
@@ -102,6 +107,7 @@ def fcm_data(notification: PushNotification) -> dict[str, str]:
     return data
 
 
+@hides_bytes
 class Destination(NamedTuple):
     """What fails, slows down and recovers as one: a provider, or one host of Web Push. Do not print: a host
     may be one person's own."""
@@ -137,23 +143,29 @@ def one_spelling(host: bytes) -> bytes:
 class PushError(Exception):
     """A push was not accepted; the subclass says what to do next. `reason` is for logs and has no secret."""
 
-    def __init__(self, reason: str, *, after: float | None = None) -> None:
+    def __init__(self, reason: str, *, after: float | None = None, is_answer: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.after = after
         "Seconds that the provider asked us to wait."
+        self.is_answer = is_answer
+        "The service answered the push to this device; False: no device could be pushed to."
 
 
 class DeviceGone(PushError):
     """The provider does not know this device token (any more): stop and mark it INVALID."""
 
     def __init__(self, invalid: InvalidReason) -> None:
-        super().__init__(invalid.name)
+        super().__init__(invalid.name, is_answer=True)
         self.invalid = invalid
 
 
 class PushRefused(PushError):
     """This one push will never be accepted as it is."""
+
+
+class TooLate(PushError):
+    """A call that was not accepted while it was worth anything; nothing is known about the destination."""
 
 
 class RetryLater(PushError):
@@ -168,6 +180,9 @@ class ProviderRefusesUs(PushError):
     """The destination takes no push of ours, whatever the device: a key, a clock or a setting is wrong.
     `reason` says what to do."""
 
+    is_mismatch = False
+    "A device that never took a push of ours belongs to another sender, and is invalid."
+
 
 class Meaning(Enum):
     """What an answer of a push service is about. The tables of the providers end here."""
@@ -177,6 +192,7 @@ class Meaning(Enum):
     EXPIRED_DEVICE = "the device token has expired"
     UNREGISTERED_DEVICE = "the device or the app on it is gone"
     PUSH = "this push can never be accepted"
+    MISMATCH = "the device belongs to another sender, or this server is no longer the one it was"
     US = "the service refuses this server"
     LATER = "this device cannot be pushed to now"
     DOWN = "the service does not work now"
@@ -190,7 +206,6 @@ _DEVICE_GONE: Final = {
 }
 _ERRORS: Final[Mapping[Meaning, Callable[..., PushError]]] = {
     Meaning.PUSH: PushRefused,
-    Meaning.US: ProviderRefusesUs,
     Meaning.LATER: RetryLater,
     Meaning.DOWN: ProviderDown,
 }
@@ -205,8 +220,11 @@ def error_for(meaning: Meaning, answer: str, after: float | None, advice: str) -
     """The error that tells the dispatcher. `advice`: what to do if the service refuses this server."""
     if meaning in _DEVICE_GONE:
         return DeviceGone(_DEVICE_GONE[meaning])
-    reason = f"{answer}: {advice}" if meaning is Meaning.US else answer
-    return _ERRORS[meaning](reason, after=after)
+    if meaning in (Meaning.US, Meaning.MISMATCH):
+        refusal = ProviderRefusesUs(f"{answer}: {advice}", after=after, is_answer=True)
+        refusal.is_mismatch = meaning is Meaning.MISMATCH
+        return refusal
+    return _ERRORS[meaning](answer, after=after, is_answer=True)
 
 
 def unanswered(reason: str, *, whole_origin: bool) -> PushError:

@@ -47,8 +47,13 @@ class Providers:
     @property
     def set_up(self) -> frozenset[str]:
         """Tags of those that can reach a device."""
+        return frozenset(provider.tag for provider in self.reachable)
+
+    @property
+    def reachable(self) -> frozenset[Provider]:
+        """Those that can reach a device."""
         return frozenset(
-            provider.tag
+            provider
             for provider, pushes in self.by_tag.items()
             if not isinstance(pushes, (NotConfigured, NullProvider))
         )

@@ -28,6 +28,7 @@ from ntf_server.push.lanes import (
     Job,
     Kind,
     Lane,
+    Party,
     Target,
     Targets,
 )
@@ -85,6 +86,8 @@ class Ended(NamedTuple):
     "The token is to be tried again at this time; whatever arrives until then joins."
     after: float | None = None
     "Seconds that the destination asked us to stay away."
+    tells: bool = True
+    "False: the device never took a push, so its answer says nothing about the destination."
 
 
 class PushScheduler:
@@ -96,6 +99,7 @@ class PushScheduler:
         self, config: PushConfig, random: Callable[[], float], *, web_pushes: int = ANY_NUMBER
     ) -> None:
         self._config = config
+        self._random = random
         self._entries: dict[Job, Entry] = {}
         self._targets = Targets(config, random, web_pushes)
         self._known: dict[TokenKey, Destination] = {}
@@ -158,7 +162,7 @@ class PushScheduler:
             return Added.JOINED
         destination = destination or self._known.get(job.token_key)
         if destination is not None:
-            return self._admit(destination, job, since)
+            return self._admit(destination, job, since, job.party)
         lane = self._unknown[job.urgent]
         if lane.size >= lane.bound:
             return Added.DROPPED if job.urgent else Added.FULL
@@ -206,11 +210,15 @@ class PushScheduler:
 
     # What became of it
 
-    def loaded(self, taken: Taken, destination: Destination | None, now: float) -> Added | None:
+    def loaded(
+        self, taken: Taken, destination: Destination | None, now: float, party: Party | None = None
+    ) -> Added | None:
         """The store told the destination of a job that was taken; None: nothing is to be pushed, or the token
-        is gone. Returns None if the push is to start now; it then ends with `ended`."""
+        is gone. `party`: whose device it is, if it took a push before. Returns None if the push is to start
+        now; it then ends with `ended`."""
         entry = self._entries[taken.job]
         entry.started = now
+        entry.party = party or entry.party
         if destination is None:
             self._idle(entry, now)
             return Added.LEFT
@@ -227,14 +235,17 @@ class PushScheduler:
         target = entry.lane.target
         assert target is not None, "a job that was started has a destination"
         opened = False
-        if end.answered:
+        if not end.tells:
+            if target.probe == job:
+                self._next_probe(target, now, known_only=True)
+        elif end.answered:
             self._answered(target, job, now, now - entry.started)
         else:
             opened = self._failed(target, job, now, end.after)
         self._release(entry)
         if not end.answered and not target.breaker.is_closed:
             self._forget(entry, now)
-            self._park(target, job, entry.since)
+            self._park(target, job, entry.since, entry.party)
         elif end.retry is not None:
             self._retry(entry, target, *end.retry, now)
         else:
@@ -243,11 +254,11 @@ class PushScheduler:
 
     # Jobs
 
-    def _admit(self, destination: Destination, job: Job, since: float | None) -> Added:
+    def _admit(self, destination: Destination, job: Job, since: float | None, party: Party | None) -> Added:
         target = self._targets.get_or_make(destination)
         if target is not None:
             if not target.breaker.is_closed:
-                return self._park(target, job, since)
+                return self._park(target, job, since, party)
             lane = target.lane(job)
             if lane.has_room(sweeping=since is None):
                 self._create(job, lane, since)
@@ -256,7 +267,8 @@ class PushScheduler:
         return Added.DROPPED if job.urgent else Added.LEFT
 
     def _create(self, job: Job, lane: Lane, since: float | None) -> None:
-        entry = self._entries[job] = Entry(job, lane, arrivals=since is not None, since=since)
+        entry = Entry(job, lane, arrivals=since is not None, since=since, party=job.party)
+        self._entries[job] = entry
         lane.count(1)
         lane.queue.append(entry)
         self._offer(lane)
@@ -265,7 +277,7 @@ class PushScheduler:
         target = entry.lane.target
         if target is not None and not target.breaker.is_closed:
             self._forget(entry, now)
-            self._park(target, entry.job, entry.since)
+            self._park(target, entry.job, entry.since, entry.party)
             return
         entry.lane.queue.append(entry)
         self._offer(entry.lane)
@@ -289,11 +301,12 @@ class PushScheduler:
         if was_probe and before is not None:
             self._next_probe(before, now)
         since = taken.since if taken.since is not None else (now if taken.arrived else None)
-        added = self._admit(destination, entry.job, since)
+        added = self._admit(destination, entry.job, since, entry.party)
         moved = self._entries.get(entry.job)
         if added is not Added.QUEUED or moved is None:
             return added
         moved.attempts = taken.attempts
+        moved.party = entry.party
         moved.arrivals += entry.arrivals
         moved.joined = taken.joined + entry.joined
         lane = moved.lane
@@ -432,14 +445,14 @@ class PushScheduler:
             target.held -= 1  # it was counted before it became the probe
         elif target.breaker.failed(now, after):
             opened = True
-            target.held = 0
+            target.held = target.parties = 0
             self._park_queued(target, now)
         else:
             return False
         self._later(target.breaker.retry_at, target)
         return opened
 
-    def _park(self, target: Target, job: Job, since: float | None) -> Added:
+    def _park(self, target: Target, job: Job, since: float | None, party: Party | None) -> Added:
         """Send a job away until the destination is up again."""
         target.held += 1
         if job.urgent:
@@ -448,30 +461,53 @@ class PushScheduler:
             target.parked.setdefault(job, since)
         else:
             target.backlog = True
-            if len(target.candidates) < PROBE_CANDIDATES:
-                target.candidates[job] = None
+            if party is not None:
+                self._remember_candidate(target, job, party)
         return Added.LEFT
+
+    def _remember_candidate(self, target: Target, job: Job, party: Party) -> None:
+        """One of each party, and of all that came a random choice: nobody can occupy the probes."""
+        if party in target.candidates:
+            return
+        target.parties += 1
+        if len(target.candidates) >= PROBE_CANDIDATES:
+            if self._random() * target.parties >= PROBE_CANDIDATES:
+                return
+            del target.candidates[self._chosen(target)]
+        target.candidates[party] = job
+
+    def _chosen(self, target: Target) -> Party:
+        place = min(int(self._random() * len(target.candidates)), len(target.candidates) - 1)
+        return list(target.candidates)[place]
 
     def _park_queued(self, target: Target, now: float) -> None:
         for lane in (target.urgent, target.messages):
             while lane.queue:
                 entry = lane.queue.popleft()
                 self._forget(entry, now)
-                self._park(target, entry.job, entry.since)
+                self._park(target, entry.job, entry.since, entry.party)
 
-    def _next_probe(self, target: Target, now: float) -> None:
-        """Push to one of the tokens that were sent away; without any, trust the destination.
+    def _next_probe(self, target: Target, now: float, *, known_only: bool = False) -> None:
+        """Push to one of the devices that were sent away; without any, trust the destination.
 
-        Messages first: their tokens were verified, so that an answer tells about the destination."""
+        Those first that took a push before: their answers tell about the destination. `known_only`: another
+        one was tried, and told nothing."""
         target.probe = None
-        for waiting in (target.candidates, target.parked):
-            for job in list(waiting):
-                since = waiting.pop(job)
-                if job not in self._entries:
-                    target.probe = job
-                    self._create(job, target.lane(job), since)
-                    return
+        while target.candidates:
+            job = target.candidates.pop(self._chosen(target))
+            if job not in self._entries:
+                self._probe(target, job, None)
+                return
+        for job in [] if known_only else list(target.parked):
+            since = target.parked.pop(job)
+            if job not in self._entries:
+                self._probe(target, job, since)
+                return
         self._close(target, now)
+
+    def _probe(self, target: Target, job: Job, since: float | None) -> None:
+        target.probe = job
+        self._create(job, target.lane(job), since)
 
     def _close(self, target: Target, now: float) -> None:
         """The destination is up: bring back what was sent away."""

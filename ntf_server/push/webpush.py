@@ -26,7 +26,6 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
-    Verification,
     error_for,
     notification_data,
     unanswered,
@@ -111,7 +110,7 @@ class WebPushProvider:
         response = await self._send(endpoint, body)
         if response.status in DELIVERED:
             return
-        error = push_error(response, notification)
+        error = push_error(response)
         if isinstance(error, ProviderRefusesUs):
             self._signer.refused()
         raise error
@@ -168,13 +167,10 @@ def parse_endpoint(token: WebPushToken) -> Endpoint:
     return Endpoint(host, int(port or DEFAULT_PORT), path)
 
 
-def push_error(response: Response, notification: PushNotification) -> PushError:
+def push_error(response: Response) -> PushError:
     """What an answer means that is not a success."""
     status = response.status
     meaning = ANSWERS.get(status) or usual_meaning(status)
-    if meaning is Meaning.US and isinstance(notification, Verification):
-        # Anyone can name an endpoint that was made for another server's key: it tells nothing about ours.
-        meaning = Meaning.LATER
     return error_for(meaning, f"the Web Push service answered {status}", response.retry_after, ADVICE)
 
 

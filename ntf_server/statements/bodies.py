@@ -5,19 +5,36 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ntf_server.statements.json_scanner import NotJson, Scanner, unique_names
 from protocol.device_token import ApnsToken, DeviceToken, FcmToken, Provider
 from store.statement_records import Channel, Rule
 
 KEY_SIZE = 32
 "Bytes of a public key and of a topic."
+CODE_SIZE = 16
+"Bytes of the code that is pushed to a device."
 MAX_TOKEN = 200
 "Hex digits of a device token of Apple's; FCM's are texts within the store's 255 bytes."
 MAX_FCM_TOKEN = 255
 MAX_IDS = 100
+LONGEST_RULE = 1024
+"Characters of a rule."
+RULE_SIZE = 256
+"Bytes of a rule and what stands beside it, as clients usually write it: what a whole body may have for each."
+MAX_REGISTRATION = 4096
+MAX_UNSUBSCRIBE = 64 * MAX_IDS + 1024
+"Bytes of a body."
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+
+_HEX = re.compile(r"(?:0x)?([0-9a-fA-F]*)")
+
+
+def most_rule_bytes(most: int) -> int:
+    """Of a body with at most so many rules."""
+    return RULE_SIZE * most + 16 * 1024
 
 
 class BadBody(Exception):
@@ -34,19 +51,11 @@ class Registration(NamedTuple):
 
 def json_object(body: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_object)
-    except (ValueError, RecursionError):
+        value = json.loads(body.decode(), object_pairs_hook=unique_names)
+    except (ValueError, RecursionError, NotJson):
         raise BadBody("the body is not JSON") from None
     if not isinstance(value, dict):
         raise BadBody("the body must be a JSON object")
-    return value
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """What stands twice in an object would be read differently by different readers."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise BadBody("a field stands twice in an object")
     return value
 
 
@@ -90,6 +99,13 @@ def _device_token(channel: Channel, token: str, apple: Provider) -> DeviceToken:
     return ApnsToken(apple, raw.hex().encode())
 
 
+def verification(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Of which subscription, and the code."""
+    _only(body, "subscription_id", "code")
+    code = _fixed(body, "code", CODE_SIZE)
+    return _uuid(body.get("subscription_id")), code
+
+
 def subscription_ids(body: Mapping[str, Any]) -> list[bytes]:
     _only(body, "subscription_ids")
     ids = body.get("subscription_ids")
@@ -98,16 +114,53 @@ def subscription_ids(body: Mapping[str, Any]) -> list[bytes]:
     return [_uuid(one) for one in ids]
 
 
-def rules(body: Mapping[str, Any], most: int) -> tuple[bytes, list[Rule]]:
-    """Of which subscription, and which."""
-    _only(body, "subscription_id", "rules")
-    listed = body.get("rules")
-    if not isinstance(listed, list) or len(listed) > most:
-        raise BadBody(f"rules must be a list of at most {most}")
-    found = [_rule(one) for one in listed]
-    if len(set(found)) < len(found):
-        raise BadBody("the same rule stands in it twice")
-    return _uuid(body.get("subscription_id")), found
+class RulesBody:
+    """Rules of a subscription. Iterating reads one after the other, and may pause anywhere: there may be
+    thousands. Raises BadBody at the first thing that is wrong."""
+
+    def __init__(self, body: bytes, most: int) -> None:
+        self._body = body
+        self._most = most
+        self._found: dict[Rule, None] = {}
+        self._subscription_id: bytes | None = None
+
+    @property
+    def subscription_id(self) -> bytes:
+        return _uuid(None) if self._subscription_id is None else self._subscription_id
+
+    @property
+    def rules(self) -> list[Rule]:
+        return list(self._found)
+
+    def __iter__(self) -> Iterator[None]:
+        try:
+            yield from self._read(Scanner(self._body.decode("ascii")))
+        except (NotJson, UnicodeDecodeError):
+            raise BadBody("the body is not JSON as documented") from None
+
+    def _read(self, scanner: Scanner) -> Iterator[None]:
+        missing = {"subscription_id", "rules"}
+        for name in scanner.members():
+            missing.discard(name)
+            if name == "subscription_id":
+                self._subscription_id = _uuid(scanner.value(LONGEST_RULE))
+            elif name == "rules":
+                for _ in scanner.items():
+                    self._add(scanner.value(LONGEST_RULE))
+                    yield
+            else:
+                raise _unknown(name)
+        scanner.end()
+        if missing:
+            raise BadBody(f"{missing.pop()} is missing")
+
+    def _add(self, value: Any) -> None:
+        rule = _rule(value)
+        if rule in self._found:
+            raise BadBody("the same rule stands in it twice")
+        if len(self._found) == self._most:
+            raise BadBody(f"rules must be a list of at most {self._most}")
+        self._found[rule] = None
 
 
 def _rule(value: Any) -> Rule:
@@ -118,19 +171,23 @@ def _rule(value: Any) -> Rule:
 
 
 def _key(value: Mapping[str, Any], name: str) -> bytes:
+    return _fixed(value, name, KEY_SIZE)
+
+
+def _fixed(value: Mapping[str, Any], name: str, size: int) -> bytes:
     try:
-        key = _hex(value.get(name))
+        found = _hex(value.get(name))
     except ValueError:
-        key = b""
-    if len(key) != KEY_SIZE:
-        raise BadBody(f"{name} must be {KEY_SIZE} bytes in hex")
-    return key
+        found = b""
+    if len(found) != size:
+        raise BadBody(f"{name} must be {size} bytes in hex")
+    return found
 
 
 def _hex(text: Any) -> bytes:
-    if not isinstance(text, str) or not text.isascii() or any(letter.isspace() for letter in text):
+    if not isinstance(text, str) or not (digits := _HEX.fullmatch(text)):
         raise ValueError
-    return bytes.fromhex(text.removeprefix("0x"))
+    return bytes.fromhex(digits[1])
 
 
 def _uuid(text: Any) -> bytes:
@@ -140,5 +197,10 @@ def _uuid(text: Any) -> bytes:
 
 
 def _only(body: Mapping[str, Any], *known: str) -> None:
-    if unknown := sorted(set(body) - set(known)):
-        raise BadBody(f"unknown field {unknown[0][:40]!r}")
+    for name in body:
+        if name not in known:
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> BadBody:
+    return BadBody(f"unknown field {name[:40]!r}")

@@ -1,43 +1,51 @@
-"""The gateway's connections: so many at once, of one address a part of them, and none that only waits."""
+"""The gateway's connections and bodies: within limits, and for none longer than it needs.
+
+With TLS, connections are accepted like those of the NTF port: `transport.server`. Without, they come from a
+proxy of the operator's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-import ssl
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
+from typing import NamedTuple
 
 from aiohttp import web
+from OpenSSL import SSL
 
 from ntf_server.metrics import counter
+from ntf_server.statements.signed_requests import body_hash
+from protocol.hiding import hides_bytes
 from transport.accepting import Acceptor
-from transport.limits import ConnectionCounter, Turns, source_of
-from transport.server import HANDSHAKE_TIMEOUT
+from transport.budget import CpuBudget
+from transport.limits import ConnectionCounter, Rate, RateLimiter, source_of
+from transport.protocol_adapter import run_protocol
+from transport.server import Server, ServerConfig, serve
+from transport.streams import TlsStream
 
 log = logging.getLogger(__name__)
 
 ADDRESS_PART = 4
 "One address may have one connection of so many."
+MAX_HANDSHAKES = 200
+"TLS handshakes that have begun: each holds some 50 kB until it ends."
+READ_LIMIT = 64 * 1024
+"Bytes that a client may have sent while what it sent before is worked on."
 SILENCE = 20.0
 "Seconds until a connection without a whole head of a request is closed."
 BODY_TIMEOUT = 30.0
-HANDSHAKES_PER_TURN = 1
-"Of the event loop: each is a millisecond or two of arithmetic, and hundreds may come at once."
-HANDSHAKES, HANDSHAKES_PER_SOURCE = 128, 64
-"That have begun and not ended: each holds some 400 kB."
-SEND_TIMEOUT = 60.0
-"Seconds in which a client takes an answer that is long."
 LINGER = 2.0
 "Seconds in which the rest of a request that was answered is read."
 SHUTDOWN_TIMEOUT = 2.0
-MAX_BODY = 4 * 1024 * 1024
-"Bytes of a request."
 SHORT_BODY = 64 * 1024
-"Longer ones are counted:"
+"Bytes. Longer bodies are counted:"
 LONG_BODIES = 32
 "so many may come at once."
+BODY_BYTES = Rate(per_second=256 * 1024, burst=16 * 1024 * 1024)
+"Of one source."
 
 REFUSED = counter("statements_connections_refused", "Connections to the statement gateway beyond the limit")
 
@@ -45,24 +53,39 @@ REFUSED = counter("statements_connections_refused", "Connections to the statemen
 class HttpServer:
     """Serves the application between `open` and `close`."""
 
-    def __init__(self, application: web.Application, connections: ConnectionCounter) -> None:
+    def __init__(
+        self, application: web.Application, connections: ConnectionCounter, budget: CpuBudget
+    ) -> None:
         self._runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_TIMEOUT)
         self._connections = connections
+        self._budget = budget
+        self._server: Server | None = None
         self._acceptor: Acceptor | None = None
-        self._tls: ssl.SSLContext | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._handshakes = Turns(HANDSHAKES_PER_TURN)
-        self._begun = ConnectionCounter(HANDSHAKES, HANDSHAKES_PER_SOURCE)
 
-    async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
+    async def open(self, host: str | None, port: int, tls: SSL.Context | None, *, reuse_port: bool) -> int:
         """Returns the port."""
         await self._runner.setup()
-        self._tls = tls
-        self._acceptor = Acceptor(self._take, reuse_port=reuse_port)
-        await self._acceptor.listen(host, port)
-        return self._acceptor.port
+        if tls is None:
+            self._acceptor = Acceptor(self._take, reuse_port=reuse_port)
+            await self._acceptor.listen(host, port)
+            return self._acceptor.port
+        config = ServerConfig(
+            max_handshakes=MAX_HANDSHAKES,
+            read_limit=READ_LIMIT,
+            admit=lambda address: self._connections.admit(source_of(address)),
+            release=lambda address: self._connections.release(source_of(address)),
+            on_refused=REFUSED.inc,
+            budget=self._budget,
+            reuse_port=reuse_port,
+        )
+        self._server = await serve(self._handle, host, port, context=tls, config=config)
+        return self._server.port
 
     async def close(self) -> None:
+        """Requests in progress are answered within a bounded time."""
+        if self._server is not None:
+            self._server.stop_accepting()
         if self._acceptor is not None:
             self._acceptor.close()
         for task in self._opening:
@@ -70,11 +93,19 @@ class HttpServer:
         if self._opening:
             await asyncio.wait(self._opening)
         await self._runner.cleanup()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed(SHUTDOWN_TIMEOUT)
+
+    async def _handle(self, stream: TlsStream) -> None:
+        assert self._runner.server is not None
+        connection = _Connection(self._runner.server)
+        await run_protocol(stream, connection, self._budget, source_of(stream.peer[0]))
 
     def _take(self, sock: socket.socket, address: str) -> None:
-        """A connection counts from now on, and not only when it has shaken hands."""
+        """Without TLS."""
         source = source_of(address)
-        if not self._connections.admit(source):
+        if not (self._budget.admits(source) and self._connections.admit(source)):
             REFUSED.inc()
             sock.close()
             return
@@ -85,40 +116,11 @@ class HttpServer:
     async def _connect(self, sock: socket.socket, source: str) -> None:
         assert self._runner.server is not None
         connection = _Connection(self._runner.server)
-        timeout = HANDSHAKE_TIMEOUT if self._tls else None
-        with ExitStack() as counted, suppress(OSError), ExitStack() as begun:  # it is gone, or speaks no TLS
+        with ExitStack() as counted, suppress(OSError):  # it is gone
             counted.callback(self._connections.release, source)
-            if self._tls is not None:
-                await self._its_turn(sock, source)
-                begun.callback(self._begun.release, source)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
-            )
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
             if connection.transport is not None:
                 connection.counted = counted.pop_all()
-
-    async def _its_turn(self, sock: socket.socket, source: str) -> None:
-        """To shake hands. Who says nothing keeps nobody from it; OSError if too many have begun."""
-        try:
-            await _begins(sock)
-            await self._handshakes.take(1)
-            if not self._begun.admit(source):
-                REFUSED.inc()
-                raise ConnectionRefusedError
-        except BaseException:
-            sock.close()
-            raise
-
-
-async def _begins(sock: socket.socket) -> None:
-    """Wait until the peer says something."""
-    loop, said = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sock, said.set)
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-            await said.wait()
-    finally:
-        loop.remove_reader(sock)
 
 
 class _Connection(web.RequestHandler):
@@ -171,50 +173,55 @@ _CODES = {413: "too_large"}
 "Where the phrase is another in each version of Python."
 
 
-async def whole_body(request: web.Request, long_bodies: ConnectionCounter) -> bytes:
-    """HTTPException if it is too long, does not come in time, or so many long ones come already."""
-    if (request.content_length or 0) > MAX_BODY:
-        raise _too_large()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            return await _read(request, long_bodies)
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    except (web.RequestPayloadError, ConnectionError):
-        raise web.HTTPBadRequest from None
+@hides_bytes
+class Body(NamedTuple):
+    content: bytes
+    digest: bytes
+    "What a signature covers of it."
 
 
-async def _read(request: web.Request, long_bodies: ConnectionCounter) -> bytes:
-    """Nobody knows who sends it until it is there: the room for long ones is shared out."""
-    body, source, is_long = bytearray(), source_of(request.remote or ""), False
-    with ExitStack() as counted:
-        while chunk := await request.content.readany():
-            body += chunk
-            if len(body) > MAX_BODY:
-                raise _too_large()
-            if len(body) > SHORT_BODY and not is_long:
-                if not long_bodies.admit(source):
+class Bodies:
+    """Reads them. Nobody knows who sends one until it is there: what all may send is shared out by source."""
+
+    def __init__(self, *, per_source: int) -> None:
+        """`per_source`: long ones of one source at once; 0 is no limit."""
+        self.long = ConnectionCounter(LONG_BODIES, per_source)
+        self._bytes = RateLimiter(BODY_BYTES)
+        self._clock = asyncio.get_running_loop().time
+
+    async def read(self, request: web.Request, source: str, limit: int) -> Body:
+        """HTTPException if it has more bytes than `limit`, does not come in time, or is more than the source
+        may send."""
+        if (request.content_length or 0) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                return await self._read(request, source, limit)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        except (web.RequestPayloadError, ConnectionError):
+            raise web.HTTPBadRequest from None
+
+    async def _read(self, request: web.Request, source: str, limit: int) -> Body:
+        content, digest, is_long = bytearray(), body_hash(), False
+        with ExitStack() as counted:
+            while chunk := await request.content.readany():
+                content += chunk
+                digest.update(chunk)
+                if len(content) > limit:
+                    raise _too_large(limit)
+                if not self._bytes.allows(source, self._clock(), len(chunk)):
                     raise web.HTTPTooManyRequests
-                counted.callback(long_bodies.release, source)
-                is_long = True
-        return bytes(body)
+                if len(content) > SHORT_BODY and not is_long:
+                    if not self.long.admit(source):
+                        raise web.HTTPTooManyRequests
+                    counted.callback(self.long.release, source)
+                    is_long = True
+            return Body(bytes(content), digest.digest())
 
 
-def _too_large() -> web.HTTPException:
-    return web.HTTPRequestEntityTooLarge(MAX_BODY, MAX_BODY)
-
-
-async def send(request: web.Request, response: web.Response) -> None:
-    """Returns when the client has taken it, but for what the system buffers; one that does not is let go."""
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT):
-            await response.prepare(request)
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:
-        pass  # it is gone
+def _too_large(limit: int) -> web.HTTPException:
+    return web.HTTPRequestEntityTooLarge(limit, limit)
 
 
 class _OneLine(logging.Filter):

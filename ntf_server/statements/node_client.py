@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
 from ntf_server.metrics import counter
+from ntf_server.statements.json_scanner import NotJson, Scanner
+from protocol.hiding import hides_bytes
 
 CONNECT_TIMEOUT = 20.0
 CALL_TIMEOUT = 30.0
@@ -20,12 +23,27 @@ HEARTBEAT = 30.0
 "Seconds of silence after which the node is asked for a sign of life; without one the connection ends."
 MAX_MESSAGE = 16 * 1024 * 1024
 "Bytes: a batch of stored statements; a node that sends more is disconnected."
+LONG_MESSAGE = 64 * 1024
+"Characters: longer messages are notifications,"
+READ_AT_ONCE = 64 * 1024
+"of which so many are read in one turn of the event loop: a millisecond or so."
+STATEMENT_COST = 512
+"Characters that reading a statement costs besides its length."
+LONGEST_VALUE = 4096
+"Characters of whatever else is in a notification."
 NOTIFICATIONS = frozenset({"statement_statement", "statement_statements"})
 
 MALFORMED = counter("statements_malformed_messages", "Messages of the statement store that make no sense")
 
-OnStatements = Callable[[list[bytes]], Awaitable[None]]
-"Takes encoded statements; nothing more is read until it returns."
+REPLAY_SILENCE = 5.0
+"Seconds in which nothing comes, after which a node is taken to have sent all that it had stored."
+REPLAY_LIMIT = 60.0
+"Seconds after which it is taken so in any case."
+MAX_REPLAYED = 10_000
+"Subscriptions of which it is remembered that the node has sent all that it had stored."
+
+OnStatements = Callable[[list[bytes], bool], Awaitable[None]]
+"Takes encoded statements, and whether the node had stored them; nothing more is read until it returns."
 
 
 class NodeError(Exception):
@@ -43,6 +61,24 @@ class NodeClient:
         self._heard = 0
         self._is_taking = False
         self._closed = False
+        self._replayed: dict[str, None] = {}
+        self._progress = asyncio.Event()
+
+    async def replayed(self, name: str) -> None:
+        """Return when the node has sent all that it had stored, and it was taken."""
+        deadline = asyncio.get_running_loop().time() + REPLAY_LIMIT
+        while name not in self._replayed:
+            heard = self._heard
+            self._progress.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPLAY_SILENCE):
+                    await self._progress.wait()
+            if self._closed:
+                raise NodeError("the connection ended")
+            is_silent = self._heard == heard and not self._is_taking
+            if is_silent or asyncio.get_running_loop().time() > deadline:
+                self._note_replayed(name)
+                return
 
     async def subscribe(self, topics: Collection[bytes] | None) -> str:
         """The name of a subscription to any of the topics; None: to every statement."""
@@ -54,6 +90,7 @@ class NodeClient:
 
     async def unsubscribe(self, name: str) -> None:
         await self._call("statement_unsubscribeStatement", name)
+        self._replayed.pop(name, None)
 
     async def run(self) -> None:
         """Raises NodeError when the connection ends, whatever ended it."""
@@ -71,6 +108,7 @@ class NodeClient:
 
     def _end_calls(self) -> None:
         self._closed = True
+        self._progress.set()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(NodeError("the connection ended"))
@@ -104,19 +142,33 @@ class NodeClient:
 
     async def _handle(self, text: str) -> None:
         self._heard += 1
-        statements: list[bytes] = []
+        self._is_taking = True
         try:
+            told = await self._read(text)
+            if told.statements:
+                await self._on_statements(told.statements, told.is_stored)
+        finally:
+            self._is_taking = False
+        if told.is_last:
+            self._note_replayed(told.subscription)
+        self._progress.set()
+
+    def _note_replayed(self, name: str) -> None:
+        if len(self._replayed) < MAX_REPLAYED:
+            self._replayed[name] = None
+
+    async def _read(self, text: str) -> Told:
+        """What a message says about statements. Long messages are read a little at a time."""
+        try:
+            if len(text) > LONG_MESSAGE:
+                return await _read_notification(text)
             message = json.loads(text)
             if message.get("method") in NOTIFICATIONS:
-                statements = _statements(message["params"]["result"])
-            else:
-                self._answered(message)
+                return _told(message["params"])
+            self._answered(message)
         except _NONSENSE:
             MALFORMED.inc()
-        if statements:
-            self._is_taking = True
-            await self._on_statements(statements)
-            self._is_taking = False
+        return Told([])
 
     def _answered(self, message: dict[str, Any]) -> None:
         future = self._calls.get(message["id"])
@@ -130,8 +182,34 @@ class NodeClient:
             )
 
 
-_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, NotJson)
 "What looking into JSON of another shape than expected can raise."
+
+
+@hides_bytes
+class Told(NamedTuple):
+    """What a notification says."""
+
+    statements: list[bytes]
+    subscription: str = ""
+    remaining: int | None = None
+    "Of those stored before that are still to come; None: these are new."
+
+    @property
+    def is_stored(self) -> bool:
+        return self.remaining is not None
+
+    @property
+    def is_last(self) -> bool:
+        """Of what was stored before."""
+        return self.remaining is not None and self.remaining <= 0
+
+
+def _told(parameters: dict[str, Any]) -> Told:
+    result = parameters["result"]
+    remaining = result["data"].get("remaining")
+    name = str(parameters.get("subscription", ""))
+    return Told(_statements(result), name, None if remaining is None else int(remaining))
 
 
 def _statements(result: dict[str, Any]) -> list[bytes]:
@@ -145,10 +223,77 @@ def _statements(result: dict[str, Any]) -> list[bytes]:
     return found
 
 
+async def _read_notification(text: str) -> Told:
+    """As `_told`, with pauses in which others have a turn. NotJson if it is anything else."""
+    reading = NotificationReader(text)
+    read_since = 0
+    for size in reading:
+        read_since += size
+        if read_since > READ_AT_ONCE:
+            read_since = 0
+            await asyncio.sleep(0)
+    return reading.told
+
+
+class NotificationReader:
+    """Reads a notification statement by statement; iterating tells how many characters were read."""
+
+    def __init__(self, text: str) -> None:
+        self._scanner = Scanner(text)
+        self._values: dict[str, Any] = {}
+        self.statements: list[bytes] = []
+
+    @property
+    def told(self) -> Told:
+        """When all is read."""
+        remaining = self._values.get("remaining")
+        name = str(self._values.get("subscription", ""))
+        return Told(self.statements, name, None if remaining is None else int(remaining))
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._read(_PATH)
+        self._scanner.end()
+        if self._values.get("method") not in NOTIFICATIONS:
+            raise NotJson
+
+    def _read(self, path: Sequence[str]) -> Iterator[int]:
+        """Of an object, what is behind the first name of the path."""
+        for name in self._scanner.members():
+            if name != path[0]:
+                value = self._scanner.value(LONGEST_VALUE)
+                if name in _READ:
+                    self._values[name] = value
+                yield len(name)
+            elif len(path) > 1:
+                yield from self._read(path[1:])
+            else:
+                yield from self._take()
+
+    def _take(self) -> Iterator[int]:
+        for _ in self._scanner.items():
+            statement = self._scanner.plain_text()
+            try:
+                self.statements.append(bytes.fromhex(statement.removeprefix("0x")))
+            except ValueError:
+                MALFORMED.inc()
+            yield len(statement) + STATEMENT_COST
+
+
+_READ = frozenset({"method", "subscription", "remaining"})
+_PATH = ("params", "result", "data", "statements")
+
+
+async def _refuse(*_: object) -> None:
+    """The operator named one node: it cannot send this server to another."""
+    raise NodeError("the node redirects to another address")
+
+
 @asynccontextmanager
 async def connected(url: str, on_statements: OnStatements) -> AsyncIterator[NodeClient]:
     """NodeError if there is no connection within `CONNECT_TIMEOUT`."""
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_redirect.append(_refuse)
+    async with aiohttp.ClientSession(auto_decompress=False, trace_configs=[tracing]) as session:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 socket = await session.ws_connect(url, heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE)

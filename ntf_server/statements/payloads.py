@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from protocol.hiding import hides_bytes
 from store.statement_records import Channel
 
 APNS_LIMIT = 4096
@@ -22,6 +24,7 @@ class NotifyType(StrEnum):
     VOIP = "voip"
 
 
+@hides_bytes
 @dataclass(frozen=True, slots=True)
 class Matched:
     """The part of a statement that a push carries; `topic` is the one whose rule matched."""
@@ -29,6 +32,15 @@ class Matched:
     sender: bytes
     topic: bytes
     data: bytes = field(repr=False)
+    signature: bytes = field(default=b"", repr=False)
+    expiry: bytes = b""
+
+    @property
+    def proof(self) -> dict[str, str]:
+        """What the app needs besides to check who made the statement, and until when it is good."""
+        if not self.signature:
+            return {}
+        return {"signature": self.signature.hex(), "expiry": str(int.from_bytes(self.expiry, "little"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +52,24 @@ class Payload:
 
 
 def payload(channel: Channel, notify_type: NotifyType, matched: Matched, title: str) -> Payload:
-    """The full statement if its encoded payload is within the channel's limit, else without its data."""
+    """The full statement if its encoded payload is within the channel's limit; else without signature and
+    expiry; else without its data, too."""
     build, room = _CHANNELS[channel]
-    full = _encode(build(matched, notify_type, title, False))
-    if len(full) <= room:
-        return Payload(full, truncated=False)
-    return Payload(_encode(build(matched, notify_type, title, True)), truncated=True)
+    bare = replace(matched, signature=b"")
+    for carried in (matched, bare):
+        full = _encode(build(carried, notify_type, title, False))
+        if len(full) <= room:
+            return Payload(full, truncated=False)
+    return Payload(_encode(build(bare, notify_type, title, True)), truncated=True)
+
+
+def code_payload(channel: Channel, subscription_id: bytes, code: bytes) -> bytes:
+    """What a device shows to prove that pushes reach it."""
+    verification = {"subscription_id": str(uuid.UUID(bytes=subscription_id)), "code": code.hex()}
+    if channel is Channel.FCM:
+        return _encode({f"verification_{key}": value for key, value in verification.items()})
+    aps = {} if channel is Channel.VOIP else {"content-available": 1}
+    return _encode({"aps": aps, "verification": verification})
 
 
 def _encode(value: Mapping[str, Any]) -> bytes:
@@ -69,6 +93,7 @@ def _statement(matched: Matched, notify_type: NotifyType, truncated: bool) -> di
             "data": None if truncated else matched.data.hex(),
             "topic": matched.topic.hex(),
             "sender_pubkey": matched.sender.hex(),
+            **matched.proof,
         },
         "truncated": truncated,
         "notify_type": notify_type,
@@ -82,6 +107,7 @@ def _fcm(matched: Matched, notify_type: NotifyType, title: str, truncated: bool)
         **data,
         "statement_topic": matched.topic.hex(),
         "sender_pubkey": matched.sender.hex(),
+        **{f"statement_{key}": value for key, value in matched.proof.items()},
         "truncated": "true" if truncated else "false",
         "notify_type": notify_type.value,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.metrics import counter, histogram
@@ -13,9 +13,17 @@ from ntf_server.outage import STORE_PAUSE
 from protocol.encoding import new_tuple
 from protocol.errors import DecodeError
 from protocol.statement_signatures import is_genuine
-from protocol.statements import OnChain, Signed, decode_statement
+from protocol.statements import EXPIRY_SIZE, OnChain, Signed, decode_statement
 from store.interface import LeaseLost, StatementStore, StoreError
-from store.statement_records import FIRST_PAGE, Accepted, BatchPage, PushKey, ReceivedStatement
+from store.statement_records import (
+    DEFAULT_LIMITS,
+    FIRST_PAGE,
+    Accepted,
+    BatchPage,
+    PushKey,
+    PushLimits,
+    ReceivedStatement,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +37,25 @@ DROPPED = counter("statements_dropped", "Statements that were not even looked up
 LIMITED = counter("statements_limited", "Pushes not made because the sender had too many")
 REPEATED = counter("statements_repeated", "Pushes not made because they were made before")
 MATCHED = counter("statements_matched", "Pushes that statements led to")
+DEVICE_LIMITED = counter(
+    "statements_device_limited", "Pushes not made because a device had too many, all senders together"
+)
+STORED_BEFORE = counter(
+    "statements_stored_before", "Pushes not made because the node had the statement before the rule was made"
+)
 CUT = counter("statements_cut", "Statements that were for more subscriptions than one may be for")
 ACCEPT_SECONDS = histogram("statements_accept_seconds", "Time to look up and store a batch of statements")
 
 
 class DroppedStatement(Exception):
     """A statement that is not looked up; the argument is the reason."""
+
+
+class Came(NamedTuple):
+    """When statements came to the node, at the earliest."""
+
+    at: float
+    is_stored: bool
 
 
 class StatementSink(Protocol):
@@ -47,22 +68,33 @@ class StatementSink(Protocol):
 class Pipeline:
     """`take` is what a watcher calls. It returns when all is stored, so that the node waits meanwhile."""
 
-    def __init__(self, store: StatementStore, sink: StatementSink, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: StatementStore,
+        sink: StatementSink,
+        clock: Clock,
+        limits: PushLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._store = store
         self._sink = sink
         self._clock = clock
+        self._limits = limits
 
-    async def take(self, encoded: Sequence[bytes]) -> None:
+    async def take(self, encoded: Sequence[bytes], stored_since: float | None = None) -> None:
+        """`stored_since`: the node had them when their topics were subscribed, but not before this time."""
         RECEIVED.inc(len(encoded))
+        came = Came(self._clock.now(), is_stored=False)
+        if stored_since is not None:
+            came = Came(stored_since, is_stored=True)
         for start in range(0, len(encoded), BATCH):
             received_at = self._clock.monotonic()
-            genuine = await self._genuine(encoded[start : start + BATCH])
+            genuine = await self._genuine(encoded[start : start + BATCH], came)
             if genuine:
                 await self._accept(genuine, received_at)
 
-    async def _genuine(self, encoded: Sequence[bytes]) -> list[ReceivedStatement]:
+    async def _genuine(self, encoded: Sequence[bytes], came: Came) -> list[ReceivedStatement]:
         """Those to look up. Checking a signature takes long: others have a turn in between."""
-        signed = _all_signed(encoded, self._clock.now())
+        signed = _all_signed(encoded, self._clock.now(), came)
         genuine: list[ReceivedStatement] = []
         for start in range(0, len(signed), TURN):
             turn = signed[start : start + TURN]
@@ -80,6 +112,8 @@ class Pipeline:
             accepted = await self._accept_page(statements, page)
             LIMITED.inc(accepted.limited)
             REPEATED.inc(accepted.repeated)
+            DEVICE_LIMITED.inc(accepted.device_limited)
+            STORED_BEFORE.inc(accepted.stored)
             MATCHED.inc(len(accepted.pushes))
             if accepted.cut:
                 CUT.inc(accepted.cut)
@@ -93,7 +127,8 @@ class Pipeline:
         while True:
             try:
                 with ACCEPT_SECONDS.time():
-                    return await self._store.accept_statements(statements, self._clock.now(), page)
+                    now = self._clock.now()
+                    return await self._store.accept_statements(statements, now, page, self._limits)
             except LeaseLost:
                 raise
             except StoreError as error:
@@ -101,17 +136,17 @@ class Pipeline:
                 await asyncio.sleep(STORE_PAUSE)
 
 
-def _all_signed(encoded: Sequence[bytes], now: float) -> list[tuple[Signed, ReceivedStatement]]:
+def _all_signed(encoded: Sequence[bytes], now: float, came: Came) -> list[tuple[Signed, ReceivedStatement]]:
     signed = []
     for one in encoded:
         try:
-            signed.append(_signed(one, now))
+            signed.append(_signed(one, now, came))
         except DroppedStatement as dropped:
             DROPPED.labels(*dropped.args).inc()
     return signed
 
 
-def _signed(encoded: bytes, now: float) -> tuple[Signed, ReceivedStatement]:
+def _signed(encoded: bytes, now: float, came: Came) -> tuple[Signed, ReceivedStatement]:
     """A statement whose signature is worth a check."""
     try:
         statement = decode_statement(encoded)
@@ -127,5 +162,6 @@ def _signed(encoded: bytes, now: float) -> tuple[Signed, ReceivedStatement]:
     topics = tuple(dict.fromkeys(filter(None, statement.topics)))
     if not topics:
         raise DroppedStatement("no_topic")
-    received = (encoded, proof.signer, topics, statement.data or b"", expires_at)
+    carried = (statement.data or b"", expires_at, statement.expiry.to_bytes(EXPIRY_SIZE, "little"))
+    received = (encoded, proof.signer, topics, *carried, proof.signature, came.is_stored, came.at)
     return proof, new_tuple(ReceivedStatement, received)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
+from ntf_server.metrics import counter
 from ntf_server.outage import STORE_PAUSE
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
+from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
 from store.interface import GatewayStore, LeaseLost, StatementStore, StoreError
 from store.leases import SOLE_OWNER, STATEMENTS, Ownership
@@ -27,8 +30,17 @@ SHARED_TOPICS_INTERVAL = 0.5
 "and where other daemons change rules too."
 OWNERSHIP_INTERVAL = 0.5
 "Seconds between looks whether this daemon is the one that watches."
+LISTENING_INTERVAL, LISTENING_STORED = 0.1, 1.0
+"Seconds between looks whether the node is heard, and between times that it is written down."
 PURGE_INTERVAL = 60.0
 PURGE_PAGE = 500
+SECONDS_PER_DAY = 86_400
+
+EXPIRED_PUSHES = counter("statement_pushes_expired", "Pushes not made before their statements expired")
+UNRENEWED = counter(
+    "statement_subscriptions_unrenewed",
+    "Subscriptions deleted because their client was not heard of for long",
+)
 
 
 class ServiceStore(GatewayStore, StatementStore, Protocol):
@@ -55,20 +67,72 @@ class StatementGateway:
         self._ownership = ownership
         self._topics_interval = SHARED_TOPICS_INTERVAL if ownership.is_shared else TOPICS_INTERVAL
         self.api = api
-        pipeline = Pipeline(store, sink, clock)
-        self._watcher = TopicWatcher(config.node, pipeline.take, most_topics=config.watched_topics)
+        api.are_rules_read = self._are_rules_read
+        self._pipeline = Pipeline(store, sink, clock, config.push_limits)
+        self._listening_until = 0.0
+        "When the node was last heard of; what it has stored when it is next may have come since then."
+        self._watcher = TopicWatcher(
+            config.node, self._take, most_topics=config.watched_topics, new_rules=self
+        )
 
     async def run(self) -> None:
         async with TaskGroup() as tasks:
             tasks.create_task(self._watch(), name="statement watch")
             tasks.create_task(self._follow_rules(), name="statement topics")
             tasks.create_task(self._purge(), name="statement housekeeping")
+            tasks.create_task(self._note_listening(), name="statement listening")
+
+    async def _take(self, statements: list[bytes], is_stored: bool) -> None:
+        await self._pipeline.take(statements, self._listening_until if is_stored else None)
+
+    async def _note_listening(self) -> None:
+        """While the node is heard, nothing that it sends later is older. Other daemons, and this one after a
+        restart, need not know it so exactly."""
+        stored = 0.0
+        while True:
+            if self._watcher.is_listening:
+                self._listening_until = now = self._clock.now()
+                if not 0 <= now - stored < LISTENING_STORED:
+                    stored = now
+                    with contextlib.suppress(
+                        StoreError
+                    ):  # whatever is wrong with the store is told by others
+                        await self._store.note_listening(now)
+            await asyncio.sleep(LISTENING_INTERVAL)
+
+    async def _read_listening(self) -> None:
+        """What this process, or another daemon, heard before."""
+        try:
+            self._listening_until = await self._store.listened_until()
+        except StoreError as error:
+            log.error("calls that the node has stored are not pushed: %s", error)
+            self._listening_until = 0.0
+
+    def _are_rules_read(self) -> bool:
+        """As far as this daemon knows, by it or by another one."""
+        return self._watcher.is_listening or not self._ownership.owns(STATEMENTS)
+
+    # NewRules
+
+    async def begin_baseline(self, watched: Collection[bytes] | None) -> list[bytes]:
+        """See NewRules."""
+        topics = await self._store.new_rule_topics(MAX_GROUP)
+        topics = [topic for topic in topics if watched is None or topic in watched]
+        if topics:
+            await self._store.begin_baseline(topics)
+        return topics
+
+    async def settle(self, topics: Sequence[bytes]) -> None:
+        """See NewRules."""
+        await self._store.settle_rules(topics)
+        self.api.rules_settled()
 
     async def _watch(self) -> None:
         """One daemon watches; another goes on when it is gone. Each begins with all that the node has stored,
         and what was pushed before is known."""
         while True:
             term = await self._is_watching()
+            await self._read_listening()
             try:
                 async with TaskGroup() as tasks:
                     watching = tasks.create_task(self._watcher.run(), name="statement watcher")
@@ -91,7 +155,6 @@ class StatementGateway:
         return self._ownership.term(STATEMENTS) if self._ownership.owns(STATEMENTS) else 0
 
     async def _follow_rules(self) -> None:
-        watched: list[bytes] | None = None
         while True:
             await self._is_watching()
             self.api.rules_changed.clear()
@@ -101,9 +164,7 @@ class StatementGateway:
                 log.error("topics of statements wait for the store: %s", error)
                 await asyncio.sleep(STORE_PAUSE)
                 continue
-            if topics != watched:
-                self._watcher.watch(topics)
-                watched = topics
+            self._watcher.watch(topics)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._topics_interval):
                     await self.api.rules_changed.wait()
@@ -112,8 +173,17 @@ class StatementGateway:
     async def _purge(self) -> None:
         while True:
             try:
-                while await self._store.purge_statements(int(self._clock.now()), PURGE_PAGE):
+                while await self._purge_page():
                     pass
             except StoreError as error:
                 log.error("housekeeping of statements waits for the store: %s", error)
             await asyncio.sleep(PURGE_INTERVAL)
+
+    async def _purge_page(self) -> bool:
+        """False: that was all."""
+        now, days = int(self._clock.now()), self._config.subscription_days
+        before = now - days * SECONDS_PER_DAY if days else 0
+        purged = await self._store.purge_statements(now, PURGE_PAGE, unrenewed_before=before)
+        EXPIRED_PUSHES.inc(purged.expired)
+        UNRENEWED.inc(purged.unrenewed)
+        return any(purged)

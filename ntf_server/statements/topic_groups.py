@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from protocol.hiding import hides_bytes
+
 MAX_GROUP = 128
 "Topics in one subscription, as the node allows."
 
 Topic = bytes
 
 
+@hides_bytes
 @dataclass(slots=True)
 class GroupChanges:
     """Groups to be subscribed, and groups whose subscription ends after that: no topic is ever unwatched."""

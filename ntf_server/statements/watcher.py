@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from ntf_server.metrics import counter, gauge
 from ntf_server.statements.node_client import NodeClient, NodeError, OnStatements, connected
@@ -27,6 +28,16 @@ Group = frozenset[bytes] | None
 "Topics of one subscription; None: all statements there are."
 
 
+class NewRules(Protocol):
+    """Rules of which it is not known what the node stored before them."""
+
+    async def begin_baseline(self, watched: Collection[bytes] | None) -> list[bytes]:
+        """Their topics, as many as fit in a subscription; `watched`: no others, None: any."""
+
+    async def settle(self, topics: Sequence[bytes]) -> None:
+        """All that the node had stored of the topics was taken."""
+
+
 class TopicWatcher:
     """Run `run()`; tell it the topics with `watch`, at any time."""
 
@@ -36,14 +47,18 @@ class TopicWatcher:
         on_statements: OnStatements,
         *,
         most_topics: int,
+        new_rules: NewRules | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self._new_rules = new_rules
         self._url = url
         self._on_statements = on_statements
         self._most_topics = most_topics
         self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, chance)
         self._topics: frozenset[bytes] = frozenset()
         self._changed = asyncio.Event()
+        self.is_listening = False
+        "All topics are subscribed, and what the node had stored was taken."
 
     def watch(self, topics: Collection[bytes]) -> None:
         """From now on exactly these."""
@@ -61,6 +76,7 @@ class TopicWatcher:
             except NodeError as error:
                 logger.warning("statement store: %s; trying again", error)
             finally:
+                self.is_listening = False
                 CONNECTED.set(0)
                 SUBSCRIPTIONS.set(0)
             await asyncio.sleep(self._backoff.next())
@@ -92,6 +108,22 @@ class TopicWatcher:
             SUBSCRIPTIONS.set(len(names))
             CONNECTED.set(1)
             self._backoff.reset()
+            for name in names.values():
+                await client.replayed(name)
+            self.is_listening = True
+            if self._new_rules is not None:
+                await self._read_baselines(client, self._new_rules, None if None in names else self._topics)
+
+    async def _read_baselines(
+        self, client: NodeClient, new_rules: NewRules, watched: Collection[bytes] | None
+    ) -> None:
+        """What the node stores of the topics of new rules, in a subscription of its own: the topics are
+        watched, so that what comes meanwhile is known to be new."""
+        while topics := await new_rules.begin_baseline(watched):
+            name = await client.subscribe(topics)
+            await client.replayed(name)
+            await client.unsubscribe(name)
+            await new_rules.settle(topics)
 
 
 async def _change(

@@ -21,6 +21,12 @@ async def call(socket: aiohttp.ClientWebSocketResponse, method: str, parameter: 
     return (await socket.receive_json())["result"]
 
 
+def notification(name: str, *statements: str, **more: int) -> dict[str, Any]:
+    result = {"event": "newStatements", "data": {"statements": [*statements], **more}}
+    params = {"subscription": name, "result": result}
+    return {"jsonrpc": "2.0", "method": "statement_statement", "params": params}
+
+
 async def test_the_program() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ntf_server", "fake-node", "--port", "0"), stdout=asyncio.subprocess.PIPE
@@ -33,18 +39,11 @@ async def test_the_program() -> None:
             url = json.loads(await process.stdout.readline())["url"]
             async with session.ws_connect(url) as sender, session.ws_connect(url) as watcher:
                 name = await call(watcher, "statement_subscribeStatement", wanted)
+                assert await watcher.receive_json() == notification(name, remaining=0)
                 for expected in ("new", "known"):
                     assert await call(sender, "statement_submit", statement) == {"status": expected}
                 assert await call(sender, "statement_submit", "0x00") == {"status": "invalid"}
-                told = await watcher.receive_json()
-                assert told == {
-                    "jsonrpc": "2.0",
-                    "method": "statement_statement",
-                    "params": {
-                        "subscription": name,
-                        "result": {"event": "newStatements", "data": {"statements": [statement]}},
-                    },
-                }
+                assert await watcher.receive_json() == notification(name, statement)
                 assert await call(watcher, "statement_unsubscribeStatement", name) is True
             process.terminate()
             assert await process.wait() == 0

@@ -70,3 +70,13 @@ async def test_endless_line_ends_the_talk(tmp_path: Path, unused_tcp_port: int) 
     async with talking(tmp_path, unused_tcp_port) as talk:
         talk.writer.write(b"x" * 10_000)
         assert await talk.line() == ""
+
+
+async def test_a_browser_is_disconnected_at_its_first_line(tmp_path: Path, unused_tcp_port: int) -> None:
+    """A page could make it send commands, password included, in the body of a request."""
+    async with talking(tmp_path, unused_tcp_port) as talk:
+        talk.writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nauth root pass\nresubscribe localhost\n")
+        async with asyncio.timeout(DEADLINE):
+            answer = (await talk.reader.read()).decode()
+        assert answer.startswith("unknown command 'POST'")
+        assert answer.count("\n") == 1

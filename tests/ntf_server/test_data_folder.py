@@ -104,10 +104,17 @@ def test_the_identity_remembers(tmp_path: Path) -> None:
         expect_database(tmp_path, tmp_path / "ntf.db")
 
 
-@pytest.mark.parametrize("loss", ["removed", "emptied", "replaced"])
-async def test_a_database_taken_away_ends_the_server_with_an_error(tmp_path: Path, loss: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "loss"),
+    [("", "removed"), ("", "emptied"), ("", "replaced")]
+    + [(end, loss) for end in ("-wal", "-shm") for loss in ("removed", "replaced")],
+)
+async def test_a_database_taken_away_ends_the_server_with_an_error(
+    tmp_path: Path, end: str, loss: str
+) -> None:
+    """Or its log, or the index of that: others would find none of what the server writes."""
     app: App = make_app(tmp_path, make_config(tmp_path))
-    database = tmp_path / "data" / "ntf-server.db"
+    database = tmp_path / "data" / f"ntf-server.db{end}"
     with pytest.raises(ExceptionGroup) as ended:
         async with running(app):
             client = await NtfClient.open(app.address)

@@ -14,7 +14,7 @@ import pytest
 from ntf_demo.fake_push.faults import Fault
 from ntf_server import own_routers, setup, store_watch
 from ntf_server.app import App, running
-from protocol.addresses import SmpQueueNtf
+from protocol.addresses import SmpQueueNtf, SmpServer
 from protocol.encoding import NO_ENTITY
 from protocol.ntf_commands import IdSub, Snew
 from smp_router.router import Router
@@ -24,6 +24,7 @@ from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
 from tests.ports import free_port
 from tests.store.test_failures import largest_file
+from tests.waiting import until
 
 READY, NOT_READY = "HTTP/1.1 200", "HTTP/1.1 503"
 
@@ -110,6 +111,49 @@ async def test_own_routers_must_be_subscribed(tmp_path: Path) -> None:
         await figures(port, name, up=0, queues=0, pending=3)
 
 
+async def test_metrics_name_a_bounded_number_of_own_routers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_routers, "MOST_SHOWN", 1)
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with (
+        Router.start(host="127.0.0.1") as first,
+        Router.start(host="127.0.0.1") as second,
+        running(make_app(tmp_path, config)) as app,
+    ):
+        for router in (first, second):
+            await subscribe(app, router, 1)
+        await until(lambda: len(app.subscriber.own_routers()) == 2)
+        shown, hidden = (known.name for known, _ in app.subscriber.own_routers())
+        await subscribe(app, first if shown == first.address.host_port else second, 1)
+        await figures(port, shown, up=1, queues=2, pending=0)
+        assert f'server="{hidden}"' not in await get(port, "/metrics")
+
+
+async def test_an_own_router_that_is_none_any_more_has_no_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is remembered of routers goes with them: one that comes back is reported like a new one."""
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with running(make_app(tmp_path, config)) as app:
+        async with Router.start(host="127.0.0.1") as router:
+            await subscribe(app, router, 1)
+            name = router.address.host_port
+            await figures(port, name, up=1)
+        down = f"own router {name} is down"
+        await until(lambda: caplog.text.count(down) == 1)
+        monkeypatch.setattr(own_routers, "MOST_SHOWN", 0)
+        async with asyncio.timeout(DEADLINE):
+            while f'server="{name}"' in await get(port, "/metrics"):
+                await asyncio.sleep(0.05)
+        monkeypatch.setattr(own_routers, "MOST_SHOWN", 1)
+        await until(lambda: caplog.text.count(down) == 2)
+
+
 async def figures(port: int, name: str, **wanted: int) -> None:
     lines = [f'simplex_ntf_smp_router_{key}{{server="{name}"}} {value}.0' for key, value in wanted.items()]
     async with asyncio.timeout(DEADLINE):
@@ -149,3 +193,36 @@ async def answers_while_pushing(drill: World, status: str) -> str:
                 if page.startswith(status):
                     return page
                 await asyncio.sleep(0.1)
+
+
+async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path) -> None:
+    """Any client may name our host with a wrong port or key, also beside a host of its own."""
+    port = free_port()
+    async with Router.start(host="127.0.0.1") as router, Router.start(host="127.0.0.1") as foreign:
+        own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+        config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+        async with running(make_app(tmp_path, config)) as app:
+            await subscribe(app, router, 3)
+            name = router.address.host_port
+            await figures(port, name, up=1, queues=3, pending=0)
+            named = [
+                SmpServer(("127.0.0.1",), str(free_port()), router.address.key_hash),
+                SmpServer(("127.0.0.1",), router.address.port, bytes(32)),
+                SmpServer(("127.0.0.1", "localhost"), foreign.address.port, foreign.address.key_hash),
+            ]
+            client = await NtfClient.open(app.address)
+            device = await active_device(app, client)
+            (queue,) = foreign.load.create_queues(1)
+            for server in named:
+                await device.subscribe(client, SmpQueueNtf(server, queue.notifier_id), queue.notifier_key)
+
+            def attempted() -> bool:
+                statuses = app.subscriber.status()
+                up = sum(status.subscribed for status in statuses)
+                return up == sum(status.last_error is not None for status in statuses) == 2
+
+            await until(attempted)
+            client.close()
+            assert [known.name for known, _ in app.subscriber.own_routers()] == [name]
+            assert await answers(port, READY) == "ready\n"
+            assert named[0].host_port not in await get(port, "/metrics")

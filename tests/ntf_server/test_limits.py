@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from ntf_server.config import LimitsConfig
 from ntf_server.limits import AddressLimits
-from transport.limits import Bucket, ConnectionCounter, Rate, RateLimiter, Turns, source_of
+from transport.limits import Bucket, ConnectionCounter, Rate, RateLimiter, source_of
 
 
 @pytest.mark.parametrize(
@@ -69,20 +67,3 @@ def test_connections_are_counted_in_all_and_per_source() -> None:
     counter.release("a")
     assert counter.admit("c")
     assert counter.total == 3
-
-
-async def test_turns_are_shared_out_in_order() -> None:
-    turns, done = Turns(10), list[int]()
-
-    async def work(number: int) -> None:
-        await turns.take(5)
-        done.append(number)
-
-    async with asyncio.TaskGroup() as tasks:
-        workers = [tasks.create_task(work(number)) for number in range(8)]
-        await asyncio.sleep(0)
-        assert done == [0, 1]
-        workers[2].cancel()
-    assert done == [0, 1, 3, 4, 5, 6, 7]
-    await turns.take(100)  # more than a turn has is let through alone
-    await asyncio.wait_for(turns.take(1), 10)

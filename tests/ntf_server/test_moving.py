@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -224,9 +225,8 @@ async def test_what_was_left_can_be_removed(tmp_path: Path, postgres: PostgresCl
     await filled_server(tmp_path)
     path = tmp_path / "d" / "ntf-server.db"
     url = postgres.new_database()
-    tables = tables_sqlite.SqliteTables(path)
-    tables_sqlite.ChangeLog(tables).start()
-    tables.close()
+    with closing(tables_sqlite.SqliteTables(path)) as tables, closing(tables_sqlite.ChangeLog(tables)) as log:
+        log.start()
     async with connected(url) as db:
         await tables_postgres.NewPostgresTables(db).use()
     env, where = {"NTF_STORE_URL": url}, ("--config-dir", tmp_path / "c")

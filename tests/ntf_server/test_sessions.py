@@ -17,7 +17,7 @@ from ntf_server.app import App, running
 from protocol.blocks import pad
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
-from protocol.errors import BLOCK, QUOTA, ErrorType, store_error
+from protocol.errors import AUTH, BLOCK, QUOTA, ErrorType, store_error
 from protocol.ntf_commands import Err, IdTkn, NtfCommand, NtfResponse, Ok, Ping, Pong, Tchk, Tkn, Trpl
 from protocol.ntf_handshake import NtfClientHandshake
 from protocol.statuses import TokenStatus
@@ -354,3 +354,23 @@ async def test_random_blocks_never_hurt_others(app: App, client: NtfClient) -> N
 def test_error_texts_fit_in_a_block() -> None:
     assert len(store_error("x" * 5000).text) < 300
     assert store_error("voilà") == ErrorType(b"STORE voil?")
+
+
+async def test_an_address_with_hundreds_of_failures_is_disconnected(tmp_path: Path) -> None:
+    """Its answers arrive, its connections that do not fail stay, and it gets in again."""
+    config = make_config(tmp_path, LIMITS={"address_failures_burst": 100})
+    async with running(make_app(tmp_path, config)) as app:
+        honest, hostile = await NtfClient.open(app.address), await NtfClient.open(app.address)
+        device, key = await active_device(app, honest), builders.ed25519()
+        unknown = [(Tchk(), builders.entity_id(), key)]
+        assert await hostile.ask_many(unknown * 100) == [Err(AUTH)] * 100
+        assert await hostile.ask_many(unknown * 2) == [Err(AUTH)] * 2
+        with pytest.raises(ConnectionClosed):
+            await hostile.ask_many(unknown)
+        assert await device.ask(honest, Tchk()) == Tkn(TokenStatus.ACTIVE)
+        again = await NtfClient.open(app.address)
+        assert await again.ask(Ping()) == Pong()
+        assert await again.ask_many(unknown) == [Err(AUTH)]
+        with pytest.raises(ConnectionClosed):
+            await again.receive(1)
+        honest.close()

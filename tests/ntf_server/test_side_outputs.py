@@ -164,12 +164,51 @@ async def test_health_is_told_however_many_say_nothing(tmp_path: Path, unused_tc
             each.close()
 
 
+async def test_clients_of_the_pages_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_http, "REQUEST_TIMEOUT", 3600)
+    pages = plain_http.HttpPages()
+    port = await pages.open("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await until(lambda: bool(pages._requests))
+    async with asyncio.timeout(DEADLINE):
+        await pages.close()
+        assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"", b"200"),
+        (b"Host: localhost:9090\r\n", b"200"),
+        (b"host:127.0.0.1\r\n", b"200"),
+        (b"Host: [::1]:9090\r\n", b"200"),
+        (b"Host: METRICS.example\r\n", b"200"),
+        (b"Host: evil.example\r\n", b"421"),
+        (b"Host: 127.0.0.1.evil.example\r\n", b"421"),
+        (b"Host: localhost\r\nHost: evil.example\r\n", b"421"),
+        (b"X: y\r\nhOsT :\tevil.example\r\n", b"421"),
+    ],
+)
+async def test_pages_for_another_host(
+    tmp_path: Path, unused_tcp_port: int, host: bytes, status: bytes
+) -> None:
+    """A site whose name its owner resolves to this machine cannot read them (DNS rebinding)."""
+    metrics = {"port": unused_tcp_port, "hosts": ("metrics.example",)}
+    async with running(make_app(tmp_path, make_config(tmp_path, METRICS=metrics))):
+        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        writer.write(b"GET /status.json HTTP/1.1\r\n" + host + b"\r\n")
+        assert (await reader.read()).split(b" ")[1] == status
+        writer.close()
+
+
 def test_files_that_others_can_read(tmp_path: Path) -> None:
-    url = tmp_path / "config" / "database-url"
-    config = make_config(tmp_path, STORE={"url_file": url})
+    url, gateway_key = tmp_path / "config" / "database-url", tmp_path / "config" / "gateway.key"
+    config = make_config(tmp_path, STORE={"url_file": url}, STATEMENTS={"key_file": gateway_key})
     url.touch(0o600)
+    gateway_key.touch(0o600)
     files = secret_files(tmp_path / "config", config)
-    assert url in files
+    assert {url, gateway_key} <= set(files)
     key = tmp_path / "config" / "server.key"
     assert key in files
     assert tmp_path / "config" / "ntf-server.ini" in files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -112,6 +113,8 @@ async def test_sigusr1_tells_of_tasks_and_queues(tmp_path: Path) -> None:
         log = await until_logged(daemon, "tasks: ")
         client.close()
         await check_serves(daemon)
+    line = next(line for line in log.splitlines() if "tasks: " in line)
+    assert "127.0.0.1" not in line.partition("tasks: ")[2]  # addresses of clients
     for words in ("1 push dispatcher", "1 router subscriber", "1 clients", "0 pushes in memory"):
         assert words in log
 
@@ -193,3 +196,9 @@ def test_nobody_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert not caplog.text
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
     assert "cannot tell the service manager" in caplog.text
+
+
+async def test_no_core_dumps(tmp_path: Path) -> None:
+    """They would hold keys and device tokens."""
+    async with running_daemon(tmp_path) as daemon:
+        assert resource.prlimit(daemon.process.pid, resource.RLIMIT_CORE) == (0, 0)

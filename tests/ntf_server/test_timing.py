@@ -49,7 +49,12 @@ def p_value(a: list[float], b: list[float]) -> float:
 
 
 async def test_unknown_and_wrong_cannot_be_told_apart(tmp_path: Path) -> None:
-    limits = {"commands_per_second": 0, "address_commands_per_second": 0}
+    limits = {
+        "commands_per_second": 0,
+        "address_commands_per_second": 0,
+        "address_cpu_percent": 0,
+        "address_failures_burst": 1_000_000,
+    }
     async with running(make_app(tmp_path, make_config(tmp_path, LIMITS=limits))) as app:
         client = await NtfClient.open(app.address)
         device = await active_device(app, client)

@@ -8,11 +8,12 @@ import pytest
 
 from ntf_server.config import PushConfig
 from ntf_server.push import lanes
-from ntf_server.push.lanes import FAILURES, Attempts, BreakerState, Job, Kind
+from ntf_server.push.lanes import FAILURES, Attempts, BreakerState, Job, Kind, statement_job
 from ntf_server.push.provider import Destination
 from ntf_server.push.scheduler import Added, Ended, PushScheduler
 from protocol.device_token import Provider
 from store.records import TokenKey
+from store.statement_records import PushKey
 
 APNS, FCM = Destination(Provider.APNS_PROD), Destination(Provider.FCM)
 ATTEMPTS = Attempts("id 1", 1, 1)
@@ -448,3 +449,81 @@ def test_many_slow_hosts_leave_room_for_a_small_one(monkeypatch: pytest.MonkeyPa
     scheduler.add(message(1000), 0.0)
     assert start(scheduler, 0.0, host(1000)) == [message(1000)]
     assert len(scheduler) <= 40 + 20 * 4
+
+
+def unknown(number: int) -> Job:
+    """A statement for a device that never took a push."""
+    return statement_job(PushKey(number))
+
+
+def start_statement(scheduler: PushScheduler, job: Job, now: float, party: bytes | None) -> Added | None:
+    scheduler.add(job, now)
+    (taken,) = [taken for taken in scheduler.take(now) if taken.job == job]
+    return scheduler.loaded(taken, APNS, now, party)
+
+
+def test_devices_that_never_took_a_push_do_not_open_the_breaker() -> None:
+    scheduler = make()
+    for number in range(3 * FAILURES):
+        job = unknown(number + 1)
+        assert start_statement(scheduler, job, 0.0, None) is None
+        assert not scheduler.ended(job, Ended(answered=False, tells=False), 0.0)
+    assert scheduler.breaker_state(APNS) is BreakerState.CLOSED
+
+
+def test_nor_do_they_keep_it_closed() -> None:
+    scheduler = make()
+    for number in range(FAILURES):
+        scheduler.add(message(number + 1), 0.0)
+        assert start(scheduler, 0.0) == [message(number + 1)]
+        fail(scheduler, message(number + 1), 0.0)
+        if scheduler.breaker_state(APNS) is BreakerState.CLOSED:
+            assert start_statement(scheduler, unknown(number + 1), 0.0, None) is None
+            scheduler.ended(unknown(number + 1), Ended(answered=True, tells=False), 0.0)
+    assert scheduler.breaker_state(APNS) is BreakerState.OPEN
+
+
+def test_they_are_no_probes_while_there_are_others() -> None:
+    scheduler = make()
+    fail_until_open(scheduler, 0.0)
+    for number in range(100):
+        assert start_statement(scheduler, unknown(number + 1), 0.5, None) is Added.LEFT
+    (probe,) = start(scheduler, 1.0)
+    assert probe.kind is Kind.MESSAGE
+
+
+def test_one_that_told_nothing_gives_way() -> None:
+    scheduler = make()
+    fail_until_open(scheduler, 0.0)
+    (first,) = start(scheduler, 1.0)
+    for number in (1, 2):
+        assert start_statement(scheduler, unknown(number), 1.0, b"client %d" % number) is Added.LEFT
+    scheduler.ended(first, Ended(answered=False, tells=False), 1.0)
+    assert scheduler.breaker_state(APNS) is BreakerState.PROBING
+    while scheduler.breaker_state(APNS) is BreakerState.PROBING:
+        (probe,) = start(scheduler, 1.0)
+        scheduler.ended(probe, Ended(answered=False, tells=False), 1.0)
+    assert scheduler.breaker_state(APNS) is BreakerState.CLOSED  # nobody can tell: it is tried
+
+
+def test_no_party_occupies_the_probes() -> None:
+    """One client with a thousand pushes has one candidate; of many clients a random choice is kept."""
+    scheduler = make()
+    fail_until_open(scheduler, 0.0)
+    for number in range(1000):
+        start_statement(scheduler, unknown(number + 1), 0.5, b"loud")
+    for number in range(3):
+        start_statement(scheduler, unknown(2000 + number), 0.5, b"honest %d" % number)
+    probes: list[Job] = []
+    now = 1.0
+    while len(probes) < 6:
+        started = start(scheduler, now)
+        for job in started:
+            fail(scheduler, job, now)
+        probes += started
+        deadline = scheduler.next_deadline()
+        assert deadline is not None
+        now = max(now, deadline)
+    loud = [job for job in probes if job.kind is Kind.STATEMENT and job.push_key <= 1000]
+    assert len(loud) == 1
+    assert {unknown(2000 + number) for number in range(3)} & set(probes)

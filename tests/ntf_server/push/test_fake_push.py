@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 import uuid
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,7 @@ async def post(http: CurlHttp2, origin: Origin, request: dict[str, Any]) -> Resp
         ({}, None),
         ({"device_token": "abc"}, "BadDeviceToken"),
         ({"apns-id": "1"}, "BadMessageId"),
+        ({"apns-id": ""}, None),
         ({"apns-topic": ""}, "MissingTopic"),
         ({"apns-push-type": "voip"}, None),
         ({"apns-push-type": "location"}, "InvalidPushType"),
@@ -184,3 +187,18 @@ def test_faults_match_by_api_token_and_count() -> None:
     fault = Fault(api="apns", token="ab", skip=1, count=2)
     matched = [fault.matches(*x) for x in [("fcm", "ab"), ("apns", "cd"), *([("apns", "ab")] * 4)]]
     assert matched == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("requires_alpn", [True, False])
+async def test_clients_without_alpn(tmp_path: Path, requires_alpn: bool) -> None:
+    """As providers do, connections that negotiate no HTTP/2 are closed, unless the setting allows them."""
+    async with FakePushServer(FakePushConfig(folder=tmp_path, requires_alpn=requires_alpn)) as server:
+        context = ssl.create_default_context(cafile=server.ca_file)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+        try:
+            async with asyncio.timeout(10):
+                settings = await reader.read(9)
+        finally:
+            writer.close()
+        assert (settings[3:4] == b"\x04") is not requires_alpn  # SETTINGS comes first
+        assert bool(settings) is not requires_alpn

@@ -152,12 +152,17 @@ async def test_answers(
         assert caught.value.after == 9
 
 
-async def test_a_token_of_another_sender_tells_nothing_while_it_is_not_verified(
+async def test_a_token_of_another_sender_costs_no_access_token(
     fcm_fake: FakePushServer, provider: FcmProvider
 ) -> None:
+    """Anyone can register one: it is no reason to read the key again, or to ask for another access token."""
+    await deliver(provider)
+    asked = fcm_fake.requests
     fcm_fake.add_fault(Fault(api="fcm", status=403, reason="SENDER_ID_MISMATCH"))
-    with pytest.raises(RetryLater):
-        await provider.deliver(TOKEN, Verification(bytes(24), MESSAGE.boxed), str(uuid.uuid4()))
+    with pytest.raises(ProviderRefusesUs) as caught:
+        await deliver(provider)
+    assert (caught.value.is_mismatch, caught.value.is_answer) == (True, True)
+    assert fcm_fake.requests == asked + 1
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from ntf_server.push.provider import (
     PushError,
     PushRefused,
     RetryLater,
-    Verification,
     padded_size,
 )
 from ntf_server.push.webpush import WebPushProvider, encrypt, parse_endpoint
@@ -194,14 +193,6 @@ async def test_answers(
     else:
         assert caught.value.after == (30 if status >= 400 else None)
     assert fake.requests == 1
-
-
-async def test_a_refused_verification_tells_nothing_about_our_key(
-    fake: FakePushServer, provider: WebPushProvider, device: Device
-) -> None:
-    fake.add_fault(Fault(status=403))
-    with pytest.raises(RetryLater):
-        await provider.deliver(device.token(fake.port), Verification(bytes(24), b"boxed"), str(uuid.uuid4()))
 
 
 async def test_no_answer_names_no_host(

@@ -24,20 +24,25 @@ from ntf_demo.statement_gateway import GatewayClient, GatewayWorld, gateway_part
 from ntf_server.clock import SystemClock
 from ntf_server.config import LimitsConfig, StatementsConfig
 from ntf_server.limits import AddressLimits
-from ntf_server.statements import http_server
+from ntf_server.statements import http_server, listing
 from ntf_server.statements.api import ADDRESS_SHARE, GatewayApi
-from ntf_server.statements.http_server import ADDRESS_PART, LONG_BODIES, MAX_BODY, SHORT_BODY
-from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS
+from ntf_server.statements.bodies import MAX_REGISTRATION, most_rule_bytes
+from ntf_server.statements.http_server import ADDRESS_PART, LONG_BODIES, SHORT_BODY
+from ntf_server.statements.openapi import RULES, SPEC_PATH, SUBSCRIPTIONS, VERIFY
 from ntf_server.statements.signed_requests import SCHEME, TOLERANCE
 from store.interface import GatewayStore, StoreUnavailable
 from tests.faults import StoreFaults, with_faults
 from tests.waiting import until
-from transport.limits import Turns
+from transport.budget import CpuBudget
+from transport.limits import Rate
 
 APNS = "a1" * 32
 SENDER, TOPIC = "5e" * 32, "70" * 32
 RULE = {"sender_pubkey": SENDER, "topic": TOPIC}
 KEY = "ab" * 32
+MAX_BODY = most_rule_bytes(3)
+"With the limits of `world`."
+LONG = 10 * SHORT_BODY
 
 
 @pytest.fixture
@@ -72,7 +77,10 @@ async def test_the_life_of_a_subscription(bob: GatewayClient) -> None:
     )
     status, (shown,) = await bob.ask("GET", SUBSCRIPTIONS)
     assert status == 200
-    assert (shown["subscription_id"], shown["token"], shown["rules"]) == (one, APNS, [rule(2)])
+    assert (shown["subscription_id"], shown["token"]) == (one, APNS)
+    (made,) = shown["rules"]
+    assert {name: made[name] for name in rule(2)} == rule(2)
+    assert set(made) == {"id", "created_at", *rule(2)}
     assert shown["notificationType"] == "apns"
     assert await bob.ask("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one]}) == (204, None)
     assert await bob.ask("GET", SUBSCRIPTIONS) == (200, [])
@@ -165,7 +173,7 @@ async def test_bodies_that_are_none(bob: GatewayClient) -> None:
         assert (answer.status, answer.body["error"]) == (400, "bad_request"), value
     right = json.dumps(rules(one, RULE)).encode()
     twice = right.replace(b'"topic"', b'"topic": 1, "topic"')
-    for body in (b"", b"{", b"\xff", b"[" * 100_000, twice, right.decode().encode("utf-16"), b"1" * 5000):
+    for body in (b"", b"{", b"\xff", b"[" * 1500, twice, right.decode().encode("utf-16"), b"1" * 1500):
         headers = {"Authorization": bob.authorization("PUT", RULES, body)}
         assert (await bob.send("PUT", RULES, body, headers)).status == 400
 
@@ -224,7 +232,7 @@ async def test_requests_that_prove_nothing(world: GatewayWorld, bob: GatewayClie
 async def test_the_document_is_served(bob: GatewayClient) -> None:
     answer = await bob.send("GET", SPEC_PATH, b"", {})
     assert answer.status == 200
-    assert set(answer.body["paths"]) == {SUBSCRIPTIONS, RULES}
+    assert set(answer.body["paths"]) == {SUBSCRIPTIONS, VERIFY, RULES}
 
 
 async def answer_to(world: GatewayWorld, sent: bytes) -> tuple[bytes, Any]:
@@ -243,7 +251,7 @@ async def answer_to(world: GatewayWorld, sent: bytes) -> tuple[bytes, Any]:
 async def test_what_is_no_http_is_an_error_without_a_traceback(
     world: GatewayWorld, bob: GatewayClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = b"GET / HTTP/1.1\r\nHost: h\r\n"
+    lines = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     for garbage in (
         b"\x00\xff\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -260,17 +268,17 @@ async def test_what_is_no_http_is_an_error_without_a_traceback(
 
 
 async def test_what_is_too_long_is_not_waited_for(world: GatewayWorld) -> None:
-    status, body = await answer_to(world, head(MAX_BODY + 1))
+    status, body = await answer_to(world, head(MAX_REGISTRATION + 1))
     assert (status[:3], body) == (b"413", {"error": "too_large"})
 
 
 async def test_what_nobody_expects(world: GatewayWorld) -> None:
-    expecting = head(2).replace(b"Host: h", b"Host: h\r\nExpect: miracles")
+    expecting = head(2).replace(b"Host: localhost", b"Host: localhost\r\nExpect: miracles")
     assert (await answer_to(world, expecting))[1] == {"error": "expectation_failed"}
 
 
 def head(length: int) -> bytes:
-    return f"POST {SUBSCRIPTIONS} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST {SUBSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 async def test_who_only_waits_is_let_go(world: GatewayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +303,10 @@ async def test_who_does_not_take_a_long_answer_is_let_go(
         bob = world.client("bob")
         for number in range(4):  # more than the system buffers
             one = await bob.register("fcm", f"{number}")
-            await bob.allow(one, *((bytes(32), at.to_bytes(32, "big")) for at in range(most)))
+            await bob.allow(one, *((at.to_bytes(32, "big"), bytes(32)) for at in range(most)))
 
         async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            signed = f"Host: h\r\nAuthorization: {bob.authorization('GET', SUBSCRIPTIONS, b'')}"
+            signed = f"Host: 127.0.0.1\r\nAuthorization: {bob.authorization('GET', SUBSCRIPTIONS, b'')}"
             reader, writer = await asyncio.open_connection("127.0.0.1", world.server.gateway_port, limit=1024)
             writer.write(f"GET {SUBSCRIPTIONS} HTTP/1.1\r\n{signed}\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")  # and no more
@@ -312,7 +320,7 @@ async def test_who_does_not_take_a_long_answer_is_let_go(
         writer.close()
         await until(partial(answers, 200))
         with monkeypatch.context() as patience:
-            patience.setattr(http_server, "SEND_TIMEOUT", 0.1)
+            patience.setattr(listing, "SEND_TIMEOUT", 0.1)
             reader, writer = await begin()
         await until(partial(answers, 200))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -351,6 +359,7 @@ def another_api(
         SystemClock(),
         os.urandom,
         addresses=AddressLimits(LimitsConfig()),
+        budget=CpuBudget(),
         most_connections=most_connections,
         reuse_port=reuse_port,
     )
@@ -387,7 +396,7 @@ async def test_connections_are_counted(tmp_path: Path) -> None:
         config = replace(world.config.STATEMENTS, port=0)
         api = another_api(app.store, config, most_connections=4 * ADDRESS_PART)
         port = await api.open()
-        asked = b"GET " + SPEC_PATH.encode() + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+        asked = b"GET " + SPEC_PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
         async def answers() -> bool:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -411,13 +420,14 @@ async def test_connections_are_counted(tmp_path: Path) -> None:
 async def test_long_bodies_are_counted(tmp_path: Path) -> None:
     """Whoever sends them is not known until they are there."""
     most = LONG_BODIES // ADDRESS_PART
+    path = f"POST {SUBSCRIPTIONS}".encode(), f"PUT {RULES}".encode()
     async with gateway_parts(tmp_path) as world, world.serving() as app:
         api = another_api(app.store, replace(world.config.STATEMENTS, port=0))
         port = await api.open()
 
         async def begin(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head(size) + bytes(min(size, SHORT_BODY + 1)))
+            writer.write(head(size).replace(*path) + bytes(min(size, SHORT_BODY + 1)))
             opened.append(writer)
             return reader, writer
 
@@ -425,14 +435,14 @@ async def test_long_bodies_are_counted(tmp_path: Path) -> None:
             return (await (await begin(size))[0].readline())[9:12]
 
         async def so_many(count: int) -> bool:
-            return api._long_bodies.total == count
+            return api._bodies.long.total == count
 
         opened: list[asyncio.StreamWriter] = []
         try:
             for number in range(most):
-                await begin(MAX_BODY)
+                await begin(LONG)
                 await until(partial(so_many, number + 1))
-            assert (await status(MAX_BODY), await status(SHORT_BODY)) == (b"429", b"401")
+            assert (await status(LONG), await status(SHORT_BODY)) == (b"429", b"401")
             opened[0].close()
             await until(partial(so_many, most - 1))
             assert await status(SHORT_BODY + 1) == b"401"
@@ -440,6 +450,17 @@ async def test_long_bodies_are_counted(tmp_path: Path) -> None:
             for writer in opened:
                 writer.close()
             await api.close()
+
+
+async def test_bytes_of_bodies_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an address, whoever has signed them."""
+    monkeypatch.setattr(http_server, "BODY_BYTES", Rate(per_second=1e-6, burst=2 * SHORT_BODY))
+    async with gateway_world(tmp_path) as world:
+        bob, alice = world.client("bob"), world.client("alice")
+        body = bytes(SHORT_BODY)
+        statuses = [(await one.send("PUT", RULES, body, {})).status for one in (bob, alice, bob)]
+        assert statuses == [401, 401, 429]
+        assert (await bob.ask("GET", SUBSCRIPTIONS)).status == 200
 
 
 async def test_handshakes_are_counted(tmp_path: Path) -> None:
@@ -479,36 +500,6 @@ async def test_handshakes_are_counted(tmp_path: Path) -> None:
             for _, writer in silent:
                 writer.close()
             await api.close()
-
-
-async def test_handshakes_wait_for_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds at once would hold up everything else; and who never begins is let go."""
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    class OneDay(Turns):
-        async def take(self, amount: int) -> None:
-            begun.set()
-            await go_on.wait()
-
-    monkeypatch.setattr(http_server, "Turns", OneDay)
-    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 0.2)
-    ca_file, server_file = make_certificates(tmp_path / "tls")
-    context = ssl.create_default_context(cafile=ca_file)
-    async with gateway_parts(tmp_path) as world, world.serving() as app:
-        config = replace(world.config.STATEMENTS, port=0, cert_file=server_file, key_file=server_file)
-        api = another_api(app.store, config)
-        port = await api.open()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read() == b""
-        writer.close()
-        assert not begun.is_set()
-        monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT", 60.0)
-        connecting = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", port, ssl=context))
-        await begun.wait()
-        assert not connecting.done()
-        go_on.set()
-        (await connecting)[1].close()
-        await api.close()
 
 
 async def test_a_client_that_asks_too_often(tmp_path: Path) -> None:

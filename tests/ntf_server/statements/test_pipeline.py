@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 from ntf_server.clock import SystemClock
 from ntf_server.statements.pipeline import BATCH, Pipeline
-from protocol.statements import OnChain, decode_statement, encode_statement, statement_hash
+from protocol.statements import OnChain, Signed, decode_statement, encode_statement, statement_hash
 from store.interface import StoreUnavailable
 from store.statement_records import (
+    DEFAULT_LIMITS,
     FIRST_PAGE,
     Accepted,
     BatchPage,
     GatewayKey,
+    Purged,
     PushKey,
+    PushLimits,
     PushRecord,
     ReceivedStatement,
 )
-from tests.ntf_server.statements.builders import sender, signed, topic
+from tests.ntf_server.statements.builders import NEVER, sender, signed, topic
 
 
 class Recorder:
@@ -30,7 +33,11 @@ class Recorder:
         self.failures = 0
 
     async def accept_statements(
-        self, statements: Sequence[ReceivedStatement], now: float, page: BatchPage = FIRST_PAGE
+        self,
+        statements: Sequence[ReceivedStatement],
+        now: float,
+        page: BatchPage = FIRST_PAGE,
+        limits: PushLimits = DEFAULT_LIMITS,
     ) -> Accepted:
         if self.failures:
             self.failures -= 1
@@ -44,11 +51,29 @@ class Recorder:
     async def watched_topics(self, limit: int) -> list[bytes]:
         return []
 
-    async def push_records(self, subscription_id: bytes) -> list[PushRecord]:
+    async def new_rule_topics(self, limit: int) -> list[bytes]:
         return []
 
-    async def purge_statements(self, now: int, limit: int) -> int:
-        return 0
+    async def begin_baseline(self, topics: Sequence[bytes]) -> None:
+        pass
+
+    async def settle_rules(self, topics: Sequence[bytes]) -> None:
+        pass
+
+    async def note_listening(self, until: float) -> None:
+        pass
+
+    async def listened_until(self) -> float:
+        return 0.0
+
+    async def push_records(self, subscription_id: bytes, limit: int = 0) -> list[PushRecord]:
+        return []
+
+    async def push_records_of_sender(self, sender: bytes, limit: int = 0) -> list[PushRecord]:
+        return []
+
+    async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = 0) -> Purged:
+        return Purged()
 
     async def notify_statements(self, push_keys: Sequence[PushKey], received_at: float) -> None:
         self.told += push_keys
@@ -68,6 +93,8 @@ async def test_a_genuine_statement_is_looked_up() -> None:
     (found,) = await accepted(encoded)
     assert found.statement_hash == statement_hash(encoded)
     assert (found.sender, found.topics, found.data) == (sender()[0], (topic(2), topic(1)), b"hello")
+    assert isinstance(proof := decode_statement(encoded).proof, Signed)
+    assert (found.signature, found.expiry) == (proof.signature, (NEVER << 32).to_bytes(8, "little"))
 
 
 async def test_what_is_not_genuine_goes_no_further() -> None:
@@ -96,3 +123,14 @@ async def test_page_after_page_is_handed_over() -> None:
 
 async def test_statements_wait_for_the_store() -> None:
     assert len(await accepted(signed(sender(), topic(1)), failures=1)) == 1
+
+
+async def test_what_the_node_had_stored_is_marked_so() -> None:
+    recorder, clock = Recorder(), SystemClock()
+    pipeline = Pipeline(recorder, recorder, clock)
+    before = clock.now()
+    await pipeline.take([signed(sender(), topic(1))], stored_since=5.0)
+    await pipeline.take([signed(sender(), topic(2))])
+    (stored,), (new,) = recorder.batches
+    assert (stored.is_stored, stored.received_at) == (True, 5.0)
+    assert (new.is_stored, before <= new.received_at <= clock.now()) == (False, True)

@@ -14,8 +14,8 @@ from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, gateway_world, key_pair, signed_statement
 from ntf_server.clock import SystemClock
 from ntf_server.statements.payloads import APNS_LIMIT, FCM_LIMIT, VOIP_LIMIT
-from ntf_server.statements.pipeline import DROPPED, LIMITED
-from protocol.statements import statement_hash
+from ntf_server.statements.pipeline import DROPPED, LIMITED, REPEATED
+from protocol.statements import Signed, decode_statement, statement_hash
 from store.statement_rate import COOL_DOWN, LIMIT, WINDOW
 from tests.waiting import until
 
@@ -48,7 +48,15 @@ async def test_a_statement_reaches_all_devices_of_a_client(tmp_path: Path, postg
         await world.node.submit(statement)
         pushes = {push.token: push for push in await pushed(world, 3)}
         assert len(world.accepted) == 3
-        told = {"data": b"hello".hex(), "topic": T1.hex(), "sender_pubkey": ALICE[0].hex()}
+        decoded = decode_statement(statement)
+        assert isinstance(decoded.proof, Signed)
+        told = {
+            "data": b"hello".hex(),
+            "topic": T1.hex(),
+            "sender_pubkey": ALICE[0].hex(),
+            "signature": decoded.proof.signature.hex(),
+            "expiry": str(decoded.expiry),
+        }
 
         alert = pushes[APNS]
         assert body(alert) == {
@@ -72,6 +80,8 @@ async def test_a_statement_reaches_all_devices_of_a_client(tmp_path: Path, postg
             "statement_data": b"hello".hex(),
             "statement_topic": T1.hex(),
             "sender_pubkey": ALICE[0].hex(),
+            "statement_signature": decoded.proof.signature.hex(),
+            "statement_expiry": str(decoded.expiry),
             "truncated": "false",
             "notify_type": "voip",
         }
@@ -100,12 +110,17 @@ async def test_forged_and_unknown_senders_are_dropped(
         ]
 
 
-def payload_of(push: RecordedPush) -> bytes:
+def payload_of(push: RecordedPush, *, with_proof: bool = True) -> bytes:
     """What counts for the limit: all for Apple; for Google the message, but for its address."""
-    if push.api == "apns":
-        return push.body.encode()
-    message = body(push)["message"]
-    del message["token"]
+    message = body(push)
+    statement = message.get("statement")
+    if push.api != "apns":
+        message = message["message"]
+        statement = message["data"]
+        del message["token"]
+    if not with_proof:
+        for name in ("signature", "expiry", "statement_signature", "statement_expiry"):
+            statement.pop(name, None)
     return json.dumps(message, separators=(",", ":")).encode()
 
 
@@ -114,17 +129,21 @@ def payload_of(push: RecordedPush) -> bytes:
     [("apns", APNS, APNS_LIMIT), ("voip", VOIP, VOIP_LIMIT), ("fcm", FCM, FCM_LIMIT)],
 )
 async def test_the_longest_statement_that_fits(tmp_path: Path, kind: str, token: str, limit: int) -> None:
+    """With its signature, without it, and neither."""
     async with gateway_world(tmp_path) as world:
         bob = world.client("bob")
         await bob.allow(await bob.register(kind, token), (ALICE[0], T1))
         await world.node.submit(signed_statement(ALICE, T1, data=b""))
         (empty,) = await pushed(world, 1)
-        most = (limit - len(payload_of(empty))) // 2
-        for size in (most, most + 1):
+        most = (limit - len(payload_of(empty, with_proof=False))) // 2
+        most_signed = (limit - len(payload_of(empty))) // 2
+        for size in (most_signed, most_signed + 1, most, most + 1):
             await world.node.submit(signed_statement(ALICE, T1, data=bytes(size)))
-        longest, cut = (await pushed(world, 3))[1:]
-        assert limit - 1 <= len(payload_of(longest)) <= limit
-        assert (bytes(most).hex() in longest.body, bytes(most).hex() in cut.body) == (True, False)
+        signed, bare, longest, cut = (await pushed(world, 5))[1:]
+        for fits in (signed, longest):
+            assert limit - 1 <= len(payload_of(fits)) <= limit
+        assert ["signature" in push.body for push in (signed, bare, longest, cut)] == [True, *[False] * 3]
+        assert (bytes(most).hex() in longest.body, bytes(most_signed).hex() in cut.body) == (True, False)
 
 
 class Hand:
@@ -143,7 +162,6 @@ class Hand:
 async def test_the_limit_to_the_millisecond_and_over_a_restart(tmp_path: Path) -> None:
     clock = Hand()
     start = clock.at
-    node_repeats = 1  # after the restart: what was dropped is not remembered
 
     async def limited(world: GatewayWorld, data: bytes, count: int) -> None:
         before = LIMITED._value.get()
@@ -161,10 +179,11 @@ async def test_the_limit_to_the_millisecond_and_over_a_restart(tmp_path: Path) -
             await limited(world, b"a millisecond too early", 1)
         silent_until = clock.at + COOL_DOWN
         clock.at = silent_until - 0.001
-        subscribed, before = world.node.subscribed, LIMITED._value.get()
+        subscribed, before = world.node.subscribed, REPEATED._value.get()
         async with world.serving(clock):
             await until(lambda: world.node.subscribed > subscribed)
-            await until(lambda: LIMITED._value.get() == before + node_repeats)
+            # What was dropped before the restart is dropped.
+            await until(lambda: REPEATED._value.get() == before + LIMIT + 1)
             await limited(world, b"still silent", 1)
             clock.at = silent_until
             await world.node.submit(signed_statement(ALICE, T1, data=b"in time"))

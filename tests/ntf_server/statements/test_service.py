@@ -16,9 +16,11 @@ from ntf_server.statements import service
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.service import StatementGateway
 from store.leases import Lease, SoleOwner
+from store.statement_records import Purged
 from tests.ntf_server.statements.builders import topic
 from tests.ntf_server.statements.test_pipeline import Recorder
 from tests.waiting import until
+from transport.budget import CpuBudget
 
 
 class Asked(Recorder):
@@ -30,9 +32,9 @@ class Asked(Recorder):
         self.reads += 1
         return [topic(1)]
 
-    async def purge_statements(self, now: int, limit: int) -> int:
+    async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = 0) -> Purged:
         self.purges += 1
-        return 0
+        return Purged()
 
 
 class Lot(SoleOwner):
@@ -55,7 +57,7 @@ async def test_rules_are_read_by_the_one_that_watches(
         SystemClock(),
         AddressLimits(LimitsConfig()),
     )
-    api = GatewayApi(cast("Any", store), config, clock, os.urandom, addresses=addresses)
+    api = GatewayApi(cast("Any", store), config, clock, os.urandom, addresses=addresses, budget=CpuBudget())
     gateway = StatementGateway(cast("Any", store), store, config, clock, api, lot)
     running = asyncio.create_task(gateway.run())
     try:

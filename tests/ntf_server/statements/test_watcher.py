@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,11 +14,19 @@ from aiohttp import web
 
 from ntf_demo.fake_node.server import FakeNode
 from ntf_server.statements import node_client
-from ntf_server.statements.node_client import MALFORMED, NodeError, connected
+from ntf_server.statements.node_client import (
+    LONG_MESSAGE,
+    MALFORMED,
+    NodeError,
+    _read_notification,
+    connected,
+)
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
 from tests.ntf_server.statements.builders import sender, signed, topic
 from tests.waiting import until
+
+Serve = Callable[[web.Request], Awaitable[web.WebSocketResponse]]
 
 
 class Heard:
@@ -25,9 +34,12 @@ class Heard:
 
     def __init__(self) -> None:
         self.statements: list[bytes] = []
+        self.stored: list[bytes] = []
 
-    async def take(self, statements: list[bytes]) -> None:
+    async def take(self, statements: list[bytes], is_stored: bool) -> None:
         self.statements += statements
+        if is_stored:
+            self.stored += statements
 
 
 @asynccontextmanager
@@ -59,7 +71,10 @@ async def test_stored_statements_come_first(node: FakeNode) -> None:
     async with watching(node.url, heard) as watcher:
         watcher.watch([topic(1)])
         await until(lambda: len(heard.statements) == len(stored))
-    assert heard.statements == stored
+        fresh = signed(sender(), topic(1), sequence=250)
+        await node.submit(fresh)
+        await until(lambda: len(heard.statements) == len(stored) + 1)
+    assert (heard.stored, heard.statements) == (stored, [*stored, fresh])
 
 
 async def test_many_topics_share_few_subscriptions_and_stay_balanced(node: FakeNode) -> None:
@@ -111,10 +126,12 @@ async def test_a_node_that_is_not_there() -> None:
 
 
 @asynccontextmanager
-async def served(serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]]) -> AsyncIterator[str]:
+async def served(serve: Serve, elsewhere: Serve | None = None) -> AsyncIterator[str]:
     """A node that does as it likes; its address."""
     app = web.Application()
     app.router.add_get("/", serve)
+    if elsewhere is not None:
+        app.router.add_get("/elsewhere", elsewhere)
     runner = web.AppRunner(app)
     await runner.setup()
     try:
@@ -165,6 +182,88 @@ async def test_nonsense_is_counted(message: str) -> None:
     assert heard.statements == [good]
 
 
+def notification(statements: list[str], **more: object) -> str:
+    result = {"event": "newStatements", "data": {"statements": statements, "remaining": 0}}
+    params = {"subscription": "sub1", "result": result}
+    return json.dumps({"jsonrpc": "2.0", "method": "statement_statement", "params": params, **more})
+
+
+async def heard_of(text: str) -> tuple[list[bytes], int]:
+    """The statements that a message brings, and how many things in it make no sense."""
+    heard = Heard()
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(text)
+        await socket.close()
+        return socket
+
+    before = MALFORMED._value.get()
+    async with served(serve) as url, connected(url, heard.take) as client:
+        with pytest.raises(NodeError, match="closed"):
+            await client.run()
+    return heard.statements, int(MALFORMED._value.get() - before)
+
+
+async def test_a_long_message_brings_what_a_short_one_does() -> None:
+    sent = [os.urandom(size) for size in (0, 1, 500, 200_000, 1)]
+    text = notification([*(f"0x{one.hex()}" for one in sent), "0xzz"])
+    assert len(text) > LONG_MESSAGE
+    assert await heard_of(text) == (sent, 1)
+    assert await heard_of(notification(["0x00", "0xzz"])) == ([b"\0"], 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        notification(["0x00"], method="other", more="x" * LONG_MESSAGE),
+        notification(["0x00"], more=["x" * LONG_MESSAGE]),
+        notification(["0x" + "00" * LONG_MESSAGE])[:-1],
+        notification(["0x" + "00" * LONG_MESSAGE]) + "}",
+        notification(["0x" + "00" * LONG_MESSAGE], method="other"),
+        "[" * 2 * LONG_MESSAGE,
+        '{"a":' * LONG_MESSAGE,
+        " " * 2 * LONG_MESSAGE + notification(["0x00"]),
+        json.dumps({"id": 1, "result": "x" * LONG_MESSAGE}),
+    ],
+    ids=range(9),
+)
+async def test_long_nonsense_is_counted(text: str) -> None:
+    assert await heard_of(text) == ([], 1)
+
+
+async def test_a_long_message_leaves_the_loop_free() -> None:
+    """Others have their turns while it is read."""
+    reading = asyncio.ensure_future(_read_notification(notification(["0x" + "00" * 100] * 20_000)))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await reading).statements) == 20_000
+    assert turns > 50
+
+
+async def test_a_node_cannot_send_us_elsewhere() -> None:
+    asked = []
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        asked.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    async def elsewhere(request: web.Request) -> web.WebSocketResponse:
+        asked.append(request.path)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        return socket
+
+    async with served(serve, elsewhere) as url:
+        with pytest.raises(NodeError, match="redirects"):
+            async with connected(url, Heard().take):
+                pass
+    assert asked == ["/"]
+
+
 @pytest.mark.parametrize("code", ["1e999", "Infinity", "NaN", "[]", '"?"', "null"])
 async def test_a_refusal_that_makes_no_sense(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "CALL_TIMEOUT", 0.2)
@@ -201,7 +300,7 @@ async def test_an_answer_may_stand_behind_much_that_is_stored(monkeypatch: pytes
 
     taken = 0
 
-    async def take(statements: list[bytes]) -> None:
+    async def take(statements: list[bytes], is_stored: bool) -> None:
         nonlocal taken
         taken += len(statements)
         await asyncio.sleep(2 * timeout)
@@ -214,10 +313,15 @@ async def test_an_answer_may_stand_behind_much_that_is_stored(monkeypatch: pytes
 
 
 async def rpc(url: str, *messages: str) -> list[dict[str, object]]:
+    """The answers, without the notifications in between."""
+    answers: list[dict[str, object]] = []
     async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
         for message in messages:
             await socket.send_str(message)
-        return [await socket.receive_json() for _ in messages]
+        while len(answers) < len(messages):
+            if "id" in (came := await socket.receive_json()):
+                answers.append(came)
+    return answers
 
 
 def call(method: str, *parameters: object) -> str:
@@ -244,4 +348,5 @@ async def test_the_node_refuses_what_a_node_refuses(node: FakeNode) -> None:
         call("statement_unsubscribeStatement", "none such"),
         call("statement_submit", "0x00"),
     )
-    assert [answer["result"] for answer in answers[1:]] == [False, {"status": "invalid"}]
+    results = [answer["result"] for answer in answers]
+    assert results[1:] == [False, {"status": "invalid"}]

@@ -61,7 +61,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         IDENTITY_DELAY=0.1,
         FIRST_LEAVE=0.4,
         LONGEST_LEAVE=5.0,
-        UNANSWERED_DELAY=0.1,
+        FIRST_BUSY=0.02,
+        LONGEST_BUSY=0.1,
         LONGEST_REST=0.2,
         STATUS_INTERVAL=0.05,
     )

@@ -16,7 +16,7 @@ from ntf_server import subscriber
 from ntf_server.router import MISBEHAVIOURS, WRONG_IDENTITIES
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
-from protocol.errors import AUTH, INTERNAL, ErrorType
+from protocol.errors import AUTH, CRYPTO, ErrorType
 from protocol.smp_messages import End, Sok
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
@@ -34,7 +34,8 @@ from transport.errors import TransportError
 
 
 @pytest.mark.parametrize(
-    "versions", [VersionRange(6, 6), VersionRange(6, 9), VersionRange(6, 15), VersionRange(6, 19)]
+    "versions",
+    [VersionRange(6, 6), VersionRange(6, 9), VersionRange(6, 15), VersionRange(6, 19), VersionRange(6, 20)],
 )
 async def test_new_subscription_becomes_active_and_its_notifications_arrive(
     plain_daemon: Daemon, versions: VersionRange
@@ -102,7 +103,7 @@ async def test_refused_queues_are_auth_and_bad_keys_and_other_errors_err(plain_d
         router.faults.delete_queues([refused.notifier_id])
         await daemon.add(router.address, [good, refused])
         await until(lambda: daemon.states()[refused.notifier_id] is SubState.AUTH)
-        router.faults.answer_errors("NSUB", INTERNAL)
+        router.faults.answer_errors("NSUB", CRYPTO)
         await daemon.add(router.address, [failing])
         await until(lambda: daemon.states()[failing.notifier_id] is SubState.ERR)
         assert daemon.states()[good.notifier_id] is SubState.ACTIVE
@@ -520,12 +521,14 @@ async def test_texts_of_a_router_do_not_reach_clients(plain_daemon: Daemon) -> N
     daemon = plain_daemon
     async with Router.start() as router, daemon.running():
         (queue,) = router.load.create_queues(1)
-        router.faults.answer_errors("NSUB", ErrorType(b"STORE /var/lib/router/store.log: \x1b[2Jfull"))
+        router.faults.answer_errors(
+            "NSUB", ErrorType(b"PROXY PROTOCOL STORE /var/lib/router/store.log: \x1b[2Jfull")
+        )
         await daemon.add(router.address, [queue])
         await until(lambda: daemon.count(SubState.ERR) == 1)
         with contextlib.closing(sqlite3.connect(daemon.path)) as db:
             details = db.execute("SELECT detail FROM subscriptions").fetchall()
-        assert details == [("STORE",)]
+        assert details == [("PROXY",)]
 
 
 async def test_a_router_that_ends_unknown_queues_for_ever_is_left_alone(

@@ -1,0 +1,174 @@
+"""Routers that cannot serve requests for a while: nothing is destroyed, and everything resumes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ntf_server.service_credentials import SERVICE_RESETS
+from protocol.errors import AUTH, INTERNAL, QUOTA, ErrorType, store_error
+from protocol.smp_messages import Nsub
+from protocol.statuses import SubState
+from smp_router.load import LoadQueue
+from smp_router.router import Router
+from store.journal_schema import JournalEvent
+from tests.ntf_server.subscriber.conftest import Daemon, tune
+from tests.ntf_server.subscriber.test_services import assert_associated, drift_events, notifier_ids
+from tests.waiting import until
+
+TEMPORARY = [INTERNAL, QUOTA, store_error("disk is full")]
+FINAL_STATES = {SubState.ERR, SubState.AUTH, SubState.SERVICE, SubState.END, SubState.DELETED}
+
+
+def watch_commands(router: Router, monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
+    """How many commands of each kind the router was asked for."""
+    seen: dict[type, int] = {}
+    strike: Callable[[type], None] = router.faults.strike
+
+    def count(command: type) -> None:
+        seen[command] = seen.get(command, 0) + 1
+        strike(command)
+
+    monkeypatch.setattr(router.faults, "strike", count)
+    return seen
+
+
+def is_watched(router: Router, daemon: Daemon, queues: list[LoadQueue]) -> bool:
+    expected = set(notifier_ids(queues))
+    return router.subscribed_notifiers() >= expected and daemon.count(SubState.ACTIVE) == len(expected)
+
+
+@pytest.mark.parametrize("error", TEMPORARY, ids=str)
+async def test_a_temporary_error_leaves_the_service_and_its_queues_as_they_are(
+    daemon: Daemon, error: ErrorType
+) -> None:
+    resets = SERVICE_RESETS._value.get()
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: is_watched(router, daemon, queues))
+        before = await daemon.store.server(key)
+        router.faults.answer_errors("NSUBS", error, 3)
+        router.faults.answer_errors("NSUB", error, 30)
+        await daemon.see_drop(router)
+        await until(lambda: is_watched(router, daemon, queues))
+        record = await daemon.store.server(key)
+        assert (record.credentials, record.service_id) == (before.credentials, before.service_id)
+        await assert_associated(daemon, key, queues)
+    assert SERVICE_RESETS._value.get() == resets
+    assert daemon.journal.count(JournalEvent.SMP_SERVICE_RESET) == 0
+    assert not drift_events(daemon)
+
+
+@pytest.mark.parametrize("error", TEMPORARY, ids=str)
+async def test_queues_keep_their_state_until_the_router_can_serve_them(
+    plain_daemon: Daemon, error: ErrorType
+) -> None:
+    """Queues never reach the slow retry, which starts at ten minutes."""
+    async with Router.start() as router, plain_daemon.running():
+        router.faults.answer_errors("NSUB", error, 25)
+        queues = router.load.create_queues(10)
+        await plain_daemon.add(router.address, queues)
+        await until(lambda: is_watched(router, plain_daemon, queues))
+        assert not FINAL_STATES & set(plain_daemon.states().values())
+
+
+async def test_one_queue_with_a_temporary_error_waits_by_itself(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Router.start() as router, plain_daemon.running():
+        queues = router.load.create_queues(10)
+        await plain_daemon.add(router.address, queues[1:])
+        await until(lambda: is_watched(router, plain_daemon, queues[1:]))
+        seen = watch_commands(router, monkeypatch)
+        router.faults.answer_errors("NSUB", INTERNAL, 4)
+        await plain_daemon.add(router.address, queues[:1])
+        await until(lambda: is_watched(router, plain_daemon, queues))
+        assert seen[Nsub] == 5, "the other queues were subscribed again"
+
+
+async def test_a_router_that_serves_nothing_is_asked_for_one_batch_at_a_time(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, BATCH_SIZE=5, FIRST_BUSY=60.0, LONGEST_BUSY=60.0)
+    async with Router.start() as router, plain_daemon.running():
+        queues = router.load.create_queues(50)
+        await plain_daemon.add(router.address, queues, hand_over=False)
+        seen = watch_commands(router, monkeypatch)
+        router.faults.answer_errors("NSUB", INTERNAL, 5)
+        await plain_daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: seen.get(Nsub, 0) == 5)
+        await plain_daemon.see_drop(router)  # a new connection does not wait
+        await until(lambda: len(router.subscribed_notifiers()) == 51)
+        assert seen[Nsub] == 5 + 51
+
+
+async def test_queues_beyond_those_in_memory_wait_as_well(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the answers are errors, and more than there is room for: no request is repeated at once."""
+    tune(monkeypatch, WAITING_LIMIT=4, FIRST_BUSY=60.0, LONGEST_BUSY=60.0)
+    async with Router.start() as router, plain_daemon.running():
+        queues = router.load.create_queues(20)
+        await plain_daemon.add(router.address, queues, hand_over=False)
+        seen = watch_commands(router, monkeypatch)
+        router.faults.answer_errors("NSUB", INTERNAL, 10)
+        await plain_daemon.add(router.address, router.load.create_queues(1))
+        await until(lambda: len(router.subscribed_notifiers()) == 11)
+        await router.load.emit(queues, 40)
+        await until(lambda: plain_daemon.unsent() >= 10)
+        assert seen[Nsub] == 21
+        await plain_daemon.see_drop(router)
+        await until(lambda: len(router.subscribed_notifiers()) == 21)
+
+
+async def test_a_router_that_rejects_nsubs_for_another_reason_keeps_its_service(daemon: Daemon) -> None:
+    """Its queues are subscribed one by one in that session."""
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: is_watched(router, daemon, queues))
+        before = await daemon.store.server(key)
+        router.faults.answer_errors("NSUBS", AUTH)
+        await daemon.see_drop(router)
+        await until(lambda: is_watched(router, daemon, queues))
+        assert (await daemon.store.server(key)).credentials == before.credentials
+        await assert_associated(daemon, key, queues)
+    assert daemon.journal.count(JournalEvent.SMP_SERVICE_RESET) == 0
+
+
+async def test_deleted_queues_that_were_never_associated_are_no_surplus(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One dead and one live queue are deleted: the sets still agree, and no queue is subscribed again."""
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(20)
+        router.faults.delete_queues(notifier_ids(queues[:1]))
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 19 and daemon.count(SubState.AUTH) == 1)
+        await daemon.delete(queues[0])
+        await daemon.delete(queues[1])
+        seen = watch_commands(router, monkeypatch)
+        await daemon.see_drop(router)
+        await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 19, 18) in daemon.journal.events)
+        await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 18)
+        assert Nsub not in seen
+    assert not drift_events(daemon)
+
+
+async def test_a_different_set_of_the_same_size_is_logged_as_such(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(20)
+        await daemon.add(router.address, queues[:18])
+        await until(lambda: is_watched(router, daemon, queues[:18]))
+        router.faults.lose_associations(2)
+        (service,) = router.services
+        for queue in queues[18:]:
+            router.services.associate(service, queue.notifier_id)
+        await daemon.see_drop(router)
+        await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
+    assert "has a different set of 18 queues of this service" in caplog.text
+    assert "instead of" not in caplog.text
