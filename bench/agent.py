@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
@@ -12,6 +13,7 @@ from bench.measure import Row, figure
 from bench.part import Part
 from protocol.addresses import SmpServer
 from smp_router.router import Router
+from tests.agent.duplex.world import DIRECT
 
 HANDSHAKES = 10
 
@@ -62,10 +64,10 @@ async def _timed(work: Awaitable[object]) -> tuple[float, float]:
 
 async def _talk(folder: Path, server: SmpServer, other: SmpServer, pq: bool, messages: int) -> list[Row]:
     kind, turns = "with PQ" if pq else "without PQ", messages // 4
-    config = DuplexConfig(path=folder / f"alice{pq}.db", servers=[server])
+    config = DuplexConfig(path=folder / f"alice{pq}.db", servers=[server], proxy=DIRECT, private_servers=True)
     async with (
         open_duplex(config) as alice,
-        open_duplex(DuplexConfig(path=folder / f"bob{pq}.db", servers=[other])) as bob,
+        open_duplex(replace(config, path=folder / f"bob{pq}.db", servers=[other])) as bob,
     ):
         hers, his = await _connect(alice, bob, pq)
         sending, cpu = await _timed(_one_way(alice, hers, bob, messages))

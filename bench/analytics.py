@@ -15,22 +15,25 @@ from typing import Any
 
 import psutil
 
+from analytics.class_archive import archive_options
 from analytics.files import ROLLUPS_FOLDER
+from analytics.java import find_java
 from analytics.manifest import MANIFEST_NAME, Manifest
 from bench.measure import Row, beside, figure
 from bench.part import Part
 from tests.analytics.standalone import standalone
 
 POLL_SECONDS = 0.2
+ARCHIVE_DEADLINE = 400.0
+WRITES_ARCHIVE = "-XX:ArchiveClassesAtExit"
 DUCKDB = "DuckDB"
-NOTHING_KNOWN, NEW_DAY = "nothing known yet", "after one new day"
-BY_SPARK = ", by Spark"
-"On all cores of this machine, the JVM included; else without one."
-SECONDS_WANTED = {1_000_000: 25.0, 10_000_000: 45.0}
-NEW_DAY_WANTED = 20.0
-LEAST_OF_DUCKDB = 0.5
-"Twice the CPU at most; of small journals the start of Spark is nearly all."
-LARGE = 10_000_000
+NOTHING_KNOWN, NEW_DAY, NOTHING_NEW = "nothing known yet", "after one new day", "nothing new"
+SECONDS_WANTED = {1_000_000: 22.0, 10_000_000: 40.0}
+"From an empty folder to all reports."
+LATER_WANTED = {NEW_DAY: 18.0, NOTHING_NEW: 12.0}
+MEGABYTES_WANTED = {10_000_000: 2048.0}
+MILLION = 1_000_000
+CPU_PER_MILLION_WANTED = 3.0
 GENERATED = 40_000_000
 "The most at once: a generator holds all of its events in memory."
 TIMES_FASTER = 1.6
@@ -135,23 +138,31 @@ def generate(events: int, folder: Path) -> None:
         run([*command, "--events", str(min(GENERATED, events - before)), "--seed", str(seed)])
 
 
+def wait_for_archive() -> None:
+    """Return when reports use the archive of classes that the last one has written."""
+    deadline = time.monotonic() + ARCHIVE_DEADLINE
+    while WRITES_ARCHIVE in archive_options(find_java()):
+        if time.monotonic() > deadline:
+            raise RuntimeError("Java wrote no archive of classes")
+        time.sleep(POLL_SECONDS)
+
+
 def costs(folder: Path, *, new_day: bool) -> dict[str, Cost]:
     """Reports and DuckDB on the journal in a folder."""
     journal = folder / "journal"
-    found = {}
-    log = with_event_log(folder / "events")
-    for how, options, told in (("", [], []), (BY_SPARK, ["--master", "local[*]"], log)):
-        found[NOTHING_KNOWN + how] = run(report(folder, *options, *told))
-        if new_day:
-            shutil.rmtree(journal / ROLLUPS_FOLDER)
-            last = max(journal.glob("date=*"))
-            last.rename(folder / last.name)
-            run(report(folder))
-            (folder / last.name).rename(last)
-            found[NEW_DAY + how] = run(report(folder, *options))
-        if not how:
-            found["nothing new"] = run(report(folder))
-            shutil.rmtree(journal / ROLLUPS_FOLDER)
+    if WRITES_ARCHIVE in archive_options(find_java()):  # by the first of all reports: not what is measured
+        run(report(folder))
+        wait_for_archive()
+        shutil.rmtree(journal / ROLLUPS_FOLDER)
+    found = {NOTHING_KNOWN: run(report(folder, *with_event_log(folder / "events")))}
+    if new_day:
+        shutil.rmtree(journal / ROLLUPS_FOLDER)
+        last = max(journal.glob("date=*"))
+        last.rename(folder / last.name)
+        run(report(folder))
+        (folder / last.name).rename(last)
+        found[NEW_DAY] = run(report(folder))
+    found[NOTHING_NEW] = run(report(folder))
     found[DUCKDB] = run([sys.executable, "-c", _DUCKDB, str(journal)])
     return found
 
@@ -182,24 +193,24 @@ def on_clusters(folder: Path, amount: int) -> list[Row]:
 
 
 def at_size(folder: Path, amount: int, *, new_day: bool) -> tuple[list[Row], Cost]:
-    """The figures of one size, and the cost of a first run without Spark."""
+    """The figures of one size, and the cost of a first run."""
     generate(amount, folder)
     found = costs(folder, new_day=new_day)
     duckdb = found.pop(DUCKDB)
     rows = []
     for name, cost in found.items():
         what = f"{amount:,} events, {name}"
-        wanted = NEW_DAY_WANTED if name.startswith(NEW_DAY) else None
-        if name.startswith(NOTHING_KNOWN):
-            wanted = SECONDS_WANTED.get(amount)
-        least = LEAST_OF_DUCKDB if amount >= LARGE else None
+        seconds = SECONDS_WANTED.get(amount) if name == NOTHING_KNOWN else LATER_WANTED[name]
+        megabytes = MEGABYTES_WANTED.get(amount)
         rows += [
-            figure(f"{what}: time", "s", cost.seconds, aim=wanted, peer=beside(DUCKDB, duckdb.seconds)),
-            figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu, at_least=least)),
-            figure(f"{what}: memory", "MB", cost.megabytes, peer=beside(DUCKDB, duckdb.megabytes)),
+            figure(f"{what}: time", "s", cost.seconds, aim=seconds, peer=beside(DUCKDB, duckdb.seconds)),
+            figure(f"{what}: CPU", "s CPU", cost.cpu, peer=beside(DUCKDB, duckdb.cpu)),
+            figure(
+                f"{what}: memory", "MB", cost.megabytes, aim=megabytes, peer=beside(DUCKDB, duckdb.megabytes)
+            ),
         ]
     what = f"{amount:,} events, {NOTHING_KNOWN}"
-    rows.append(figure(f"{what}{BY_SPARK}: jobs", "in all", jobs_of(folder / "events")))
+    rows.append(figure(f"{what}: jobs of Spark", "in all", jobs_of(folder / "events")))
     read = rows_read(folder / "journal" / ROLLUPS_FOLDER)
     rows.append(figure(f"{what}: rows read", "in all", read))
     return rows, found[NOTHING_KNOWN]
@@ -208,8 +219,8 @@ def at_size(folder: Path, amount: int, *, new_day: bool) -> tuple[list[Row], Cos
 def measure(
     folder: Path,
     *,
-    events: tuple[int, ...] = (200_000, 1_000_000),
-    new_day: int = 1,
+    events: tuple[int, ...] = (1_000_000,),
+    new_day: int = 0,
     cluster_events: int = 0,
 ) -> list[Row]:
     rows: list[Row] = []
@@ -222,9 +233,9 @@ def measure(
         if first is None:
             first = amount, whole
         else:
-            growth = (whole.cpu / first[1].cpu) / (amount / first[0])
-            what = f"CPU from {first[0]:,} to {amount:,} events, 1 is linear"
-            rows.append(figure(what, "times", growth, aim=1.0))
+            more = (whole.cpu - first[1].cpu) / ((amount - first[0]) / MILLION)
+            what = f"from {first[0]:,} to {amount:,} events: CPU of each further million"
+            rows.append(figure(what, "s CPU", more, aim=CPU_PER_MILLION_WANTED))
         shutil.rmtree(place)
     if cluster_events:
         (folder / "cluster").mkdir()
@@ -236,17 +247,16 @@ ANALYTICS = Part(
     name="analytics",
     title="Analytics",
     measure=measure,
-    quick={"events": (50_000,), "new_day": 0},
+    quick={"events": (50_000,)},
     repeats=1,
     seconds=70,
     quick_seconds=18,
     why="Reports run beside a daemon, on the same machine.",
-    how="All reports as processes, their children included; memory at its peak. Beside them DuckDB"
-    " with 14 of the tables, from the same files, each time from all events. Larger journals:"
-    " `--only analytics --set analytics.events=1000000,10000000`. With `analytics.cluster_events=160000000`"
-    " also on standalone clusters of one and two workers, each pinned to a core of its own; the driver uses"
-    " what they leave.",
-    bound="Reading events that no rollup holds yet, and of Spark its start, which takes seconds, whatever"
-    " there is to do. At one and ten million events, before and after:"
-    " [history](performance-history.md#analytics).",
+    how="All reports as processes, the JVM and Python's workers included; memory at its peak. Beside them"
+    " DuckDB with 14 of the tables, from the same files, each time from all events. All of it:"
+    " `--only analytics --set analytics.events=1000000,10000000 analytics.new_day=1`. With"
+    " `analytics.cluster_events=40000000` also on standalone clusters of one and two workers, each pinned to"
+    " a core of its own; the driver uses what they leave.",
+    bound="Spark's start and the planning of its queries, which take the same time whatever there is to do;"
+    " then reading events that no rollup holds yet.",
 )

@@ -15,7 +15,7 @@ from bench.measure import Row, figure
 from bench.part import Part
 from protocol.versions import VersionRange
 from smp_router.router import Router
-from tests.agent.duplex.world import BEFORE_SKEY
+from tests.agent.duplex.world import BEFORE_SKEY, DIRECT
 from tests.agent.tunnel import Tunnel, tunnel
 from transport.cancellation import TaskGroup
 
@@ -36,7 +36,14 @@ class Side:
 @asynccontextmanager
 async def _side(path: Path, router: Router) -> AsyncIterator[Side]:
     async with tunnel() as passage:
-        config = DuplexConfig(path=path, servers=[router.address], network=passage.network, kem_pairs=0)
+        config = DuplexConfig(
+            path=path,
+            servers=[router.address],
+            network=passage.network,
+            proxy=DIRECT,
+            private_servers=True,
+            kem_pairs=0,
+        )
         async with open_duplex(config) as agent:
             yield Side(agent, passage)
 

@@ -44,7 +44,9 @@ CPU = "cpu"
 "Asks the other process how much processor time it has used."
 STORED = "stored"
 MEMORY = ("memory of a queue", "memory of a message of 1000 bytes", "database for a message of 1000 bytes")
-CONFIG = RouterConfig(quota=1_000_000, max_messages=10_000_000, private_relays=True)
+CONFIG = RouterConfig(
+    quota=1_000_000, address_share_percent=100, address_cpu_percent=100, private_relays=True
+)
 
 
 class Amounts(NamedTuple):

@@ -22,6 +22,7 @@ from bench.part import Part
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from store import migrate
+from store.database_files import open_to_write
 from store.records import (
     NewSubscription,
     Notification,
@@ -124,7 +125,7 @@ def make_database(path: Path, subscriptions: int, verify_key: bytes = b"") -> Ro
                 sample.append(ids)
             yield ids[0], number % tokens + 1, ids[1], randomness.randbytes(48)
 
-    with closing(migrate.connect(path)) as db:
+    with closing(open_to_write(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = OFF")
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA cache_size = -400000")
@@ -161,7 +162,7 @@ def make_database(path: Path, subscriptions: int, verify_key: bytes = b"") -> Ro
 
 
 def plain_connection(path: Path, synchronous: str) -> sqlite3.Connection:
-    db = migrate.connect(path)
+    db = open_to_write(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute(f"PRAGMA synchronous = {synchronous}")

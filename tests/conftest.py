@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ntf_server.journal import EventSink, Journal
+from tests.open_databases import forget_connections, open_connections
 from tests.postgres import PostgresCluster, running_cluster
 from tests.strict_journal import strict
 from tests.time_limit import pytest_timeout_set_timer
@@ -18,6 +19,13 @@ def strict_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     for sink in (EventSink, Journal):
         monkeypatch.setattr(sink, "record", strict(sink.record))
     monkeypatch.setattr(EventSink, "is_on", True)
+
+
+@pytest.fixture(autouse=True)
+def no_database_stays_open() -> Iterator[None]:
+    forget_connections()
+    yield
+    assert open_connections() == [], "SQLite connections were left open"
 
 
 @pytest.fixture(scope="session")

@@ -57,22 +57,6 @@ def test_imports(path: Path) -> None:
     assert set(imported(path)) & OURS <= allowed
 
 
-DAEMON = ("protocol", "transport", "smp_client", "store", "ntf_server")
-TWINS = {"Err", "Ok", "Ping", "Pong", "Sub", "GroupWriter"}
-"Words that both wire protocols have, and what each database has its own of."
-
-
-def test_a_class_has_its_name_for_itself() -> None:
-    """In all that the daemon loads; the agent's part of the protocol is not."""
-    places: dict[str, set[str]] = {}
-    for path in modules(*DAEMON):
-        if path.parent.name != "agent":
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places.setdefault(node.name, set()).add(name(path))
-    assert {one: found for one, found in places.items() if len(found) > 1}.keys() == TWINS
-
-
 @pytest.mark.parametrize("path", modules("protocol"), ids=name)
 def test_the_protocol_is_pure(path: Path) -> None:
     assert not set(imported(path)) & PURE_OF
@@ -165,3 +149,17 @@ def test_cancellation_always_wins(path: Path) -> None:
             assert not caught(ast.Tuple(node.args)) & WIDE, where
         if isinstance(node, ast.Call):  # in Python 3.11 it loses a cancellation that comes with the result
             assert ast.unparse(node.func) != "asyncio.wait_for", where
+
+
+OPEN_DATABASES = {"store/database_files.py", "store/sqlcipher.py"}
+IN_MEMORY = {"store/schema_doc.py"}
+CONNECTING = re.compile(r"\b(?:sqlite3|dbapi2|aiosqlite)\s*\.\s*connect\b|from (?:sqlite3|aiosqlite) import")
+
+
+@pytest.mark.parametrize("path", modules(*ALLOWED), ids=name)
+def test_databases_are_opened_in_one_place(path: Path) -> None:
+    """Whoever opens an SQLite file otherwise may drop the locks of those who have it open."""
+    text = path.read_text(encoding="utf-8")
+    if name(path) in IN_MEMORY:
+        text = text.replace('sqlite3.connect(":memory:"', "")
+    assert bool(CONNECTING.search(text)) == (name(path) in OPEN_DATABASES)

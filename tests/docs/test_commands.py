@@ -23,7 +23,7 @@ from tests.docs.reference import PARSERS
 from tests.ntf_server.test_cli import ANY_PORT
 from tests.test_architecture import ROOT
 
-TIMEOUT = 120
+TIMEOUT = 500.0
 BIN = Path(sys.executable).parent
 IDENTITY = "LcJUMfVhwD8yxjAiSaDzzGF3-kLG4Uh0Fl_ZIjrRwjI="
 NTF, SMP = f"ntf://{IDENTITY}@h:1", f"smp://{IDENTITY}@h:1"
@@ -42,6 +42,7 @@ ANYWHERE = {
     "python -m bench": "tests/bench/test_runner.py::test_the_command",
     "python -m bench compare": "tests/bench/test_compare.py::test_the_command_fails_if_anything_got_slower",
     "scripts/demo": "tests/ntf_demo/test_demo.py::test_prints_what_the_documentation_shows",
+    "scripts/report": "tests/analytics/test_report_script.py::test_one_command_from_a_journal_to_a_page",
     "scripts/setup": "scripts/test",
     "scripts/test": "scripts/test",
 }
@@ -66,6 +67,7 @@ RUN_BY = {
         "ntf-analytics report all --journal /var": f"{HERE}::test_report",
         "": f"{HERE}::test_journal_maintenance",
     },
+    "docs/analytics-tables.md": {"": "tests/analytics/test_sql.py::test_tables_can_be_joined"},
     "docs/demo.md": {"": "tests/ntf_demo/test_demo.py::test_prints_what_the_documentation_shows"},
     "docs/index.md": {
         "": f"{HERE}::test_first_server",
@@ -302,7 +304,6 @@ def journal(home: Path) -> Iterator[Callable[[str], None]]:
         yield run
 
 
-@pytest.mark.timeout(300)  # Spark, perhaps on a machine that has other things to do
 def test_report(tmp_path: Path) -> None:
     with journal(tmp_path) as run:
         run("report all")

@@ -1,6 +1,6 @@
 """A hostile peer in a process of its own, so that its work does not slow down those who measure.
 
-python -m tests.drills.attacker module:function ntf://… seconds
+python -m tests.drills.attacker module:function ntf://… (or smp://…) seconds
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import importlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from protocol.addresses import NtfServer, parse_ntf_server
+from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 
-Attack = Callable[[NtfServer, float], Awaitable[None]]
+Attack = Callable[[Any, float], Awaitable[None]]
 "A coroutine function at the top of a module: hurts the server at this address for so many seconds."
 
 READY = b"attacking\n"
 
 
 @asynccontextmanager
-async def attacking(attack: Attack, address: NtfServer, seconds: float) -> AsyncIterator[None]:
+async def attacking(attack: Attack, address: NtfServer | SmpServer, seconds: float) -> AsyncIterator[None]:
     """The attack has begun when the block is entered, and is over when it was left."""
     name = f"{attack.__module__}:{getattr(attack, '__name__', '')}"
     process = await asyncio.create_subprocess_exec(
@@ -41,7 +42,7 @@ async def attacking(attack: Attack, address: NtfServer, seconds: float) -> Async
 async def run(name: str, address: str, seconds: str) -> None:
     module, _, function = name.partition(":")
     attack: Attack = getattr(importlib.import_module(module), function)
-    server = parse_ntf_server(address)
+    server = (parse_smp_server if address.startswith("smp:") else parse_ntf_server)(address)
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     with contextlib.suppress(TimeoutError):

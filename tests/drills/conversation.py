@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.duplex.agent import DuplexAgent, DuplexConfig, Stopped, open_duplex
+from agent.duplex.agent import DuplexAgent, DuplexConfig, open_duplex
 from agent.duplex.events import (
     Confirmed,
     Connected,
@@ -29,13 +29,14 @@ from agent.duplex.events import (
     MessageFailed,
     MessageReceived,
 )
-from agent.errors import Prohibited
+from agent.errors import Prohibited, Stopped
 from agent.notifications.records import Mode
 from ntf_demo.demo import Playground, playground
 from protocol.addresses import SmpServer
 from protocol.device_token import ApnsToken, Provider
 from smp_client.requests import SessionConfig
 from smp_router.router import Router
+from tests.agent.duplex.world import DIRECT
 from transport.cancellation import TaskGroup
 
 SESSION = SessionConfig(connect=8.0, answer=5.0, ping_after=6.0, ping_limit=4.0)
@@ -57,7 +58,9 @@ class Person:
         self.name = name
         self._world = world
         self._chance = chance
-        self._config = DuplexConfig(path=path, servers=servers, session=SESSION, kem_pairs=0)
+        self._config = DuplexConfig(
+            path=path, servers=servers, session=SESSION, proxy=DIRECT, private_servers=True, kem_pairs=0
+        )
         self._device = ApnsToken(Provider.APNS_TEST, name[:1].encode().hex().encode() * 32)
         self._pushes = 0
         self._tired = asyncio.Event()

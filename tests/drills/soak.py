@@ -387,6 +387,7 @@ async def soaking(folder: Path, queues: int, *, probe: bool = False) -> AsyncIte
             "NTF_JOURNAL_ENABLED": "on",
             "NTF_LIMITS_COMMANDS_PER_SECOND": "0",  # all clients are this one process
             "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
+            "NTF_LIMITS_ADDRESS_CPU_PERCENT": "0",
             "NTF_LIMITS_ADDRESS_VERIFICATIONS_PER_HOUR": "0",
             SOCKET: str(answers),
         }

@@ -36,7 +36,11 @@ from tests.fuzz.mutation import Mutator
 from tests.ntf_server.ntf_client import Device, NtfClient
 from transport.errors import TransportError
 
-ENV = {"NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0"}
+ENV = {
+    "NTF_LIMITS_ADDRESS_COMMANDS_PER_SECOND": "0",
+    "NTF_LIMITS_ADDRESS_CPU_PERCENT": "0",
+    "NTF_LIMITS_ADDRESS_FAILURES_BURST": "10000000",
+}
 "The honest client has the address of the others: what they use of a shared limit is no finding."
 ATTACKERS = 3
 BLOCKS_PER_SESSION = 60

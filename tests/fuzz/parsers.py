@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import time
 import traceback
@@ -15,13 +16,19 @@ from typing import Any
 
 import protocol
 from protocol.agent.errors import RatchetError
+from protocol.agent.messages import AGENT_MESSAGE
 from protocol.encoding import Reader
 from protocol.errors import DecodeError, HandshakeError
 from protocol.versions import NTF_VERSIONS, SMP_VERSIONS
+from tests.fuzz import bodies
 from tests.fuzz.mutation import Mutator
 from tests.protocol.parsers import PARSERS, Parser
 
-TYPED = (DecodeError, HandshakeError, RatchetError)
+TYPED = (DecodeError, HandshakeError, RatchetError, *bodies.TYPED)
+OWN_EXAMPLE = 0.05
+"Share of inputs that are made of what clients of the gateway send."
+THOROUGH = 4
+"Parsers of whole sessions take much longer than others: they get one input of so many."
 READS = ("pull", "decode", "parse")
 "How functions that take bytes from outside begin."
 SLOW = 2.0
@@ -79,7 +86,15 @@ ADAPTERS: Mapping[str, Callable[..., object]] = {
 
 
 def all_parsers() -> dict[str, Parser]:
-    return {**discovered(), **PARSERS}
+    return {**discovered(), **PARSERS, **MESSAGES, **bodies.PARSERS}
+
+
+def _agent_message(data: bytes) -> None:
+    message = AGENT_MESSAGE.decode(data)
+    assert AGENT_MESSAGE.decode(AGENT_MESSAGE.encode(message)) == message
+
+
+MESSAGES: Mapping[str, Parser] = {"agent message": _agent_message}
 
 
 def try_input(name: str, parse: Parser, data: bytes) -> Finding | None:
@@ -101,18 +116,37 @@ class ParserRun:
 
 
 def fuzz_parsers(seconds: float, seed: int, parsers: Mapping[str, Parser] | None = None) -> ParserRun:
-    """Changed examples for all parsers in turn; each parser is reported once."""
+    """Changed examples for all parsers in turn, for some time; each parser is reported once."""
+    deadline = time.monotonic() + seconds
+    return _fuzz(lambda _inputs: time.monotonic() < deadline, seed, parsers)
+
+
+def fuzz_inputs(inputs: int, seed: int) -> ParserRun:
+    """The same for so many inputs, or a few more."""
+    return _fuzz(lambda done: done < inputs, seed, None)
+
+
+def _fuzz(goes_on: Callable[[int], bool], seed: int, parsers: Mapping[str, Parser] | None) -> ParserRun:
     mutator = Mutator(seed)
     waiting = dict(parsers if parsers is not None else all_parsers())
+    slow = set(PARSERS) if parsers is None else set()
     run = ParserRun(0, [])
-    deadline = time.monotonic() + seconds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the certificate parser warns of what it then accepts or refuses
-        while waiting and time.monotonic() < deadline:
-            data = mutator.changed(mutator.example())
+        for number in itertools.count():
+            if not waiting or not goes_on(run.inputs):
+                break
+            data = _example(mutator)
             for name, parse in list(waiting.items()):
+                if name in slow and number % THOROUGH:
+                    continue
                 run.inputs += 1
                 if finding := try_input(name, parse, data):
                     run.findings.append(finding)
                     del waiting[name]
     return run
+
+
+def _example(mutator: Mutator) -> bytes:
+    example = mutator.pick(bodies.EXAMPLES) if mutator.chance(OWN_EXAMPLE) else mutator.example()
+    return mutator.changed(example)

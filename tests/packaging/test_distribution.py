@@ -60,6 +60,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def new_environment(folder: Path) -> Path:
+    """Its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    return folder / "bin" / "python"
+
+
+def pip_install(python: Path, *arguments: object) -> None:
+    """By pip, which is what users install with: the package index is the one that its configuration names."""
+    pip = (sys.executable, "-m", "pip", "--quiet", "--python", python)
+    run(*pip, "install", *arguments, cwd=python.parent)
+
+
 def test_the_source_distribution_is_complete(built: Path) -> None:
     (file,) = built.glob("*.tar.gz")
     with tarfile.open(file) as archive:
@@ -86,12 +98,10 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: Path) -> None:
 
 def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    run(UV, "venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
+    python = new_environment(tmp_path / "venv")
     locked = ROOT / "requirements" / "base.txt"
-    install = (UV, "pip", "install", "--python", python)
-    run(*install, "--require-hashes", "-r", locked, cwd=tmp_path)
-    run(*install, "--no-deps", wheel, cwd=tmp_path)
+    pip_install(python, "--require-hashes", "-r", locked)
+    pip_install(python, "--no-deps", wheel)
     command = python.with_name("ntf-server")
     use_server(command, tmp_path)
     assert "nothing is left behind" in run(command, "demo", cwd=tmp_path)
@@ -101,8 +111,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
 
 def test_pipx_installs_a_copy_of_the_repository(built: Path, tmp_path: Path) -> None:
     """As docs/install.md says; libraries are the newest that are allowed."""
-    run(UV, "venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
-    run(UV, "pip", "install", "--python", tmp_path / "venv/bin/python", "pipx", cwd=tmp_path)
+    pip_install(new_environment(tmp_path / "venv"), "pipx")
     homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
     run(tmp_path / "venv/bin/pipx", "install", ".", cwd=built / "source", env=homes)
     use_server(tmp_path / "bin/ntf-server", tmp_path)

@@ -48,7 +48,12 @@ def test_the_lock_has_every_dependency(name: str, extras: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("base", ()), ("statements", ("statements",)), ("dev", tuple(PROJECT["optional-dependencies"]))],
+    [
+        ("base", ()),
+        ("statements", ("statements",)),
+        ("analytics", ("analytics",)),
+        ("dev", tuple(PROJECT["optional-dependencies"])),
+    ],
 )
 def test_the_lock_is_complete(name: str, extras: tuple[str, ...]) -> None:
     """It is installed without a look at what else its packages ask for: an old pip would take the newest of

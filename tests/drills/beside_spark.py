@@ -1,0 +1,17 @@
+"""Commands that start Spark beside a live server, router and agent: nothing promised is lost.
+
+`pytest tests/drills/beside_spark.py`; tests/test_beside.py runs all other commands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.beside import needs_locks, neighbours
+from tests.test_beside import SPARK_MATRIX, check_nothing_is_lost
+
+
+@needs_locks
+async def test_nothing_is_lost_beside_spark(tmp_path: Path) -> None:
+    async with neighbours(tmp_path) as live:
+        await check_nothing_is_lost(live, SPARK_MATRIX)

@@ -1,0 +1,151 @@
+"""Mutants of a module: its source with one guard or comparison removed or negated.
+
+- `guard`: an `if` that ends its function, loop or turn is never taken.
+- `part`: one operand of `and` or `or` is left out.
+- `negation`: a comparison that is not a guard of its own is turned round.
+- `check`: a call of a function that only raises (`check_...`) is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CHECKS = re.compile(r"_?(check|verify|require|ensure|limit|refuse|expect|raise_if)(_|$)")
+ENDS = (ast.Raise, ast.Return, ast.Continue, ast.Break)
+NEGATED: dict[type[ast.cmpop], str] = {
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: ">=",
+    ast.LtE: ">",
+    ast.Gt: "<=",
+    ast.GtE: "<",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    "Stays the same when other lines of the module change."
+    line: int
+    source: str
+    "Of the whole module."
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    kind: str
+    node: ast.AST
+    text: str
+    "What stands in the node's place."
+
+
+def mutants_of(path: str, source: str) -> list[Mutant]:
+    tree = ast.parse(source)
+    seen: Counter[str] = Counter()
+    found = []
+    for function, change in _changes(tree, ""):
+        before = _segment(source, change.node)
+        name = f"{path}:{function} {change.kind}: {' '.join(before.split())}"
+        seen[name] += 1
+        if seen[name] > 1:
+            name += f" ({seen[name]})"
+        line = getattr(change.node, "lineno", 0)
+        found.append(Mutant(name, line, _replaced(source, change)))
+    return found
+
+
+def _changes(node: ast.AST, function: str) -> Iterator[tuple[str, _Change]]:
+    for child in ast.iter_child_nodes(node):
+        inner = function
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{function}.{child.name}" if function else child.name
+        if _is_for_people(child):
+            continue
+        for change in _changes_at(child):
+            yield inner, change
+        yield from _changes(child, inner)
+
+
+def _is_for_people(node: ast.AST) -> bool:
+    """What only type checkers, logs and `repr` see."""
+    if isinstance(node, ast.Assert):
+        return True
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+        return node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__")
+
+
+def _changes_at(node: ast.AST) -> Iterator[_Change]:
+    if isinstance(node, ast.If):
+        if _is_guard(node):
+            yield _Change("guard", node.test, f"(({ast.unparse(node.test)}) and False)")
+        elif isinstance(node.test, ast.Compare):
+            yield from _negation(node.test)
+    elif isinstance(node, ast.BoolOp):
+        for index, part in enumerate(node.values):
+            others = [value for at, value in enumerate(node.values) if at != index]
+            text = ast.unparse(others[0] if len(others) == 1 else ast.BoolOp(node.op, others))
+            yield _Change(f"part {ast.unparse(part)} of", node, f"({text})")
+    elif isinstance(node, ast.Return | ast.IfExp | ast.While | ast.comprehension):
+        for test in _tests_of(node):
+            if isinstance(test, ast.Compare):
+                yield from _negation(test)
+    elif isinstance(node, ast.Expr) and CHECKS.match(_called(node.value)):
+        yield _Change("check", node, "pass")
+
+
+def _is_guard(node: ast.If) -> bool:
+    return isinstance(node.body[-1], ENDS) and not node.orelse
+
+
+def _tests_of(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Return) and node.value is not None:
+        yield node.value
+    elif isinstance(node, ast.IfExp | ast.While):
+        yield node.test
+    elif isinstance(node, ast.comprehension):
+        yield from node.ifs
+
+
+def _negation(node: ast.Compare) -> Iterator[_Change]:
+    if len(node.ops) == 1:
+        left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+        yield _Change("negation", node, f"({left} {NEGATED[type(node.ops[0])]} {right})")
+    else:
+        yield _Change("negation", node, f"(not ({ast.unparse(node)}))")
+
+
+def _called(node: ast.AST) -> str:
+    if isinstance(node, ast.Await):
+        node = node.value
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _segment(source: str, node: ast.AST) -> str:
+    found = ast.get_source_segment(source, node)
+    assert found is not None
+    return found
+
+
+def _replaced(source: str, change: _Change) -> str:
+    """The lines before and after stay where they are."""
+    lines = source.encode().splitlines(keepends=True)
+    place = change.node
+    assert isinstance(place, ast.expr | ast.stmt)
+    assert place.end_lineno is not None
+    assert place.end_col_offset is not None
+    first, last = place.lineno - 1, place.end_lineno - 1
+    before, after = lines[first][: place.col_offset], lines[last][place.end_col_offset :]
+    blank = b"\n" * (last - first)
+    lines[first : last + 1] = [before + change.text.encode() + after + blank]
+    return b"".join(lines).decode()
