@@ -58,9 +58,10 @@ class Tables(Mapping[str, Rows]):
         return len(QUERIES)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def no_class_archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Writing one costs more than many tests, and the user's cache is not ours."""
+    """Writing one costs more than many tests, and the user's cache is not ours. Tests of other packages need
+    their tools' caches: the variable is set for those of this one only."""
     with pytest.MonkeyPatch.context() as patch:
         no_folder = tmp_path_factory.mktemp("cache") / "file"
         no_folder.touch()
