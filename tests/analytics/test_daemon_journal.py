@@ -29,7 +29,7 @@ from ntf_server.push.composing import MAX_ENTRIES
 from ntf_server.router_session import HEALED
 from ntf_server.setup import DATABASE, JOURNAL_FOLDER
 from protocol.device_token import ApnsToken, Provider
-from protocol.errors import INTERNAL, SERVICE
+from protocol.errors import CMD_PROHIBITED, SERVICE
 from protocol.ntf_commands import MIN_CRON_MINUTES, Ok, Sdel, Tcrn, Tdel, Trpl
 from smp_router.load import LoadQueue
 from smp_router.router import Router
@@ -111,7 +111,7 @@ async def live_subscriptions(life: Life, device: Device) -> list[LoadQueue]:
     life.router.faults.delete_queues([unknown.notifier_id])
     life.subs["refused"] = await life.subscribe(device, unknown)
     await until(lambda: life.state("refused") == "AUTH")
-    life.router.faults.answer_errors("NSUB", INTERNAL)
+    life.router.faults.answer_errors("NSUB", CMD_PROHIBITED)
     life.subs["failed"] = await life.subscribe(device, failing)
     await until(lambda: life.state("failed") == "ERR")
     life.router.faults.answer_errors("NSUB", None)
