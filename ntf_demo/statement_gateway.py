@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -29,6 +30,8 @@ from protocol.statements import MAX_TOPICS, Scheme, Signed, Statement, encode_st
 from transport.hosts import named_host
 
 HOUR = 3600
+ACTIVE_PAUSE = 0.02
+"Seconds between looks whether rules are active."
 KeyPair = tuple[bytes, bytes]
 "An sr25519 public key and its secret."
 
@@ -91,7 +94,23 @@ class GatewayClient:
         return subscription_id
 
     async def allow(self, subscription_id: str, *rules: tuple[bytes, bytes]) -> None:
-        """Exactly these (sender, topic)."""
+        """Exactly these (sender, topic). Statements published from now on are new for them."""
+        await self.replace_rules(subscription_id, *rules)
+        while not await self._are_active(subscription_id):  # noqa: ASYNC110 -- another process does it
+            await asyncio.sleep(ACTIVE_PAUSE)
+
+    async def _are_active(self, subscription_id: str) -> bool:
+        listed = await self.ask("GET", SUBSCRIPTIONS)
+        assert listed.status == 200, listed
+        return all(
+            rule["state"] == "active"
+            for one in listed.body
+            if one["subscription_id"] == subscription_id
+            for rule in one["rules"]
+        )
+
+    async def replace_rules(self, subscription_id: str, *rules: tuple[bytes, bytes]) -> None:
+        """Exactly these, whether or not the node was asked what it has stored."""
         listed = [{"sender_pubkey": sender.hex(), "topic": topic.hex()} for sender, topic in rules]
         answer = await self.ask("PUT", RULES, {"subscription_id": subscription_id, "rules": listed})
         assert answer.status == 204, answer

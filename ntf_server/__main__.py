@@ -55,6 +55,7 @@ ELSEWHERE = (
     ("import", "ntf_server.import_command", "take over the data of the deployed server"),
     ("doctor", "ntf_server.doctor", "look for everything that can be wrong"),
     ("test", "ntf_server.send_test", "send one real push to one device"),
+    ("statements", "ntf_server.statements_command", "answer questions about the statement gateway"),
 )
 "Name, module and `--help`."
 DEMONSTRATIONS = (

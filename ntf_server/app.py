@@ -105,10 +105,15 @@ class App:
             own_percent=config.METRICS.ready_own_percent,
         )
         name, usable = config.STORE.daemon or config.TRANSPORT.host, self._providers.set_up
-        self._status = StatusPage(name, self._clock, self.health, self._own_routers, usable)
+        self._status = StatusPage(
+            *(name, self._clock, self.health, self._own_routers, usable),
+            with_gateway=config.STATEMENTS.enabled,
+        )
         self._figures = self._make_figures()
         self._verifications = VerificationLimits(config.LIMITS)
         self._gateway = self._make_gateway() if config.STATEMENTS.enabled else None
+        if self._gateway is not None:
+            self.health.gateway_problem = self._gateway.problem
         self._deletions = Deletions(self.subscriber, self._journal)
         self.listener = self._make_listener()
         self._control = ControlPort(self.store, self.subscriber, config.AUTH, self.store.ownership)

@@ -12,9 +12,8 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
@@ -31,6 +30,7 @@ from ntf_server.config import (
     unknown_variables,
 )
 from ntf_server.data_folder import expect_database, holder
+from ntf_server.findings import Finding, Level, ok, problem, warning
 from ntf_server.push.credentials import KeyFileError
 from ntf_server.push.provider import (
     CheckMessages,
@@ -42,6 +42,7 @@ from ntf_server.push.provider import (
 )
 from ntf_server.push.providers import make_providers
 from ntf_server.secret_files import readable_by_others, secret_files
+from ntf_server.statements.examination import examine_gateway
 from ntf_server.status import PROBE, probe
 from ntf_server.stores import make_store
 from ntf_server.subscriber import is_at, make_dialer
@@ -72,31 +73,6 @@ NOBODY: Mapping[Provider, DeviceToken] = {
 "Tokens that no device has: a provider that knows us says so, and no push goes out."
 
 UNUSED = {Provider.APNS_PROD: "[APNS] has no key_file", Provider.FCM: "[FCM] has no service_account_file"}
-
-
-class Level(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Finding:
-    check: str
-    level: Level
-    says: str
-
-
-def ok(check: str, says: str) -> Finding:
-    return Finding(check, Level.OK, says)
-
-
-def warning(check: str, says: str) -> Finding:
-    return Finding(check, Level.WARNING, says)
-
-
-def problem(check: str, says: object) -> Finding:
-    return Finding(check, Level.PROBLEM, checks.remedied(" ".join(str(says).split())))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +119,8 @@ async def examine(config_dir: Path, env: Mapping[str, str], *, fix: bool) -> Asy
     ):
         yield finding
     network = _network(config_dir, config, data_dir)
-    for found in (network, _routers(config_dir, config), _providers(config, data_dir)):
+    routers, push = _routers(config_dir, config), _providers(config, data_dir)
+    for found in (network, routers, push, examine_gateway(config_dir, config)):
         async for finding in found:
             yield finding
 

@@ -33,6 +33,8 @@ class Health:
         self._push = push
         self._providers = providers
         self._own_percent = own_percent
+        self.gateway_problem: Callable[[], str] = lambda: ""
+        "What keeps the statement gateway from its node; empty: nothing."
 
     def missing(self) -> list[str]:
         """What keeps the server from doing its work; one line each."""
@@ -49,7 +51,8 @@ class Health:
         """What is wrong although the server works."""
         troubles = [f"provider {tag} {why}" for tag, why in self._push.trouble().items()]
         down = [f"router {router.name} is down" for router in self._routers.now() if not router.up]
-        return troubles + down
+        problem = self.gateway_problem()
+        return troubles + down + ([f"statement store {problem}"] if problem else [])
 
     def _missing_queues(self) -> list[str]:
         routers = self._routers.now()

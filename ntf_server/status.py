@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 
 from cryptography import x509
 
 from ntf_server import setup
+from ntf_server.clock import SystemClock
 from ntf_server.config import LOCALHOST, Config
 from ntf_server.data_folder import expect_database
+from ntf_server.statements.summary import summary
 from ntf_server.stores import make_store
 from protocol.addresses import NtfServer
 from protocol.encoding import NO_ENTITY
@@ -17,7 +20,7 @@ from smp_client.dialer import Dialer
 from smp_client.errors import ClientError
 from smp_client.requests import SessionConfig
 from smp_client.session import connect_ntf
-from store.interface import StoreError
+from store.interface import ReportStore, StoreError
 from store.leases import PUSH_PARTS
 from transport.certificates import CA_KEY, load_server_files
 
@@ -51,6 +54,7 @@ async def _print_store(config_dir: Path, config: Config) -> None:
             await store.open()
             counts = await store.counts()
             daemons = await store.ownership.daemons()
+            gateway = await _gateway(store, config)
         finally:
             await store.close()
     except StoreError as error:
@@ -63,6 +67,8 @@ async def _print_store(config_dir: Path, config: Config) -> None:
         f"{counts.active_subscriptions} active, {counts.associated_subscriptions} by service"
     )
     print(f"unsent       {counts.unsent_notifications}")
+    for label, line in zip_longest(("statements",), gateway, fillvalue="") if gateway else ():
+        print(f"{label:<13}{line}")
     for one in daemons:
         chores = ", housekeeping" if one.chores else ""
         statements = ", statements" if one.statements else ""
@@ -70,6 +76,10 @@ async def _print_store(config_dir: Path, config: Config) -> None:
             f"daemon       {one.name}: {one.routers} routers, {one.pushes}/{PUSH_PARTS} of the pushes"
             f"{statements}{chores}"
         )
+
+
+async def _gateway(store: ReportStore, config: Config) -> list[str]:
+    return await summary(store, config.STATEMENTS, SystemClock().now()) if config.STATEMENTS.enabled else []
 
 
 async def probe(address: NtfServer, config: Config) -> str | None:

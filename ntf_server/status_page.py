@@ -35,7 +35,7 @@ MAX_INCIDENTS = 50
 MAX_TEXT = 300
 
 Values = Mapping[str, float]
-"By name and, behind a slash, the value of its label `provider`."
+"By name and, behind a slash, the value of its label `provider` or `channel`."
 Sample = tuple[float, Values]
 "With its time."
 
@@ -50,6 +50,18 @@ FIGURES = {
     "Pushes under way": "push_under_way",
 }
 "Shown as they are now."
+
+GATEWAY_FIGURES = {
+    "Statement store connected": "statements_connected",
+    "Statement topics watched": "statements_topics",
+    "Statement rules": "statements_rules",
+    "Statement pushes, APNs": "statement_pushes_delivered_total/apns",
+    "Statement pushes, VoIP": "statement_pushes_delivered_total/voip",
+    "Statement pushes, FCM": "statement_pushes_delivered_total/fcm",
+    "Statements over a sender's limit": "statements_limited_total",
+    "Statements over a device's limit": "statements_device_limited_total",
+}
+"Of the statement gateway, if it is on."
 
 
 class Chart(NamedTuple):
@@ -69,7 +81,8 @@ CHARTS = (
     Chart("Seconds that the event loop is late", "loop_lag_seconds"),
 )
 PUSH_FAILURES = "push_failures_total"
-_USED = {PUSH_FAILURES, *FIGURES.values(), *(name for chart in CHARTS for name in (chart.metric, chart.per))}
+_SHOWN = [name.partition("/")[0] for name in (*FIGURES.values(), *GATEWAY_FIGURES.values())]
+_USED = {PUSH_FAILURES, *_SHOWN, *(name for chart in CHARTS for name in (chart.metric, chart.per))}
 WANTED = frozenset(PREFIX + name for name in _USED)
 PROVIDER_NAMES = {
     Provider.APNS_PROD: "Apple",
@@ -132,17 +145,26 @@ def current_values() -> dict[str, float]:
     for family in REGISTRY.collect():
         for sample in family.samples:
             if sample.name in WANTED:
-                provider = sample.labels.get("provider")
-                name = sample.name.removeprefix(PREFIX) + (f"/{provider}" if provider else "")
+                label = sample.labels.get("provider") or sample.labels.get("channel")
+                name = sample.name.removeprefix(PREFIX) + (f"/{label}" if label else "")
                 values[name] = values.get(name, 0.0) + sample.value
     return values
 
 
 class StatusPage:
     def __init__(
-        self, name: str, clock: Clock, health: Health, routers: OwnRouters, providers: frozenset[str]
+        self,
+        name: str,
+        clock: Clock,
+        health: Health,
+        routers: OwnRouters,
+        providers: frozenset[str],
+        *,
+        with_gateway: bool,
     ) -> None:
-        """`name`: of this server among others. `providers`: tags of those that are set up."""
+        """`name`: of this server among others. `providers`: tags of those that are set up. `with_gateway`:
+        statements are pushed, too."""
+        self._figures = FIGURES | (GATEWAY_FIGURES if with_gateway else {})
         self._name = name
         self._clock = clock
         self._health = health
@@ -169,7 +191,7 @@ class StatusPage:
             "missing": self._health.missing(),
             "worries": self._health.worries(),
             "routers": [router._asdict() for router in self._routers.now()],
-            "figures": {title: round(values.get(name, 0)) for title, name in FIGURES.items()},
+            "figures": {title: round(values.get(name, 0)) for title, name in self._figures.items()},
             "providers": [self._provider(tag, values) for tag in sorted(self._providers)],
             "incidents": [asdict(incident) for incident in reversed(self.history.incidents)],
             "charts": self._charts(),

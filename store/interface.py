@@ -49,10 +49,12 @@ from store.statement_records import (
     Claim,
     DeviceRegistration,
     GatewayCaps,
+    GatewayCounts,
     GatewayKey,
     GatewaySubscription,
     MadeRule,
     NewGatewaySubscription,
+    OutcomeCount,
     Purged,
     PushKey,
     PushLimits,
@@ -350,12 +352,23 @@ class StatementStore(Protocol):
         statements that came after the rule. What is not pushed is remembered, too. Those of a page only: the
         answer tells whether there is another. LeaseLost if another daemon watches."""
 
-    async def push_records(self, subscription_id: bytes, limit: int = ...) -> list[PushRecord]: ...
-
-    async def push_records_of_sender(self, sender: bytes, limit: int = ...) -> list[PushRecord]: ...
-
     async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = ...) -> Purged:
         """Delete what nobody needs any more: at most so many rows of each kind."""
+
+
+class ReportStore(Protocol):
+    """For operators of the statement gateway."""
+
+    async def gateway_counts(self) -> GatewayCounts: ...
+
+    async def newest_outcomes(self, limit: int) -> list[OutcomeCount]:
+        """Of so many statements that met a rule."""
+
+    async def push_records(self, subscription_id: bytes, limit: int = ...) -> list[PushRecord]:
+        """The newest, in the order in which they came."""
+
+    async def push_records_of_sender(self, sender: bytes, limit: int = ...) -> list[PushRecord]:
+        """As above. Without an index: it reads all records."""
 
 
 class PeriodicStore(Protocol):
@@ -405,6 +418,7 @@ class NtfStore(
     StatementPushStore,
     GatewayStore,
     StatementStore,
+    ReportStore,
     PeriodicStore,
     HousekeepingStore,
     ControlStore,

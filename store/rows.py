@@ -30,7 +30,9 @@ from store.statement_records import (
     DeviceRegistration,
     GatewayKey,
     GatewaySubscription,
+    Outcome,
     PushKey,
+    PushRecord,
     RegistrationKey,
     StatementPush,
 )
@@ -220,6 +222,11 @@ def statement_push(row: Sequence[Any]) -> StatementPush:
         expiry=row[13],
         received_at=row[14],
     )
+
+
+def push_record(row: Sequence[Any]) -> PushRecord:
+    """From key, subscription id, hash, sender, topic, times, outcome."""
+    return PushRecord(row[1], row[2], row[3], row[4], row[5], row[6], Outcome(row[7]))
 
 
 def registration(row: Sequence[Any]) -> DeviceRegistration:

@@ -9,7 +9,7 @@ from protocol.device_token import encode_device_token
 from protocol.hiding import hides_bytes
 from store.leases import STATEMENTS
 from store.rows import statement_push
-from store.sql_store import Database, Row, SqlStore, Transaction, reading, shared, writing
+from store.sql_store import Database, SqlStore, Transaction, reading, shared, writing
 from store.statement_records import (
     DEFAULT_LIMITS,
     Channel,
@@ -18,7 +18,6 @@ from store.statement_records import (
     Outcome,
     PushKey,
     PushLimits,
-    PushRecord,
     StatementPush,
 )
 
@@ -61,11 +60,7 @@ _TOPIC = shared("UPDATE statement_pushes SET topic = $1 WHERE push_key = ANY($2:
 _DONE = shared("DELETE FROM pending_statements WHERE push_key = ANY($1::bigint[])")
 _UNSENT = shared("SELECT push_key FROM pending_statements WHERE push_key > $1 ORDER BY push_key LIMIT $2")
 _GONE = shared("DELETE FROM statement_subscriptions WHERE sub_key = $1 AND device_token = $2")
-_RECORD = "SELECT subscription_id, statement_hash, sender, topic, accepted_at, sent_at, outcome"
-_RECORDS = shared(f"{_RECORD} FROM statement_pushes WHERE subscription_id = $1 ORDER BY push_key LIMIT $2")
-_RECORDS_OF_SENDER = shared(f"{_RECORD} FROM statement_pushes WHERE sender = $1 ORDER BY push_key LIMIT $2")
 
-MOST_RECORDS = 10_000
 ABANDONED_AT_ONCE = 1_000_000
 "More than a provider is ever sent at once."
 
@@ -156,22 +151,6 @@ class StatementPushes(SqlStore):
     async def delete_gone_device(self, tx: Transaction, push: StatementPush) -> bool:
         device_token = encode_device_token(push.device_token)
         return await tx.execute(_GONE, push.subscription_key, device_token) == 1
-
-    @reading
-    async def push_records(
-        self, db: Database, subscription_id: bytes, limit: int = MOST_RECORDS
-    ) -> list[PushRecord]:
-        return [_record(row) for row in await db.fetch(_RECORDS, subscription_id, limit)]
-
-    @reading
-    async def push_records_of_sender(
-        self, db: Database, sender: bytes, limit: int = MOST_RECORDS
-    ) -> list[PushRecord]:
-        return [_record(row) for row in await db.fetch(_RECORDS_OF_SENDER, sender, limit)]
-
-
-def _record(row: Row) -> PushRecord:
-    return PushRecord(row[0], row[1], row[2], row[3], row[4], row[5], Outcome(row[6]))
 
 
 async def _rules(tx: Transaction, pushes: Sequence[_Claimable]) -> dict[PushKey, dict[bytes, float]]:

@@ -44,6 +44,8 @@ class MadeRule(NamedTuple):
     sender: bytes
     topic: bytes
     created_at: float
+    is_settled: bool
+    "What the node stored before the rule was made is known."
 
     def rule_id(self, subscription_id: bytes) -> bytes:
         """A UUID's 16 bytes; another one if the rule is removed and added again."""
@@ -313,6 +315,25 @@ class Claim(NamedTuple):
     "Another rule allows them by now: read them again."
     dropped: Mapping[PushKey, Outcome] = MappingProxyType({})
     "Never sent."
+
+
+class GatewayCounts(NamedTuple):
+    """How much the gateway keeps."""
+
+    subscriptions: Mapping[Channel, int]
+    rules: int
+    topics: int
+    waiting: int
+    "Pushes to be made."
+    heard_at: float | None
+    "When a daemon was last connected to the node; None: never."
+
+
+class OutcomeCount(NamedTuple):
+    channel: Channel | None
+    "None: the subscription is deleted."
+    outcome: Outcome
+    statements: int
 
 
 @hides_bytes

@@ -53,6 +53,7 @@ from store.statement_records import (
     SignedRequest,
 )
 from store.statement_registrations import Registrations, use
+from store.statement_reports import StatementReports
 
 RENEWAL_STEP = 86_400
 "Seconds after which it is written down again that a client was heard of."
@@ -76,7 +77,7 @@ SELECT sub_key, subscription_id, client_id, channel, device_token, is_call, crea
 FROM statement_subscriptions WHERE client_id = $1 ORDER BY sub_key
 """)
 _RULES = shared("""
-SELECT sender, topic, created_at FROM statement_rules
+SELECT sender, topic, created_at, baseline FROM statement_rules
 WHERE sub_key = $1 AND (topic, sender) > ($2, $3) ORDER BY topic, sender LIMIT $4
 """)
 _RULE_COUNT = shared("SELECT count(*) FROM statement_rules WHERE sub_key = $1")
@@ -221,7 +222,7 @@ FROM unnest($1::bytea[], $2::bigint[]) i(device_id, count) WHERE d.device_id = i
 )
 
 
-class Statements(StatementPushes, Registrations):
+class Statements(StatementPushes, Registrations, StatementReports):
     @writing()
     async def delete_gateway_subscriptions(
         self, tx: Transaction, client_id: bytes, ids: Sequence[bytes], request: SignedRequest | None
@@ -258,7 +259,8 @@ class Statements(StatementPushes, Registrations):
         self, db: Database, key: GatewayKey, after: Rule | None, limit: int
     ) -> list[MadeRule]:
         sender, topic = after or (b"", b"")
-        return [MadeRule(*row) for row in await db.fetch(_RULES, key, topic, sender, limit)]
+        rows = await db.fetch(_RULES, key, topic, sender, limit)
+        return [MadeRule(row[0], row[1], row[2], row[3] == 0) for row in rows]
 
     @writing()
     async def edit_rules(

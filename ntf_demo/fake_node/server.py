@@ -66,6 +66,9 @@ class FakeNode:
         self._runner: web.AppRunner | None = None
         self.subscribed = 0
         "Subscriptions ever made."
+        self.lets_in = asyncio.Event()
+        "While it is not set, new connections wait."
+        self.lets_in.set()
 
     @property
     def url(self) -> str:
@@ -125,6 +128,7 @@ class FakeNode:
         return "new"
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        await self.lets_in.wait()
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
         await socket.prepare(request)
         client = NodeConnection(socket)

@@ -123,4 +123,5 @@ def _shown(rule: MadeRule, subscription_id: bytes) -> dict[str, str | int]:
         "sender_pubkey": rule.sender.hex(),
         "topic": rule.topic.hex(),
         "created_at": int(rule.created_at),
+        "state": "active" if rule.is_settled else "pending",
     }

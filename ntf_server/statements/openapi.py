@@ -47,11 +47,12 @@ _SHOWN = _object(
     rules={
         "type": "array",
         "items": _object(
-            ["id", "sender_pubkey", "topic", "created_at"],
+            ["id", "sender_pubkey", "topic", "created_at", "state"],
             id=_UUID,
             sender_pubkey=_KEY,
             topic=_KEY,
             created_at={"type": "integer"},
+            state=_STATE,
         ),
     },
 )

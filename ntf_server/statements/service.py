@@ -10,13 +10,13 @@ from typing import Protocol
 
 from ntf_server.clock import Clock
 from ntf_server.config import ConfigError, StatementsConfig
-from ntf_server.metrics import counter
+from ntf_server.metrics import counter, gauge
 from ntf_server.outage import STORE_PAUSE
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
-from store.interface import GatewayStore, LeaseLost, StatementStore, StoreError
+from store.interface import GatewayStore, LeaseLost, ReportStore, StatementStore, StoreError
 from store.leases import SOLE_OWNER, STATEMENTS, Ownership
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
@@ -41,10 +41,11 @@ UNRENEWED = counter(
     "statement_subscriptions_unrenewed",
     "Subscriptions deleted because their client was not heard of for long",
 )
+RULES = gauge("statements_rules", "Rules of the statement gateway's subscriptions")
 
 
-class ServiceStore(GatewayStore, StatementStore, Protocol):
-    """Both sides of the gateway."""
+class ServiceStore(GatewayStore, StatementStore, ReportStore, Protocol):
+    """Both sides of the gateway, and its figures."""
 
 
 class StatementGateway:
@@ -109,8 +110,14 @@ class StatementGateway:
             self._listening_until = 0.0
 
     def _are_rules_read(self) -> bool:
-        """As far as this daemon knows, by it or by another one."""
-        return self._watcher.is_listening or not self._ownership.owns(STATEMENTS)
+        """As far as this daemon knows, by it or by another one; soon, if it is just about to connect."""
+        return not (self._watcher.is_away and self._ownership.owns(STATEMENTS))
+
+    def problem(self) -> str:
+        """Why this daemon does not hear the node, in a few words; empty if it does or another one should."""
+        if self._watcher.is_away and self._ownership.owns(STATEMENTS):
+            return f"{self._config.node} is unreachable: no statements are pushed"
+        return ""
 
     # NewRules
 
@@ -175,6 +182,7 @@ class StatementGateway:
             try:
                 while await self._purge_page():
                     pass
+                RULES.set((await self._store.gateway_counts()).rules)
             except StoreError as error:
                 log.error("housekeeping of statements waits for the store: %s", error)
             await asyncio.sleep(PURGE_INTERVAL)

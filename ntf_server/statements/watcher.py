@@ -59,6 +59,8 @@ class TopicWatcher:
         self._changed = asyncio.Event()
         self.is_listening = False
         "All topics are subscribed, and what the node had stored was taken."
+        self.is_away = False
+        "The last connection failed or ended, and there is no other one yet."
 
     def watch(self, topics: Collection[bytes]) -> None:
         """From now on exactly these."""
@@ -68,6 +70,7 @@ class TopicWatcher:
 
     async def run(self) -> None:
         """Until cancelled."""
+        self.is_away = False
         while True:
             try:
                 async with connected(self._url, self._on_statements) as client:
@@ -75,6 +78,7 @@ class TopicWatcher:
                     await self._serve(client)
             except NodeError as error:
                 logger.warning("statement store: %s; trying again", error)
+                self.is_away = True
             finally:
                 self.is_listening = False
                 CONNECTED.set(0)
@@ -110,7 +114,7 @@ class TopicWatcher:
             self._backoff.reset()
             for name in names.values():
                 await client.replayed(name)
-            self.is_listening = True
+            self.is_listening, self.is_away = True, False
             if self._new_rules is not None:
                 await self._read_baselines(client, self._new_rules, None if None in names else self._topics)
 

@@ -91,6 +91,11 @@ RUN_BY = {
         ),
         "": "tests/drills/several_daemons.py::test_stopped_in_order",
     },
+    "docs/statements.md": {
+        "ntf-server statements records": (
+            "tests/ntf_server/statements/test_reports.py::test_records_of_a_subscription_and_of_a_sender"
+        ),
+    },
     "docs/store.md": {"": f"{HERE}::test_backup"},
     "docs/switching.md": {
         "ntf-server import": "tests/ntf_server/test_import.py::test_clients_and_routers_notice_nothing",

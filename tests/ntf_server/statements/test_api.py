@@ -80,7 +80,7 @@ async def test_the_life_of_a_subscription(bob: GatewayClient) -> None:
     assert (shown["subscription_id"], shown["token"]) == (one, APNS)
     (made,) = shown["rules"]
     assert {name: made[name] for name in rule(2)} == rule(2)
-    assert set(made) == {"id", "created_at", *rule(2)}
+    assert set(made) == {"id", "created_at", "state", *rule(2)}
     assert shown["notificationType"] == "apns"
     assert await bob.ask("DELETE", SUBSCRIPTIONS, {"subscription_ids": [one]}) == (204, None)
     assert await bob.ask("GET", SUBSCRIPTIONS) == (200, [])
@@ -303,7 +303,7 @@ async def test_who_does_not_take_a_long_answer_is_let_go(
         bob = world.client("bob")
         for number in range(4):  # more than the system buffers
             one = await bob.register("fcm", f"{number}")
-            await bob.allow(one, *((at.to_bytes(32, "big"), bytes(32)) for at in range(most)))
+            await bob.replace_rules(one, *((at.to_bytes(32, "big"), bytes(32)) for at in range(most)))
 
         async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             signed = f"Host: 127.0.0.1\r\nAuthorization: {bob.authorization('GET', SUBSCRIPTIONS, b'')}"

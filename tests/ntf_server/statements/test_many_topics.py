@@ -29,7 +29,7 @@ async def test_topics_of_rules_are_watched_and_balanced(tmp_path: Path) -> None:
 async def watched_and_balanced(world: GatewayWorld) -> None:
     node, bob = world.node, world.client("bob")
     one = await bob.register("apns", "a1" * 32)
-    await bob.allow(one, *((ALICE[0], topic(number)) for number in range(TOPICS)))
+    await bob.replace_rules(one, *((ALICE[0], topic(number)) for number in range(TOPICS)))
     await settled(world, one)
     assert len(node.watched) == TOPICS
     assert node.subscriptions == GROUPS

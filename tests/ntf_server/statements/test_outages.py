@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import HOUR, GatewayWorld, gateway_parts, key_pair, signed_statement
-from ntf_server.clock import SystemClock
 from ntf_server.push.composing import STATEMENTS_DROPPED
+from ntf_server.statements import api
+from ntf_server.statements.openapi import SUBSCRIPTIONS
 from ntf_server.statements.pipeline import REPEATED, STORED_BEFORE
 from store.statement_rate import LIMIT
 from store.statement_records import Outcome
 from tests.ntf_server.statements.process import ALICE, TOPIC, daemon, of
-from tests.waiting import until
+from tests.ntf_server.statements.test_sequences import Hand
+from tests.waiting import DEADLINE, until
 
 OLD = 40
 SLOW = 600.0
@@ -114,6 +119,29 @@ async def test_what_the_limit_dropped_is_never_pushed(tmp_path: Path) -> None:
     assert len(world.accepted) == LIMIT + 1
 
 
+async def test_rules_made_while_the_gateway_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answer waits until what comes next is new for them."""
+    monkeypatch.setattr(api, "RULES_WAIT", DEADLINE)
+    async with gateway_parts(tmp_path) as world:
+        world.node.lets_in.clear()
+        async with world.serving():
+            bob = world.client("bob")
+            one = await bob.register("apns", APNS)
+            putting = asyncio.create_task(bob.replace_rules(one, (ALICE[0], TOPIC)))
+
+            async def is_listed() -> bool:
+                (shown,) = (await bob.ask("GET", SUBSCRIPTIONS)).body
+                return [rule["state"] for rule in shown["rules"]] == ["pending"]
+
+            await until(is_listed)
+            assert await is_listed()
+            assert not putting.done()
+            world.node.lets_in.set()
+            await putting
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"new"))
+            await until(lambda: len(world.accepted) == 1)
+
+
 async def test_a_rule_taken_back_during_an_outage(tmp_path: Path) -> None:
     async with gateway_parts(tmp_path) as world, world.serving():
         bob, carol = world.client("bob"), key_pair("carol")
@@ -160,12 +188,15 @@ async def test_a_call_without_an_answer_is_cut_off(tmp_path: Path) -> None:
 
 
 async def test_what_expires_during_an_outage_is_not_pushed(tmp_path: Path) -> None:
-    async with gateway_parts(tmp_path) as world, world.serving():
+    clock = Hand()
+    async with gateway_parts(tmp_path) as world, world.serving(clock):
         bob = world.client("bob")
         await bob.allow(await bob.register("apns", APNS), (ALICE[0], TOPIC))
         world.push.add_fault(Fault(status=503, reason="Shutdown"))
-        expired, soon = dropped(Outcome.EXPIRED), int(SystemClock().now()) + 3
+        expired, soon = dropped(Outcome.EXPIRED), int(clock.at) + 3
         await world.node.submit(signed_statement(ALICE, TOPIC, data=b"short", expires_at=soon))
+        await until(lambda: len(world.push.pushes) > 0)
+        clock.at = float(soon)
         await until(lambda: dropped(Outcome.EXPIRED) == expired + 1)
         world.push.clear_faults()
         await world.node.submit(signed_statement(ALICE, TOPIC, data=b"long", expires_at=soon + HOUR))
@@ -179,7 +210,7 @@ async def test_a_node_that_is_away_does_not_keep_clients_waiting(tmp_path: Path)
         await world.node.stop()
         async with world.serving():
             bob = world.client("bob")
-            await bob.allow(await bob.register("apns", APNS), (ALICE[0], TOPIC))
+            await bob.replace_rules(await bob.register("apns", APNS), (ALICE[0], TOPIC))
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"meanwhile"))
             stored = STORED_BEFORE._value.get()
             await world.node.start()

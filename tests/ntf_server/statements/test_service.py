@@ -16,7 +16,7 @@ from ntf_server.statements import service
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.service import StatementGateway
 from store.leases import Lease, SoleOwner
-from store.statement_records import Purged
+from store.statement_records import GatewayCounts, Purged
 from tests.ntf_server.statements.builders import topic
 from tests.ntf_server.statements.test_pipeline import Recorder
 from tests.waiting import until
@@ -31,6 +31,9 @@ class Asked(Recorder):
     async def watched_topics(self, limit: int) -> list[bytes]:
         self.reads += 1
         return [topic(1)]
+
+    async def gateway_counts(self) -> GatewayCounts:
+        return GatewayCounts({}, rules=1, topics=1, waiting=0, heard_at=None)
 
     async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = 0) -> Purged:
         self.purges += 1
