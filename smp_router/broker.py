@@ -181,6 +181,7 @@ class Broker:
                 await asyncio.sleep(0)
             if self.state.queues.by_recipient(queue.recipient_id) is not queue:
                 continue
+            self._keep_if_subscribed(queue, now)
             if self._is_over(queue, now):
                 self.delete_queue(queue)
                 self.counts["queues_expired"] += 1
@@ -192,15 +193,19 @@ class Broker:
         before = int(self.timestamp() - self.config.message_ttl)
         self.counts["messages_expired"] += self.state.expire(queue, before)
 
+    def _keep_if_subscribed(self, queue: Queue, now: int) -> None:
+        """Begin the time of an unused queue again while its recipient is subscribed: a recipient that stayed
+        connected, and so had no reason to send SUB, must not lose the queue with the connection."""
+        unused = queue.unused_since
+        is_due = unused is not None and unused < now - self.config.unused_ttl / 2
+        if is_due and self.recipients.subscriber(queue.recipient_id) is not None:
+            self.state.begin_unused(queue, now)
+
     def _is_over(self, queue: Queue, now: float) -> bool:
         suspended, unused = queue.suspended_at, queue.unused_since
         if suspended is not None and suspended < now - self.config.suspended_ttl:
             return True
-        return (
-            unused is not None
-            and unused < now - self.config.unused_ttl
-            and self.recipients.subscriber(queue.recipient_id) is None
-        )
+        return unused is not None and unused < now - self.config.unused_ttl
 
     # Messages
 

@@ -75,7 +75,7 @@ class RouterConfig:
     max_forwarded_per_relay: int = 1000
     "Commands of all clients under way to one router."
     max_relays: int = 500
-    "Routers that commands are forwarded to."
+    "Routers that commands are forwarded to; each address may cause its share of them."
     relay_timeout: float = 30.0
     "Seconds for connecting to another router, and for its answers."
     relay_idle: float = 600.0
@@ -97,7 +97,7 @@ class RouterConfig:
     address_share_percent: int = 25
     "Of all limits of what is stored: the most that one address may create, or receive in queues it created."
     unused_ttl: float = 7 * 86400.0
-    "Seconds until a queue is removed that there was no command for since it was created."
+    "Seconds until a queue is removed that got no command since it was created, or since its recipient left."
     max_links: int = 100_000
     "Queues with link data, up to 16 kB each; NEW and LSET are answered QUOTA beyond it."
     max_nmsgs: int = 1_000_000

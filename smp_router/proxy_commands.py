@@ -43,7 +43,8 @@ async def proxy_session(
 
     client.connecting += 1
     try:
-        return await _while_counted(broker, client, _relays(broker).connect(request.message.server, may_dial))
+        connecting = _relays(broker).connect(request.message.server, client.creator, may_dial)
+        return await _while_counted(broker, client, connecting)
     finally:
         client.connecting -= 1
 

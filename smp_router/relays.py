@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.addresses import SmpServer
 from protocol.connection import Received
@@ -38,6 +38,7 @@ from smp_client.errors import (
 from smp_client.requests import Nonsense, SessionConfig
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
+from smp_router.storage import Creator, share
 from transport.address_guard import AddressGuard
 from transport.shared_attempts import SharedAttempts
 
@@ -59,6 +60,8 @@ class _Relay:
     secret: bytes
     "Shared with the router: seals what is forwarded."
     used_at: float
+    creator: Creator | None = field(repr=False)
+    "Whose share of the sessions it counts for."
     waiting: int = 0
 
     @property
@@ -90,14 +93,14 @@ class Relays:
     def waiting(self) -> int:
         return sum(relay.waiting for relay in self._relays.values())
 
-    async def connect(self, server: SmpServer, may_dial: Callable[[], bool]) -> Pkey:
-        """`may_dial` is asked if there is no session with the router yet."""
+    async def connect(self, server: SmpServer, creator: Creator | None, may_dial: Callable[[], bool]) -> Pkey:
+        """`may_dial` is asked if there is no session with the router yet; a new one counts for `creator`."""
         server = server.canonical  # one session, however its name is written
         relay = self._usable(server)
         if relay is None:
             if server not in self._connecting and (len(self._connecting) >= MAX_CONNECTING or not may_dial()):
                 raise ProtocolError(TIMEOUT)
-            relay = await self._connecting.share(server, lambda: self._connect(server))
+            relay = await self._connecting.share(server, lambda: self._connect(server, creator))
         return relay.key
 
     async def forward(self, session_id: bytes, corr_id: CorrId, command: Pfwd) -> Pres:
@@ -152,23 +155,34 @@ class Relays:
         relay.used_at = self._clock()
         return relay
 
-    def _in_the_way(self, server: SmpServer) -> _Relay | None:
-        """The session that a new one replaces; at the limit, the one that was not used longest."""
-        if server in self._relays or len(self._relays) < self._config.max_relays:
-            return self._relays.pop(server, None)
-        idle = [other for other, relay in self._relays.items() if not relay.waiting]
+    def _in_the_way(self, server: SmpServer, creator: Creator | None) -> _Relay | None:
+        """The session that a new one replaces; at a limit, the one that was not used longest.
+
+        An address that has its share loses one of its own: it cannot take the sessions of others.
+        """
+        if server in self._relays:
+            return self._relays.pop(server)
+        limit = self._config.max_relays
+        most = share(limit, self._config.address_share_percent)
+        own = [
+            other for other, relay in self._relays.items() if creator is not None and relay.creator == creator
+        ]
+        if len(own) < most and len(self._relays) < limit:
+            return None
+        candidates = own if len(own) >= most else self._relays
+        idle = [other for other in candidates if not self._relays[other].waiting]
         if not idle:
             raise ProtocolError(TIMEOUT)
         return self._relays.pop(min(idle, key=lambda other: self._relays[other].used_at))
 
-    async def _connect(self, server: SmpServer) -> _Relay:
+    async def _connect(self, server: SmpServer, creator: Creator | None) -> _Relay:
         """Attempts that fail cost nobody a session."""
         try:
-            relay = await self._new_relay(server)
+            relay = await self._new_relay(server, creator)
         except ClientError as error:
             raise ProtocolError(_broker_error(error)) from None
         try:
-            old = self._in_the_way(server)
+            old = self._in_the_way(server, creator)
         except ProtocolError:
             await relay.session.close()
             raise
@@ -178,7 +192,7 @@ class Relays:
             await self._close(old)
         return relay
 
-    async def _new_relay(self, server: SmpServer) -> _Relay:
+    async def _new_relay(self, server: SmpServer, creator: Creator | None) -> _Relay:
         async def unasked(events: list[Received[SmpMessage]]) -> None:
             """A proxy subscribes to nothing; who sends it events all the same must not go on for ever."""
             session.blame(Nonsense.UNKNOWN, len(events))
@@ -194,7 +208,7 @@ class Relays:
         params = session.params
         assert params.proof is not None
         assert params.shared_secret is not None
-        return _Relay(session, params.proof, params.shared_secret, self._clock())
+        return _Relay(session, params.proof, params.shared_secret, self._clock(), creator)
 
 
 def _opened(secret: bytes, own_corr_id: CorrId, corr_id: CorrId, answer: Rres) -> ForwardedAnswer:

@@ -149,6 +149,11 @@ class RouterState:
             queue.unused_since = None
             self._save(queue)
 
+    def begin_unused(self, queue: Queue, timestamp: int) -> None:
+        """Count the time without a command from now on."""
+        queue.unused_since = timestamp
+        self._save(queue)
+
     def _count(
         self, queue: Queue, *, queues: int = 0, links: int = 0, keys: int = 0, message_bytes: int = 0
     ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sqlite3
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from tests.ntf_server.test_backup import backup
 from tests.ntf_server.test_cli import init, ntf_server
 from tests.ntf_server.test_moving import filled_server
 from tests.postgres import PostgresCluster
+from tests.test_architecture import ROOT
 from tests.waiting import until
 
 MODULES = {
@@ -32,6 +35,17 @@ MODULES = {
     "smp-router": "smp_router",
 }
 IN_USE = "in use by"
+QUICK_CHECK = """
+import sqlite3, sys
+for path in sys.argv[1:]:
+    for mode in ("ro", "rw"):
+        db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=0.1)
+        try:
+            print(*db.execute("PRAGMA quick_check").fetchone())
+        except sqlite3.OperationalError as error:
+            print(error)
+        db.close()
+"""
 DEVICE = "a1" * 32
 
 
@@ -179,8 +193,17 @@ def leaves(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def test_every_command_of_every_program_is_tried() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts == {program: f"{module}.__main__:main" for program, module in MODULES.items()}
+    assert scripts.keys() == PARSERS.keys()
     found = {leaf for program, make in PARSERS.items() for leaf in leaves(program, make())}
     assert found == MATRIX.keys() | SPARK_MATRIX.keys()
+
+
+def test_the_health_check_of_the_container_is_tried() -> None:
+    lines = (ROOT / "contrib" / "docker" / "Dockerfile").read_text("utf-8").splitlines()
+    (check,) = [line.partition(" CMD ")[2] for line in lines if line.startswith("HEALTHCHECK ")]
+    assert " ".join(json.loads(check)) in MATRIX
 
 
 @pytest.fixture
@@ -201,6 +224,17 @@ async def run(live: Neighbours, command: str, case: Beside) -> None:
     assert case.says in told, (command, told)
 
 
+async def run_quick_check(live: Neighbours) -> None:
+    """What an operator does with SQLite's own tool, read-only as documented and without care."""
+    databases = [str(each.database) for each in live.live.values()]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", QUICK_CHECK, *databases), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    in_use = b"database is locked"  # the router keeps its own for itself
+    assert out.splitlines() == [b"ok", b"ok", in_use, in_use, b"ok", b"ok"]
+
+
 def tokens_in(database: Path) -> set[bytes]:
     with closing(sqlite3.connect(database)) as db:
         return {row[0] for row in db.execute("SELECT token_id FROM tokens")}
@@ -214,6 +248,8 @@ async def test_nothing_is_lost_beside_any_command(live: Neighbours, group: str) 
 
 async def check_nothing_is_lost(live: Neighbours, matrix: Mapping[str, list[Beside]]) -> None:
     live.check("the beginning")
+    await run_quick_check(live)
+    live.check("PRAGMA quick_check")
     for command, cases in matrix.items():
         for case in cases:
             before = {bytes(device.token_id) for device in live.promised.devices}

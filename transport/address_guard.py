@@ -28,7 +28,9 @@ CACHE_SIZE: Final = 1024  # clients choose the names
 RESOLVER_THREADS: Final = 8
 MAX_LOOKUPS: Final = 256  # waiting and running; names that resolve slowly must not pile up
 MAX_ADDRESSES: Final = 4
-"Addresses of one name that are connected to: whoever owns a name may list thousands of victims."
+"Addresses of one name that are connected to: the owner of a name may list thousands of victims."
+MAX_CHECKED: Final = 64
+"Addresses of one name that are looked at: checking thousands would hold up the event loop for 50 ms or more."
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 
@@ -135,7 +137,7 @@ class AddressGuard:
     def _allowed(self, addresses: Iterable[IpAddress | None]) -> list[str]:
         allowed = (
             str(address)
-            for address in addresses
+            for address in islice(addresses, MAX_CHECKED)
             if address is not None and (self._allow_private or is_public(address))
         )
         found = list(islice(dict.fromkeys(allowed), MAX_ADDRESSES))

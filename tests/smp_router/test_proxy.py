@@ -299,6 +299,31 @@ async def test_sessions_with_routers_are_few_and_end() -> None:
         await eventually(lambda: first.connections + second.connections == 0)
 
 
+async def test_an_address_has_a_share_of_the_sessions_with_routers() -> None:
+    """A client that names many routers, and keeps them busy, takes no session of others."""
+    config = replace(LOCAL, max_relays=4)
+    async with (
+        routers(3) as (first, second, third),
+        Router.start(config) as proxy,
+        connected(proxy.address) as hostile,
+        connected(proxy.address, source="127.0.0.2") as honest,
+    ):
+        theirs = await honest.ask(Prxy(first.address))
+        assert isinstance(theirs, Pkey)
+        assert isinstance(await hostile.ask(Prxy(second.address)), Pkey)
+        own = await hostile.ask(Prxy(third.address))  # instead of the one before
+        assert isinstance(own, Pkey)
+        assert proxy.relays == 2
+        await eventually(lambda: second.connections == 0)
+        third.faults.black_hole()
+        forward = Pfwd(19, new_dh().public, bytes(100))
+        hostile.write(Outgoing(CorrId(secrets.token_bytes(24)), EntityId(own.session_id), forward))
+        await eventually(lambda: proxy.relays_waiting == 1)
+        assert await hostile.ask(Prxy(second.address)) == TIMEOUT
+        assert await honest.ask(Prxy(first.address)) == theirs
+        assert first.connections == 1
+
+
 async def test_a_router_that_sends_events_to_a_proxy_is_left(router: Router) -> None:
     """It subscribed to nothing."""
     async with Router.start(LOCAL) as proxy, connected(proxy.address) as client:

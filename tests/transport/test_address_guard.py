@@ -6,15 +6,19 @@ import asyncio
 import ipaddress
 import threading
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 
+from transport import address_guard
 from transport.address_guard import (
     MAX_ADDRESSES,
     AddressGuard,
     ForbiddenAddressError,
+    IpAddress,
     UnresolvedError,
     is_public,
+    parse_address,
 )
 
 
@@ -141,4 +145,26 @@ async def test_every_allowed_address_and_a_fresh_look_each_time(names: Names) ->
     for _ in range(2):
         assert await guard.addresses("two", 1.0) == ["8.8.8.8", "8.8.4.4"]
     assert names.asked == ["two", "two"]
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "allowed"), [("8.8", ["8.8.0.0", "8.8.0.1", "8.8.0.2", "8.8.0.3"]), ("10.0", [])]
+)
+async def test_a_name_with_thousands_of_addresses_costs_little(
+    names: Names, monkeypatch: pytest.MonkeyPatch, prefix: str, allowed: list[str]
+) -> None:
+    """Whether they are public or private: each check takes time from all other peers."""
+    checked: list[str] = []
+
+    def count(address: str) -> IpAddress | None:
+        checked.append(address)
+        return parse_address(address)
+
+    monkeypatch.setattr(address_guard, "parse_address", count)
+    guard = AddressGuard(resolve=names)
+    names.names["many"] = [f"{prefix}.{number // 256}.{number % 256}" for number in range(4000)]
+    with nullcontext() if allowed else pytest.raises(ForbiddenAddressError):
+        assert await guard.addresses("many", 1.0) == allowed
+    assert len(checked) <= address_guard.MAX_CHECKED + 2  # the name itself is checked, too
     guard.close()
