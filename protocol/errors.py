@@ -62,6 +62,8 @@ def proxy_broker_error(text: bytes) -> ErrorType:
     return ErrorType(b"PROXY BROKER " + text)
 
 
+PROXY_TIMEOUT = proxy_broker_error(b"TIMEOUT")
+
 SERVICE_ERRORS = (SERVICE, NO_SERVICE, proxy_broker_error(b"NO_SERVICE"))
 "All say that the router does not know the service, so that queues are subscribed one by one."
 

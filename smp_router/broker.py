@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from protocol.connection import Outgoing
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, EntityId
@@ -15,11 +16,13 @@ from protocol.smp_messages import Alls, Deld, End, Ends, Msg, Send
 from smp_router.client import Client, Reception, RouterMessage
 from smp_router.config import RouterConfig
 from smp_router.queues import MESSAGE_BYTES, Notifier, Prepared, Queue, StoredMessage
-from smp_router.relays import Relays
 from smp_router.services import Service
 from smp_router.state import RouterState
 from smp_router.storage import Holdings, share
 from smp_router.subscriptions import Subscriptions
+
+if TYPE_CHECKING:
+    from smp_router.relays import Relays
 
 ALL_SENT = NO_ENTITY
 "Stands among a client's offers for the end of its service's stored messages."
@@ -40,7 +43,7 @@ class Broker:
         self.recipients = Subscriptions(state.services)
         self.notifiers = Subscriptions(state.services)
         self.relays: Relays | None = None
-        "Sessions with other routers, while the router runs."
+        "Sessions with other routers, from the first command that needs one until the router stops."
         self.counts: Counter[str] = Counter()
         "What happened since the start, for the metrics."
         self._connected: Counter[Service] = Counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocol.blocks import pack_batches, split_batch
 from protocol.connection import Outgoing, Received, Rejected, read_item, write_item
@@ -11,6 +11,7 @@ from protocol.errors import (
     BLOCK,
     CRYPTO,
     PROXY_BASIC_AUTH,
+    PROXY_TIMEOUT,
     TE_NO_AUTH,
     DecodeError,
     ProtocolError,
@@ -23,7 +24,9 @@ from protocol.smp_messages import Err, Pfwd, Prxy, Rfwd, Rres, SmpCommand, SmpMe
 from protocol.versions import SMP_BLOCK_SIZE, SMP_VERSIONS
 from smp_router.broker import Broker
 from smp_router.client import ROUTER_MESSAGES, Client
-from smp_router.relays import TIMEOUT, Relays
+
+if TYPE_CHECKING:
+    from smp_router.relays import Relays
 
 NO_RELAY_KEY = proxy_broker_error(b"TRANSPORT " + TE_NO_AUTH.text)
 MAX_CONNECTING_PER_CLIENT = 8
@@ -36,7 +39,7 @@ async def proxy_session(
     if not broker.config.proxy or not broker.config.admits(request.message.password):
         raise ProtocolError(PROXY_BASIC_AUTH)
     if client.connecting >= MAX_CONNECTING_PER_CLIENT:
-        raise ProtocolError(TIMEOUT)
+        raise ProtocolError(PROXY_TIMEOUT)
 
     def may_dial() -> bool:
         return client.allowance is None or client.allowance.new_relay()
@@ -58,7 +61,11 @@ async def proxy_forward(
 
 
 def _relays(broker: Broker) -> Relays:
-    assert broker.relays is not None
+    """Made by the first command: a router that forwards nothing starts faster without a client's modules."""
+    if broker.relays is None:
+        from smp_router.relays import Relays
+
+        broker.relays = Relays(broker.config)
     return broker.relays
 
 
@@ -66,7 +73,7 @@ async def _while_counted(broker: Broker, client: Client, work: Any) -> SmpMessag
     """A client that has too much under way is told so at once: the rest of its commands must not wait."""
     if client.forwarding >= broker.config.max_forwarded:
         work.close()
-        raise ProtocolError(TIMEOUT)
+        raise ProtocolError(PROXY_TIMEOUT)
     client.forwarding += 1
     try:
         answer: SmpMessage = await work

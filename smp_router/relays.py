@@ -14,6 +14,7 @@ from protocol.connection import Received
 from protocol.encoding import NO_ENTITY, CorrId, short
 from protocol.errors import (
     PROXY_NO_SESSION,
+    PROXY_TIMEOUT,
     TE_LARGE_MSG,
     TE_VERSION,
     DecodeError,
@@ -43,7 +44,6 @@ from transport.address_guard import AddressGuard
 from transport.shared_attempts import SharedAttempts
 
 NETWORK = proxy_broker_error(b"NETWORK")
-TIMEOUT = proxy_broker_error(b"TIMEOUT")
 RELAY_VERSIONS = VersionRange(SMP_PROXY, SMP_VERSIONS.max)
 
 MAX_CONNECTING = 200
@@ -99,7 +99,7 @@ class Relays:
         relay = self._usable(server)
         if relay is None:
             if server not in self._connecting and (len(self._connecting) >= MAX_CONNECTING or not may_dial()):
-                raise ProtocolError(TIMEOUT)
+                raise ProtocolError(PROXY_TIMEOUT)
             relay = await self._connecting.share(server, lambda: self._connect(server, creator))
         return relay.key
 
@@ -108,7 +108,7 @@ class Relays:
         if relay is None or relay.session.is_closed:
             raise ProtocolError(PROXY_NO_SESSION)
         if relay.waiting >= self._config.max_forwarded_per_relay:
-            raise ProtocolError(TIMEOUT)
+            raise ProtocolError(PROXY_TIMEOUT)
         relay.used_at = self._clock()
         relay.waiting += 1
         try:
@@ -172,7 +172,7 @@ class Relays:
         candidates = own if len(own) >= most else self._relays
         idle = [other for other in candidates if not self._relays[other].waiting]
         if not idle:
-            raise ProtocolError(TIMEOUT)
+            raise ProtocolError(PROXY_TIMEOUT)
         return self._relays.pop(min(idle, key=lambda other: self._relays[other].used_at))
 
     async def _connect(self, server: SmpServer, creator: Creator | None) -> _Relay:
@@ -228,7 +228,7 @@ def _broker(word: str, detail: str) -> ErrorType:
 def _broker_error(error: ClientError) -> ErrorType:
     """What a client is told; nothing about the proxy's own network."""
     if isinstance(error, RequestTimeout):
-        return TIMEOUT
+        return PROXY_TIMEOUT
     if isinstance(error, HandshakeFailed) and error.error == TE_VERSION:
         return proxy_broker_error(b"TRANSPORT " + TE_VERSION.text)
     if isinstance(error, CannotSend):

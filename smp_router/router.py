@@ -20,7 +20,6 @@ from smp_router.client_limits import ClientLimits, budget_config
 from smp_router.config import RouterConfig
 from smp_router.faults import Faults
 from smp_router.load import Load
-from smp_router.relays import Relays
 from smp_router.session import Session
 from smp_router.state import RouterState
 from transport.budget import CpuBudget
@@ -125,7 +124,6 @@ class Router:
         )
         self.port = self._server.port
         loop = asyncio.get_running_loop()
-        self._broker.relays = Relays(self.config)
         self._tasks.append(loop.create_task(self._expire(), name="router expiry"))
         if self.config.interval:
             self._tasks.append(loop.create_task(self._deliver_rounds(), name="router delivery rounds"))

@@ -242,7 +242,10 @@ async def test_renewed_certificate_and_several_hosts(
 
 def test_what_start_does_not_import() -> None:
     """Each takes a noticeable part of the time to start, and is needed with some options only."""
-    slow = ("Crypto", "aiosqlite", "prometheus_client", "sqlite3", "store.records", "importlib.metadata")
+    slow = (
+        "Crypto", "aiosqlite", "prometheus_client", "sqlite3", "store.records", "importlib.metadata",
+        "smp_client", "python_socks", "protocol.ntf_commands",
+    )  # fmt: skip
     code = f"import sys, smp_router.__main__; print([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
