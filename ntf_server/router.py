@@ -21,11 +21,11 @@ from ntf_server.router_session import (
     EndSession,
     KnownRouter,
     RouterSession,
-    Surroundings,
     TakenOver,
     is_needed,
 )
 from ntf_server.service_credentials import RouterService
+from ntf_server.surroundings import Surroundings
 from protocol.encoding import EntityId
 from protocol.errors import TE_BAD_SERVICE
 from smp_client.backoff import Backoff
@@ -180,7 +180,7 @@ class Router:
     def resubscribe(self) -> None:
         """Start again with a new session, now."""
         if self._session is not None:
-            self._session.end(EndSession("asked for by the operator", at_once=True))
+            self._session.end(EndSession("requested by the operator", at_once=True))
         self._hurry.set()
 
     @property
@@ -304,7 +304,7 @@ class Router:
         CONNECT_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, WrongIdentity):
             WRONG_IDENTITIES.inc()
-            logger.error("%s: NOT the pinned router answers at this address: %s", name, error)
+            logger.error("%s: wrong server or interception: %s", name, error)
         elif problem != self._last_error:  # once, not every few seconds for as long as it lasts
             logger.warning("%s: cannot connect: %s", name, problem)
         self._last_error = problem

@@ -11,15 +11,13 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from ntf_server.clock import MICROSECONDS, Clock
-from ntf_server.interfaces import PushSink
-from ntf_server.journal import EventSink
+from ntf_server.clock import MICROSECONDS
 from ntf_server.metrics import counter
 from ntf_server.service_credentials import RouterService
+from ntf_server.surroundings import Surroundings, store_backoff
 from protocol.addresses import SmpServer, canonical_host
 from protocol.connection import Received
 from protocol.crypto import decode_private_key
@@ -28,7 +26,7 @@ from protocol.errors import DecodeError
 from protocol.smp_messages import Ends, Nmsg, Nsub, Nsubs, QueueSet, SmpCommand, SmpMessage, Soks
 from protocol.statuses import SubEvent, SubState, bulk_move
 from smp_client.backoff import Backoff
-from smp_client.errors import ClientError, RequestTimeout
+from smp_client.errors import BadAnswer, ClientError, RequestTimeout
 from smp_client.requests import Nonsense, Request
 from smp_client.session import FormerSession, SmpSession
 from smp_client.subscriptions import (
@@ -45,9 +43,9 @@ from smp_client.subscriptions import (
     refusal,
     sort_outcomes,
 )
-from store.interface import LeaseLost, RouterGone, StoreError, StoreVanished, SubscriberStore
+from store.interface import LeaseLost, RouterGone, StoreError, SubscriberStore
 from store.journal_schema import JournalEvent
-from store.leases import SOLE_OWNER, Ownership, of_router
+from store.leases import of_router
 from store.records import Moved, Notification, QueueEvent, QueueRow, ServerKey, Stored, SubKey
 
 logger = logging.getLogger(__name__)
@@ -66,16 +64,11 @@ FIRST_BUSY, LONGEST_BUSY = 1.0, 30.0
 "Seconds between attempts while a router answers that it cannot serve requests now."
 LEASE_LOOK = 1.0
 "Between looks whether this daemon owns the router again."
-FIRST_RETRY, LONGEST_RETRY = 0.1, 10.0
-"Between attempts to reach a store that fails."
 
 RECEIVED = counter("notifications_received", "Received notifications")
 RECEIVED_OWN = counter("notifications_received_own", "Received notifications, of own servers", ["server"])
 WITHOUT_TOKEN = counter(
     "notifications_received_without_token", "Received notifications that have no subscription or active token"
-)
-STORE_RETRIES = counter(
-    "notifications_store_retries", "Attempts to store received notifications that had to be repeated"
 )
 LATE = counter("notifications_late", "Received notifications of routers that another daemon had taken over")
 SUBSCRIBED = counter("smp_subscribed", "Queues that a router confirmed one by one")
@@ -89,13 +82,6 @@ HEALED = counter("smp_service_healed_queues", "Queues that routers had lost and 
 
 BAD_KEY = SubEvent.failed("the notifier key cannot be used")
 FROM_START = SubKey(0)
-
-R = TypeVar("R")
-
-
-def no_chance() -> float:
-    """For delays that nobody else waits for."""
-    return 0.0
 
 
 class EndSession(Exception):
@@ -130,41 +116,6 @@ class KnownRouter:
         self.balance = ServiceBalance()
         self.former: FormerSession | None = None
         "The session before this one, as long as it may bring something."
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The parts of the daemon that routers are watched with."""
-
-    store: SubscriberStore
-    push_sink: PushSink
-    clock: Clock
-    journal: EventSink
-    ownership: Ownership = SOLE_OWNER
-    "Where several daemons share the routers, they take them over from each other."
-    gives_up: asyncio.Event = field(default_factory=asyncio.Event)
-    "Set when the daemon stops and has waited for the store long enough."
-
-    async def patiently(self, write: Callable[[], Awaitable[R]], name: str) -> R:
-        """Repeat a write until the store takes it: what a router sent is not sent again.
-
-        Meanwhile nothing more is read from that router, so that it keeps the rest.
-        """
-        backoff: Backoff | None = None
-        while True:
-            try:
-                return await write()
-            except (LeaseLost, StoreVanished):
-                raise  # another daemon has the router, or this one is about to stop: the router keeps it
-            except StoreError as error:
-                if self.gives_up.is_set():
-                    raise
-                STORE_RETRIES.inc()
-                logger.error("what %s sent cannot be stored yet: %s", name, error)
-            backoff = backoff or Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff.next()):
-                    await self.gives_up.wait()
 
 
 class ServiceCheck(NamedTuple):
@@ -217,7 +168,7 @@ class RouterSession:
         end it: the router's next words would be lost with the connection."""
         self._session = session  # before anything is read: events need it
         session.when_closed(self._wake.set)
-        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, no_chance)
+        backoff = store_backoff()
         while True:
             try:
                 self._check_owner()
@@ -235,7 +186,7 @@ class RouterSession:
                 self._was_busy = True
                 await self._only_read(self._busy.next())
             except StoreError as error:
-                logger.error("%s: subscribing waits for the store: %s", self._router.name, error)
+                logger.error("%s: cannot subscribe, the store fails: %s", self._router.name, error)
                 await self._only_read(backoff.next())
 
     async def _subscribe_all(self) -> None:
@@ -295,7 +246,11 @@ class RouterSession:
         record = await self._store.server(key)
         ours = QueueSet(record.associated_count, record.associated_hash)
         self._check_owner()
-        answer = await self.session.subscribe_service(Nsubs(ours))
+        answer: SmpMessage | ClientError
+        try:
+            answer = await self.session.subscribe_service(Nsubs(ours))
+        except BadAnswer as error:  # it would be no better in another session
+            answer = error
         self._verified_at = self._clock.monotonic()
         if not isinstance(answer, Soks):
             await self._service_rejected(answer)
@@ -315,7 +270,7 @@ class RouterSession:
         )
         return ServiceCheck(self._router.balance.compare(ours, routers), ours, routers)
 
-    async def _service_rejected(self, answer: SmpMessage) -> None:
+    async def _service_rejected(self, answer: SmpMessage | ClientError) -> None:
         if is_temporary(answer):
             BUSY.inc()
             raise RouterBusy(f"the router answered NSUBS with {error_text(answer)}")
@@ -355,7 +310,7 @@ class RouterSession:
         name, healed = self._router.name, max(0, gained)
         took = int((self._clock.monotonic() - started) * MICROSECONDS)
         HEALED.inc(healed)
-        logger.info("%s has %d queues of this service again, %d more", name, check.routers.count, healed)
+        logger.info("%s: has %d queues of this service now, %d more", name, check.routers.count, healed)
         self._journal.record(JournalEvent.SMP_HEALED, server=name, count=healed, latency_us=took)
 
     # Queues one by one
@@ -433,10 +388,14 @@ class RouterSession:
         self._check_busy(answers)
 
     def _check_busy(self, answers: Sequence[SmpMessage | ClientError]) -> None:
-        """Raise RouterBusy if the router served no queue; one queue alone waits by itself."""
+        """Raise RouterBusy if the router serves nothing now.
+
+        A few queues that it cannot serve wait by themselves: it may never be able to, and starting over would
+        subscribe all others again and again.
+        """
         busy = sum(is_temporary(answer) for answer in answers)
         BUSY.inc(busy)
-        if busy == len(answers) and (busy > 1 or not self.has_queues):
+        if busy == len(answers) and (busy >= BATCH_SIZE or not self.has_queues):
             raise RouterBusy(f"the router answered NSUB with {error_text(answers[0])}")
         if not busy:
             self._busy.reset()
@@ -544,7 +503,7 @@ class RouterSession:
             if (event := QUEUE_EVENTS.get(type(message))) is not None:
                 if self._flight is None or not self._flight.absorbs(notifier_id, event):
                     ended.append(QueueEvent(notifier_id, event))
-            elif isinstance(message, Ends):
+            elif isinstance(message, Ends) and notifier_id == self._service_id:
                 self.end(TakenOver("another instance took over"))
             elif not isinstance(message, Nmsg):
                 self.session.blame(Nonsense.UNASKED, 1)

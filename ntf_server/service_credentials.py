@@ -75,13 +75,13 @@ class RouterService:
         """Make the stored service that of a new session; associations with another one are cleared."""
         if session is None:
             if record.service_id is not None:
-                logger.warning("%s does not know services any more", self._name)
+                logger.warning("%s: no longer supports services; subscribing queue by queue", self._name)
                 await self._clear("unknown")
             return
         if await self._store.set_service_id(self._key, session.service_id):
             self._tried_again = False
             SERVICE_ID_CHANGES.inc()
-            logger.warning("%s knows this service under another id; its queues are bound again", self._name)
+            logger.warning("%s: gave this service another id; subscribing its queues again", self._name)
             self._journal.record(JournalEvent.SMP_SERVICE_RESET, server=self._name, error="changed")
 
     async def refused(self) -> bool:
@@ -103,7 +103,7 @@ class RouterService:
         self._reset_at = self._clock.monotonic()
         self._tried_again = False
         SERVICE_RESETS.inc()
-        logger.warning("%s refuses this service; starting afresh with new credentials", self._name)
+        logger.warning("%s: rejected this service; logging in with a new certificate", self._name)
         self.service = None
         await self._clear("refused")
         return True

@@ -16,7 +16,8 @@ from ntf_server.interfaces import PushSink
 from ntf_server.journal import EventSink
 from ntf_server.metrics import gauge
 from ntf_server.router import LONGEST_DELAY, Acquaintance, Dialing, Router, RouterStatus
-from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter, Surroundings
+from ntf_server.router_session import WAITING_IN_ALL, WAITING_SHARE, KnownRouter
+from ntf_server.surroundings import Surroundings
 from protocol.addresses import SmpServer, canonical_host
 from protocol.encoding import EntityId
 from protocol.errors import CMD_PROHIBITED, QUOTA, ErrorType

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ntf_server.router import TAKEOVERS
 from ntf_server.router_session import HEALED
 from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
 from ntf_server.subscriber import ACTIVE_SERVICE, SESSIONS
@@ -162,6 +163,22 @@ async def test_service_id_changed(daemon: Daemon) -> None:
         assert (await daemon.store.server(key)).service_id != before
         await assert_associated(daemon, key, queues)
         assert len(router.subscribed_notifiers()) == 10
+
+
+async def test_the_end_of_another_service_is_not_the_end_of_ours(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, VERIFY_INTERVAL=0.1)
+    takeovers = TAKEOVERS._value.get()
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(10)
+        await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+        router.faults.change_service_ids()
+        router.faults.send_ends()
+        await until(lambda: len(router.subscribed_notifiers()) == 10)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 10)
+    assert TAKEOVERS._value.get() == takeovers
 
 
 async def test_service_forgotten(daemon: Daemon) -> None:

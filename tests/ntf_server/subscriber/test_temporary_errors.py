@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ntf_server.service_credentials import SERVICE_RESETS
 from protocol.errors import AUTH, INTERNAL, QUOTA, ErrorType, store_error
-from protocol.smp_messages import Nsub
+from protocol.smp_messages import Nsub, Nsubs
 from protocol.statuses import SubState
+from smp_client.backoff import Backoff
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
@@ -19,6 +21,22 @@ from tests.waiting import until
 
 TEMPORARY = [INTERNAL, QUOTA, store_error("disk is full")]
 FINAL_STATES = {SubState.ERR, SubState.AUTH, SubState.SERVICE, SubState.END, SubState.DELETED}
+
+
+@pytest.fixture
+def daemon(daemon: Daemon) -> Daemon:
+    return patient(daemon)
+
+
+@pytest.fixture
+def plain_daemon(plain_daemon: Daemon) -> Daemon:
+    return patient(plain_daemon)
+
+
+def patient(daemon: Daemon) -> Daemon:
+    """On a busy machine, too, no connection ends for another reason than the test's."""
+    daemon.configure(replace(daemon.config, connect_timeout=30.0, command_timeout=30.0, ping_interval=60.0))
+    return daemon
 
 
 def watch_commands(router: Router, monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
@@ -32,6 +50,19 @@ def watch_commands(router: Router, monkeypatch: pytest.MonkeyPatch) -> dict[type
 
     monkeypatch.setattr(router.faults, "strike", count)
     return seen
+
+
+def watch_delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The delays before attempts that are repeated from now on."""
+    delays: list[float] = []
+    original = Backoff.next
+
+    def record(backoff: Backoff) -> float:
+        delays.append(original(backoff))
+        return delays[-1]
+
+    monkeypatch.setattr(Backoff, "next", record)
+    return delays
 
 
 def is_watched(router: Router, daemon: Daemon, queues: list[LoadQueue]) -> bool:
@@ -74,18 +105,22 @@ async def test_queues_keep_their_state_until_the_router_can_serve_them(
         assert not FINAL_STATES & set(plain_daemon.states().values())
 
 
-async def test_one_queue_with_a_temporary_error_waits_by_itself(
-    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_few_queues_with_a_temporary_error_wait_by_themselves(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
+    """Also where the router can never serve them: the others are not subscribed again each time."""
     async with Router.start() as router, plain_daemon.running():
         queues = router.load.create_queues(10)
-        await plain_daemon.add(router.address, queues[1:])
-        await until(lambda: is_watched(router, plain_daemon, queues[1:]))
-        seen = watch_commands(router, monkeypatch)
-        router.faults.answer_errors("NSUB", INTERNAL, 4)
-        await plain_daemon.add(router.address, queues[:1])
+        await plain_daemon.add(router.address, queues[count:])
+        await until(lambda: is_watched(router, plain_daemon, queues[count:]))
+        seen, delays = watch_commands(router, monkeypatch), watch_delays(monkeypatch)
+        router.faults.answer_errors("NSUB", INTERNAL, 4 * count)
+        await plain_daemon.add(router.address, queues[:count])
         await until(lambda: is_watched(router, plain_daemon, queues))
-        assert seen[Nsub] == 5, "the other queues were subscribed again"
+        assert seen[Nsub] == 5 * count, "the other queues were subscribed again"
+        assert len(delays) == 4
+        assert delays == sorted(delays)
 
 
 async def test_a_router_that_serves_nothing_is_asked_for_one_batch_at_a_time(
@@ -123,16 +158,26 @@ async def test_queues_beyond_those_in_memory_wait_as_well(
         await until(lambda: len(router.subscribed_notifiers()) == 21)
 
 
-async def test_a_router_that_rejects_nsubs_for_another_reason_keeps_its_service(daemon: Daemon) -> None:
-    """Its queues are subscribed one by one in that session."""
+@pytest.mark.parametrize("error", [AUTH, ErrorType(b"LATER")], ids=str)
+async def test_a_router_that_rejects_nsubs_for_another_reason_keeps_its_service(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: ErrorType
+) -> None:
+    """Its queues are subscribed one by one in that session, also after an answer that cannot be read."""
     async with Router.start() as router, daemon.running():
         queues = router.load.create_queues(10)
         key = await daemon.add(router.address, queues)
         await until(lambda: is_watched(router, daemon, queues))
         before = await daemon.store.server(key)
-        router.faults.answer_errors("NSUBS", AUTH)
+        router.faults.answer_errors("NSUBS", error)
+        seen = watch_commands(router, monkeypatch)
         await daemon.see_drop(router)
         await until(lambda: is_watched(router, daemon, queues))
+        tune(monkeypatch, VERIFY_INTERVAL=0.0)
+        later = router.load.create_queues(1)
+        await daemon.add(router.address, later)
+        queues += later
+        await until(lambda: is_watched(router, daemon, queues))
+        assert seen[Nsubs] <= 3, "NSUBS was repeated after the queues were subscribed"
         assert (await daemon.store.server(key)).credentials == before.credentials
         await assert_associated(daemon, key, queues)
     assert daemon.journal.count(JournalEvent.SMP_SERVICE_RESET) == 0
