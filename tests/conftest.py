@@ -3,12 +3,26 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from ntf_server.journal import EventSink, Journal
 from tests.open_databases import forget_connections, open_connections
 from tests.postgres import PostgresCluster, running_cluster
 from tests.strict_journal import strict
 from tests.time_limit import pytest_timeout_set_timer
+
+# A busy machine must not fail a property: no deadlines for an example.
+settings.register_profile(
+    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+# A failure is the same one in each run, and is reported at once: looking for a smaller one can take minutes.
+settings.register_profile(
+    "repeatable",
+    settings.get_profile("random"),
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+)
+settings.load_profile("repeatable")
 
 __all__ = ["postgres", "pytest_timeout_set_timer"]
 

@@ -30,6 +30,7 @@ from agent.duplex.tables import (
     receive_queues,
     send_queues,
     set_receive_queue,
+    set_secured,
     set_send_queue,
 )
 from agent.duplex.workers import Wait
@@ -258,7 +259,7 @@ class CommandRunner:
         if queue.sender_key is None or queue.status is not QueueStatus.CONFIRMED:
             return
         await self._ask(queue.server, queue.request(Key(queue.sender_key)))
-        await self._transact(lambda tx: set_receive_queue(tx, queue.queue_id, status=QueueStatus.SECURED))
+        await self._transact(lambda tx: set_secured(tx, queue))
 
     # Rotation
 

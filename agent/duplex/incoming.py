@@ -27,6 +27,7 @@ from agent.duplex.tables import (
     next_local_id,
     receive_queue,
     receive_queue_of,
+    receive_queues,
     send_queues,
     set_connection,
     set_receive_queue,
@@ -260,9 +261,17 @@ def _unreadable(tx: Tx, conn: Connection, digest: bytes, error: Exception) -> bo
     word = error.word if isinstance(error, RatchetError) else DECRYPT_CB
     synchronisation.not_synchronised(tx, conn)
     state = conn.sync_state.after_error(error)
+    if state is SyncState.REQUIRED and conn.sync_state.may_send and _is_moving(tx, conn):
+        state = SyncState.ALLOWED
     if state is not conn.sync_state and conn.kind is ConnectionKind.DUPLEX:
         synchronisation.enter(tx, conn.connection_id, state, word)
     return _report(tx, conn, word)
+
+
+def _is_moving(tx: Tx, conn: Connection) -> bool:
+    """The peer can use two of our queues: by the one, a new ratchet may overtake messages in the other."""
+    usable = (QueueStatus.SECURED, QueueStatus.ACTIVE)
+    return sum(queue.status in usable for queue in receive_queues(tx.db, conn.connection_id)) > 1
 
 
 def _duplicate(tx: Tx, conn: Connection, queue: ReceiveQueue, msg: Msg, digest: bytes) -> bool:

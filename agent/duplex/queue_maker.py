@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random as chance
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -59,12 +58,12 @@ class QueueMaker:
         """A router of ours other than the first of these, or else than the second, if there is one."""
         if not self.servers:
             raise Prohibited("there is no router to make queues at")
-        choices = filter(None, (self._others(servers) for servers in avoid))
-        others = next(choices, list(self.servers))
+        others = next(filter(None, map(self._others, avoid)), list(self.servers))
         untried = [server for server in others if server.canonical not in self._failed]
         if not untried:
             self._failed.difference_update(server.canonical for server in others)
-        return chance.choice(untried or others)
+        choices = untried or others
+        return choices[self._secrets.below(len(choices))]
 
     def _others(self, avoid: Sequence[SmpServer]) -> list[SmpServer]:
         named = {server.canonical for server in avoid}

@@ -38,6 +38,7 @@ from agent.duplex.tables import (
     receive_queues,
     send_queues,
     set_receive_queue,
+    set_secured,
     set_send_queue,
 )
 from agent.errors import A_QUEUE, A_VERSION, INTERNAL, NoConnection, PeerFault, Prohibited
@@ -140,7 +141,7 @@ def secured(tx: Tx, new: ReceiveQueue) -> None:
     if current is None or current.deleting or current.replaces is None:
         raise Prohibited("the switch was aborted")
     conn = connection(tx.db, new.connection_id)
-    set_receive_queue(tx, new.queue_id, status=QueueStatus.SECURED)
+    set_secured(tx, new)
     set_receive_queue(tx, current.replaces, switch=RcvSwitch.SENDING_QUSE)
     send_when_possible(tx, conn, QueuesUse((QueueUse(new.address, True),)))
     _progress(tx, conn.connection_id, "secured", receiving=True)

@@ -16,6 +16,7 @@ from protocol.crypto import Ed25519PrivateKey, X25519PrivateKey
 from protocol.encoding import NONCE_SIZE
 
 _SEED_SIZE = 32
+_NUMBER_SIZE = 8
 
 
 def _end_with_parent() -> None:
@@ -88,6 +89,9 @@ class Secrets:
 
     def nonce(self) -> bytes:
         return self._random(NONCE_SIZE)
+
+    def below(self, limit: int) -> int:
+        return int.from_bytes(self._random(_NUMBER_SIZE), "big") % limit
 
     def ed25519(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey(self._random(_SEED_SIZE))

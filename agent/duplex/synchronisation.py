@@ -32,13 +32,13 @@ MAX_ROUNDS = 5
 Span = tuple[int, int]
 ANSWERED, STUCK, PATIENT = (2, 10), (30, 60), (600, 1200)
 "Seconds until then, at random between these: two sides that start at once may miss each other again."
+PATIENT_GROWTH = 4
+"How much longer each round waits for a peer of whom nothing is heard."
 RECOVERED_AT_ONCE = 100
 
 
 def enter(tx: Tx, connection_id: int, state: SyncState, error: str | None = None) -> None:
     set_connection(tx, connection_id, sync_state=state, sync_due=None, sync_keys=None)
-    if state is SyncState.AGREED:
-        _plan_round(tx, connection_id, PATIENT)
     if state.may_send:
         set_connection(tx, connection_id, sync_rounds=0)
         tx.commands.add(Strand(connection_id))
@@ -73,7 +73,9 @@ def _plan_round(tx: Tx, connection_id: int, span: Span, keys: bytes | None = Non
     conn = connection(tx.db, connection_id)
     if conn.sync_rounds < MAX_ROUNDS:
         least, most = span
-        due = tx.now + least + int.from_bytes(tx.secrets.nonce()[:4], "big") % (most - least + 1)
+        if span is PATIENT:  # a peer that is away gets all keys at once, in the end
+            least, most = (seconds * PATIENT_GROWTH**conn.sync_rounds for seconds in span)
+        due = tx.now + least + tx.secrets.below(most - least + 1)
         set_connection(tx, connection_id, sync_due=min(due, conn.sync_due or due), sync_keys=keys)
 
 
@@ -111,8 +113,7 @@ def _start_again(tx: Tx, conn: Connection) -> None:
         _start(tx, conn.connection_id)
         _plan_round(tx, conn.connection_id, PATIENT)
     else:
-        theirs = E2E_PARAMS.decode(conn.sync_keys)
-        _agree(tx, conn.connection_id, _send_keys(tx, conn, theirs.version), theirs)
+        _answer(tx, conn, E2E_PARAMS.decode(conn.sync_keys))
 
 
 # The keys of the peer
@@ -143,8 +144,16 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
     if keys is None:
-        keys = _send_keys(tx, conn, theirs.version)
+        _answer(tx, conn, theirs)
+        return
     _agree(tx, conn.connection_id, keys, theirs)
+    # The peer may have seen our keys before it made these, and wait for others: send some if nothing comes.
+    _plan_round(tx, conn.connection_id, PATIENT, E2E_PARAMS.encode(theirs))
+
+
+def _answer(tx: Tx, conn: Connection, theirs: E2eParams) -> None:
+    _agree(tx, conn.connection_id, _send_keys(tx, conn, theirs.version), theirs)
+    _plan_round(tx, conn.connection_id, PATIENT)
 
 
 def _agree(tx: Tx, connection_id: int, keys: E2eKeys, theirs: E2eParams) -> None:

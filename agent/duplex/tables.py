@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.duplex.mapping import Table
-from agent.duplex.records import Connection, ConnectionKind, Queue, ReceiveQueue, SendQueue
+from agent.duplex.records import Connection, ConnectionKind, Queue, QueueStatus, ReceiveQueue, SendQueue
 from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Strand, Tx, insert
 from agent.errors import NoConnection
@@ -83,6 +83,11 @@ def add_receive_queue(tx: Tx, connection_id: int, queue: ReceiveQueue) -> Receiv
 
 def receive_queues(db: sqlite3.Connection, connection_id: int) -> list[ReceiveQueue]:
     return _RECEIVE_QUEUES.all(db, _OF_CONNECTION, connection_id)
+
+
+def set_secured(tx: Tx, queue: ReceiveQueue) -> None:
+    """The router has the sender's key: nobody who takes our file is to learn it."""
+    set_receive_queue(tx, queue.queue_id, status=QueueStatus.SECURED, sender_key=None)
 
 
 def send_queues(db: sqlite3.Connection, connection_id: int) -> list[SendQueue]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 from typing import Any, TypeVar
 
 from agent.duplex import deletion, handshake, rotation, synchronisation
@@ -77,6 +78,8 @@ from smp_client.requests import Request
 
 T = TypeVar("T")
 
+MAX_ROUNDS = 5000
+"Many more than two parties need until nothing is left to do."
 SERVERS = tuple(SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(3))
 
 
@@ -111,7 +114,9 @@ class RouterQueue:
 class Routers:
     """All routers; they never forget anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        "Of all that is random in what the parties do."
         self._numbers = count(1)
         self.queues: dict[EntityId, RouterQueue] = {}
         self._recipients: dict[EntityId, EntityId] = {}
@@ -213,13 +218,15 @@ class Party:
         "From all routers."
         self.loses: type[SmpCommand] | None = None
         "Commands whose answers get lost."
-        self._routers = routers
+        self.nameless_queues = 0
+        "Which it does not know, because the answer to NEW was lost."
+        self.routers = routers
         self._known: set[int] = set()
         self._unacked: list[int] = []
         self._now = 0
-        secrets = Secrets()
-        self._maker = QueueMaker(SERVERS, secrets, self._ask, subscribe=True)
-        self._commands = CommandRunner(self._transact, self._ask, self._maker, secrets)
+        self._secrets = Secrets(Random(f"{routers.seed} {name}").randbytes)
+        self._maker = QueueMaker(SERVERS, self._secrets, self._ask, subscribe=True)
+        self._commands = CommandRunner(self._transact, self._ask, self._maker, self._secrets)
 
     # Where it can die
 
@@ -230,7 +237,7 @@ class Party:
 
     def run(self, change: Callable[[Tx], T]) -> T:
         self._now += 1
-        tx = Tx(self.db, self._now, Secrets())
+        tx = Tx(self.db, self._now, self._secrets)
         self._step()
         self.db.execute("BEGIN")
         try:
@@ -253,13 +260,14 @@ class Party:
         self._step()
         if self.away:
             raise TemporaryFailure("the router cannot be reached")
-        answer = self._routers.answer(request.entity_id, request.message)
+        answer = self.routers.answer(request.entity_id, request.message)
         self._step()
         if self.before_answer is not None:
             meanwhile, self.before_answer = self.before_answer, None
             meanwhile()
         if self.answer_lost or type(request.message) is self.loses:
             self.answer_lost = False
+            self.nameless_queues += isinstance(request.message, New)
             raise TemporaryFailure("the answer was lost")
         return answer
 
@@ -313,14 +321,13 @@ class Party:
     def create(self) -> str:
         """The link."""
         queue = finish(self._maker.make(SERVERS[0], QueueMode.MESSAGING))
-        keys = Secrets().e2e_keys(pq=False)
+        keys = self._secrets.e2e_keys(pq=False)
         self.connection_id = self.run(lambda tx: handshake.created(tx, queue, keys, pq=False))
         return request_text(own_request(queue.uri, keys))
 
     def prepare(self) -> PreparedLink:
         """The link of an address, which others may know already."""
-        secrets = Secrets()
-        return prepare_link(secrets, SERVERS[0], None, secrets.ed25519(), None)
+        return prepare_link(self._secrets, SERVERS[0], None, self._secrets.ed25519(), None)
 
     def create_prepared(self, prepared: PreparedLink) -> None:
         self.connection_id = self.run(lambda tx: start_creation(tx, prepared, b"profile"))
@@ -353,17 +360,17 @@ class Party:
         return {number for gap in gaps for number in range(gap.first, gap.last + 1)}
 
     def switch(self) -> bool:
-        """False while another switch goes on."""
+        """False while another switch goes on, and after a deletion."""
         try:
             self.run(lambda tx: rotation.start_switch(tx, self.connection_id, SERVERS))
-        except Prohibited:
+        except (Prohibited, NoConnection):
             return False
         return True
 
     def abort_switch(self) -> bool:
         try:
             self.run(lambda tx: rotation.abort_switch(tx, self.connection_id))
-        except Prohibited:
+        except (Prohibited, NoConnection):
             return False
         return True
 
@@ -371,16 +378,18 @@ class Party:
         self.run(lambda tx: synchronisation.start_sync(tx, self.connection_id, force=True))
 
     def synchronise_again(self) -> None:
-        """Much later."""
-        self._now += 2000
+        """When the next round is due."""
+        with suppress(NoConnection):
+            self._now = max(self._now, connection(self.db, self.connection_id).sync_due or 0)
         self.run(synchronisation.start_due_rounds)
 
-    def delete(self) -> bool:
+    def delete(self, *, wait: bool = False) -> bool:
         """False if it was done before."""
         try:
-            self.run(lambda tx: deletion.start_deletion(tx, self.connection_id, wait=False))
+            self.run(lambda tx: deletion.start_deletion(tx, self.connection_id, wait=wait))
         except NoConnection:
             return False
+        self._unacked.clear()
         return True
 
     @property
@@ -401,7 +410,7 @@ class Party:
     async def _deliver(self, queue_id: int) -> None:
         delivery = next_delivery(self.db, queue_id)
         assert delivery is not None
-        failure = await attempt(self._ask, delivery, Secrets().nonce())
+        failure = await attempt(self._ask, delivery, self._secrets.nonce())
         await after_attempt(self._transact, NoWait(), delivery, failure, self._now)
 
     def command(self, choice: int = 0) -> bool:
@@ -423,7 +432,7 @@ class Party:
 
     def _waiting(self) -> list[tuple[ReceiveQueue, RouterQueue]]:
         known = [
-            (queue, self._routers.queues.get(queue.recipient_id))
+            (queue, self.routers.queues.get(queue.recipient_id))
             for queue in receive_queues(self.db, self.connection_id)
         ]
         return [(queue, found) for queue, found in known if found is not None and found.messages]
@@ -454,7 +463,7 @@ class Party:
         local_id = self._unacked[0]
         queue, broker_id = self.run(lambda tx: acknowledge(tx, self.connection_id, local_id, receipt))
         self._unacked.pop(0)
-        found = None if queue is None else self._routers.queues.get(queue.recipient_id)
+        found = None if queue is None else self.routers.queues.get(queue.recipient_id)
         self._step()
         if found is not None:
             found.messages = [message for message in found.messages if message.message_id != broker_id]
@@ -488,8 +497,8 @@ def _start_join(tx: Tx, link: str, invitation_id: int = 0) -> int:
     return start_joining(tx, link, b"me", pq=False, invitation_id=invitation_id)
 
 
-def connected_parties() -> tuple[Party, Party]:
-    routers = Routers()
+def connected_parties(seed: int = 0) -> tuple[Party, Party]:
+    routers = Routers(seed)
     alice, bob = Party("alice", routers), Party("bob", routers)
     bob.join(alice.create())
     settle(alice, bob)
@@ -498,8 +507,8 @@ def connected_parties() -> tuple[Party, Party]:
 
 def settle(alice: Party, bob: Party) -> None:
     """Let everything arrive."""
-    while any(
-        [
+    for _ in range(MAX_ROUNDS):
+        moved = [
             alice.all_commands(),
             bob.all_commands(),
             alice.deliver(),
@@ -509,8 +518,9 @@ def settle(alice: Party, bob: Party) -> None:
             alice.ack(),
             bob.ack(),
         ]
-    ):
-        pass
+        if not any(moved):
+            return
+    raise AssertionError("it never ends")
 
 
 def carry(who: Party, peer: Party, choice: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +50,9 @@ async def test_routers_that_do_not_know_skey(tmp_path: Path, old: tuple[bool, bo
         person(tmp_path / "bob.db", two.address) as bob,
     ):
         await talk(alice, *(await connect(alice, bob))[:1], bob, 1)
+    for name in ("alice.db", "bob.db"):
+        with closing(sqlite3.connect(tmp_path / name)) as db:
+            assert db.execute("SELECT sender_key FROM receive_queues").fetchall() == [(None,)]
 
 
 T = TypeVar("T")

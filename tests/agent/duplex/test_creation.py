@@ -78,7 +78,7 @@ def test_a_lost_answer() -> None:
 
 def test_a_router_that_does_not_repeat_its_answer() -> None:
     alice, bob = parties()
-    alice._routers.repeat_answers = False
+    alice.routers.repeat_answers = False
     alice.create_prepared(alice.prepare())
     alice.answer_lost = True
     assert not alice.command()
@@ -92,8 +92,8 @@ def test_a_router_that_returns_the_id_of_another_queue() -> None:
     alice, bob = parties()
     alice.create_prepared(alice.prepare())
     settle(alice, bob)
-    (used,) = alice._routers.queues
-    alice._routers.next_recipient_id = used
+    (used,) = alice.routers.queues
+    alice.routers.next_recipient_id = used
     first = alice.connection_id
     alice.create_prepared(alice.prepare())
     settle(alice, bob)
@@ -111,7 +111,7 @@ def test_a_link_that_is_deleted_before_its_queue_is_known() -> None:
     for _ in range(2):  # the queue is found, then deleted
         settle(alice, bob)
     assert alice.deleted
-    assert not alice._routers.queues
+    assert not alice.routers.queues
 
 
 async def test_a_lost_answer_of_a_real_router(tmp_path: Path) -> None:

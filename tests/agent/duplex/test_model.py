@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agent.errors import Prohibited
+from agent.errors import NoConnection, Prohibited
 from protocol.agent.ratchet_sync import SyncState
 from protocol.smp_messages import Del
 from tests.agent.duplex.simulation import (
@@ -37,6 +38,8 @@ TALK = (
 BAD_ROUTERS = ("lose", "reorder", "duplicate")
 ROTATION = ("switch", "abort", "command", "command lost") + ("carry",) * 6
 
+SEEDS = st.integers(0, 2**32 - 1)
+"Of keys and delays: which side sends first in a new ratchet, and who moves where."
 Step = tuple[bool, str, int]
 "Whose, what, and which of several queues."
 
@@ -54,7 +57,7 @@ def step(who: Party, peer: Party, name: str, choice: int, number: int) -> bytes 
             body = b"%s %d" % (who.name.encode(), number)
             try:
                 who.send(body)
-            except Prohibited:
+            except (Prohibited, NoConnection):
                 return None
             return body
         case "deliver":
@@ -82,7 +85,8 @@ def step(who: Party, peer: Party, name: str, choice: int, number: int) -> bytes 
         case "carry":
             carry(who, peer, choice)
         case "sync":
-            who.sync()
+            with suppress(NoConnection):
+                who.sync()
         case "settle":
             settle(who, peer)
         case "synchronise again":
@@ -208,13 +212,16 @@ def test_an_old_queue_is_read_to_its_end() -> None:
     between=steps(TALK, 20),
     after=steps(TALK + ROTATION, 25),
     hers=st.booleans(),
+    seed=SEEDS,
 )
-def test_a_backup_is_restored(before: list[Step], between: list[Step], after: list[Step], hers: bool) -> None:
+def test_a_backup_is_restored(
+    before: list[Step], between: list[Step], after: list[Step], hers: bool, seed: int
+) -> None:
     """Messages are under way. They talk again after at most two synchronisations; nothing is shown twice.
 
     A backup from before a queue was replaced is of no use: nobody sends to the queues that it knows.
     """
-    alice, bob = connected_parties()
+    alice, bob = connected_parties(seed)
     restored = alice if hers else bob
     play(alice, bob, before)
     backup = restored.backup()
@@ -234,13 +241,14 @@ def test_a_backup_is_restored(before: list[Step], between: list[Step], after: li
 
 
 SYNCHRONISATION = ("sync", "synchronise again", "settle")
+EVERYTHING = TALK + ROTATION + SYNCHRONISATION
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps(TALK + ROTATION + SYNCHRONISATION, 60), st.booleans())
-def test_everything_at_once(script: list[Step], hers: bool) -> None:
+@given(steps(EVERYTHING, 60), st.booleans(), SEEDS)
+def test_everything_at_once(script: list[Step], hers: bool, seed: int) -> None:
     """Nothing is shown twice, everything ends by itself, and in the end the connection can be deleted."""
-    alice, bob = connected_parties()
+    alice, bob = connected_parties(seed)
     play(alice, bob, script)
     for _ in range(8):
         for who in (alice, bob):
@@ -248,7 +256,7 @@ def test_everything_at_once(script: list[Step], hers: bool) -> None:
             settle(alice, bob)
     for party in (alice, bob):
         assert len(set(party.read)) == len(party.read)
-        assert party.sync_state is SyncState.OK
+        assert party.sync_state.may_send
     seen = len(alice.read), len(bob.read)
     for writer in (alice, bob):
         writer.send(b"in the end, %s" % writer.name.encode())
@@ -256,6 +264,7 @@ def test_everything_at_once(script: list[Step], hers: bool) -> None:
     assert alice.read[seen[0] :] == [b"in the end, bob"]
     assert bob.read[seen[1] :] == [b"in the end, alice"]
     for party in (alice, bob):
+        assert party.sync_state is SyncState.OK
         party.abort_switch()
         settle(alice, bob)
         assert party.switch()
@@ -268,6 +277,33 @@ def test_everything_at_once(script: list[Step], hers: bool) -> None:
         settle(alice, bob)
     assert who.deleted
     assert not who.has_connection()
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    before=steps(EVERYTHING, 40),
+    after=steps(EVERYTHING, 20),
+    hers=st.booleans(),
+    wait=st.booleans(),
+    seed=SEEDS,
+)
+def test_a_deletion_at_any_time(
+    before: list[Step], after: list[Step], hers: bool, wait: bool, seed: int
+) -> None:
+    """Whatever was going on, its queues go from their routers, and only then the connection is gone."""
+    alice, bob = connected_parties(seed)
+    who, peer = (alice, bob) if hers else (bob, alice)
+    perform(alice, bob, before)
+    assert who.delete(wait=wait)
+    perform(alice, bob, after, 100)
+    assert not who.deleted or not who.has_connection()
+    for _ in range(3):
+        settle(alice, bob)
+    assert who.deleted
+    assert not who.has_connection()
+    nameless = alice.nameless_queues + bob.nameless_queues
+    assert len(who.routers.queues) == peer.queues() + nameless
+    assert not {"INTERNAL", "A_MESSAGE"} & set(alice.errors + bob.errors)
 
 
 def test_sending_waits_for_the_new_ratchet() -> None:

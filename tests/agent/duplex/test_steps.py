@@ -29,6 +29,7 @@ from protocol.agent.messages import (
 )
 from protocol.agent.ratchet_sync import SyncState
 from protocol.errors import QUOTA
+from protocol.smp_messages import Key
 from smp_router.router import Router
 from tests.agent.duplex.simulation import (
     SERVERS,
@@ -54,6 +55,25 @@ def test_a_switch_is_aborted_while_the_offer_is_sent() -> None:
     settle(alice, bob)
     (queue,) = receive_queues(alice.db, 1)
     assert (queue.queue_id, queue.switch) == (old.queue_id, None)
+
+
+def sender_keys(party: Party) -> int:
+    (count,) = party.db.execute("SELECT count(*) FROM receive_queues WHERE sender_key IS NOT NULL").fetchone()
+    return int(count)
+
+
+def test_the_key_of_a_sender_is_deleted_when_its_router_has_it() -> None:
+    alice, bob = connected_parties()
+    assert alice.switch()
+    carry(alice, bob, 0)  # QADD
+    carry(bob, alice, 0)  # QKEY
+    assert sender_keys(alice) == 1
+    alice.loses = Key
+    alice.command()
+    assert sender_keys(alice) == 1, "KEY has to be sent again"
+    alice.loses = None
+    alice.command()
+    assert sender_keys(alice) == 0
 
 
 def test_a_second_offer_replaces_the_first() -> None:
@@ -87,7 +107,7 @@ def test_no_switch_to_the_same_router() -> None:
 def delete_at_router(party: Party, index: int) -> list[Event]:
     """What is told of it."""
     queue = receive_queues(party.db, 1)[index]
-    party._routers.queues.pop(queue.recipient_id)
+    party.routers.queues.pop(queue.recipient_id)
     told: list[Event] = []
 
     def change(tx: Tx) -> None:
