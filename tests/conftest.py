@@ -1,6 +1,7 @@
 """For all tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -25,6 +26,29 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 __all__ = ["postgres", "pytest_timeout_set_timer"]
+
+SECONDS = {
+    "packaging/test_debian.py": 30.0,
+    "packaging/test_distribution.py": 30.0,
+    "test_whole_path.py": 30.0,
+    "drills": 12.0,
+    "analytics": 2.0,
+    "bench": 1.0,
+    "docs/test_commands.py": 0.5,
+}
+"What a test takes, roughly, by file or folder; others: OTHERS. It decides only which files begin first."
+OTHERS = 0.02
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest begin first: none of them is left to one worker when the others have ended."""
+    here, seconds = Path(__file__).parent, dict[Path, float]()
+    for item in items:
+        path = item.path.relative_to(here)
+        one = SECONDS.get(str(path), SECONDS.get(path.parts[0], OTHERS))
+        seconds[item.path] = seconds.get(item.path, 0.0) + one
+    items.sort(key=lambda item: (-seconds[item.path], item.path))
 
 
 @pytest.fixture(autouse=True)

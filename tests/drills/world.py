@@ -99,6 +99,9 @@ class Service:
     tracebacks: int = 0
     peak_memory: int = 0
     "Bytes above the memory before."
+    busy: float = 1.0
+    """How many times longer than on an idle machine the server's work took because other programs used the
+    processors; limits on time are multiplied by it."""
     survived: bool = True
 
     @property
@@ -135,6 +138,15 @@ class Daemon:
     address: NtfServer
     metrics_port: int
     log: Path
+
+    def scheduled(self) -> tuple[int, int]:
+        """Nanoseconds that its threads ran, and that they were ready to run and waited for a processor."""
+        ran = waited = 0
+        for file in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # the thread ended
+                thread_ran, thread_waited, _ = map(int, file.read_text().split())
+                ran, waited = ran + thread_ran, waited + thread_waited
+        return ran, waited
 
     def memory(self) -> int:
         """None if it is dead."""
@@ -193,6 +205,7 @@ class World:
         many seconds the last pushes are waited for."""
         service = Service()
         memory, logged = self.daemon.memory(), self.daemon.logged()
+        ran, waited = self.daemon.scheduled()
         async with AsyncExitStack() as stack:
             client = await self._honest_client()
             stack.callback(client.close)
@@ -212,6 +225,8 @@ class World:
                     hostile.cancel()
         sent |= await self.notify(CALM_AFTER)
         await self.pushed(sent, service.pushes, patience)
+        ran_then, waited_then = self.daemon.scheduled()
+        service.busy += max(0, waited_then - waited) / max(1, ran_then - ran)
         log = self.daemon.logged()[len(logged) :]
         service.log_bytes_per_second, service.tracebacks = len(log) / seconds, log.count(b"Traceback")
         service.survived = self.daemon.is_alive()

@@ -47,8 +47,9 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Nothing that would lead Python back to the repository."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """Nothing that would lead Python back to the repository or a tool to a cache of the caller's choice."""
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "UV_CACHE_DIR")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution and the wheel made from it."""
     folder = tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SOURCE))
-    run(UV, "build", "--no-build-isolation", "--python", sys.executable, "-o", folder, cwd=folder / "source")
+    run(
+        UV,
+        "build",
+        "--no-cache",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "-o",
+        folder,
+        cwd=folder / "source",
+    )
     return folder
 
 
@@ -112,8 +123,13 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
 def test_pipx_installs_a_copy_of_the_repository(built: Path, tmp_path: Path) -> None:
     """As docs/install.md says; libraries are the newest that are allowed."""
     pip_install(new_environment(tmp_path / "venv"), "pipx")
-    homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    run(tmp_path / "venv/bin/pipx", "install", ".", cwd=built / "source", env=homes)
+    # By pip even where uv is on the path: uv does not read the package index of pip's configuration.
+    settings = {
+        "PIPX_HOME": str(tmp_path / "pipx"),
+        "PIPX_BIN_DIR": str(tmp_path / "bin"),
+        "PIPX_DEFAULT_BACKEND": "pip",
+    }
+    run(tmp_path / "venv/bin/pipx", "install", ".", cwd=built / "source", env=settings)
     use_server(tmp_path / "bin/ntf-server", tmp_path)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,9 +24,12 @@ SCHEMAS = {
 }
 
 
-def tool(name: str, *arguments: object) -> None:
+def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None) -> None:
     command = [sys.executable, "-m", name, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -41,10 +48,19 @@ def test_the_container_file() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_hooks() -> None:
-    tool("pre_commit", "validate-config", ROOT / ".pre-commit-config.yaml")
+def test_hooks(tmp_path: Path) -> None:
+    config = ROOT / ".pre-commit-config.yaml"
+    tool("pre_commit", "validate-config", config, env={"PRE_COMMIT_HOME": str(tmp_path)})
 
 
 def test_workflows_run_the_one_script() -> None:
     for workflow in SCHEMAS["vendor.github-workflows"]:
         assert "scripts/test" in workflow.read_text()
+
+
+def test_every_declared_python_is_tested() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    declared = [f"3.{name.removeprefix(prefix)}" for name in classifiers if name.startswith(prefix)]
+    for workflow in SCHEMAS["vendor.github-workflows"]:
+        assert f"python: {json.dumps(declared)}\n" in workflow.read_text()
