@@ -252,8 +252,10 @@ async def cancel(config: Config) -> int:
     path = setup.database_path(config)
     found = NewSqliteTables.remove(path)
     if path.exists():
-        with store_errors(path), closing(SqliteTables(path)) as source, closing(ChangeLog(source)) as log:
-            found = log.remove() or found
+        with store_errors(path), closing(SqliteTables(path)) as source:
+            if source.has_change_log():  # else nothing is opened to write: a server may be using it
+                with closing(ChangeLog(source)) as log:
+                    found = log.remove() or found
     if config.STORE.url or config.STORE.url_file:
         async with connected(postgres_url(config.STORE)) as db:
             found = await tables_postgres.remove_new(db) or found

@@ -100,6 +100,10 @@ class SqliteTables:
         (count,) = self.db.execute(f"SELECT count(*) FROM {table.name}").fetchone()
         return int(count)
 
+    def has_change_log(self) -> bool:
+        """Whether a move that did not end left one."""
+        return _is_there(self.db, "moving_log")
+
     async def marks(self) -> Marks:
         return Marks(*self.db.execute(_MARKS.format(", ".join(map(_LAST.format, _COUNTED)))).fetchone())
 

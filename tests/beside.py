@@ -25,6 +25,7 @@ from tests.agent.duplex.world import Person, person
 from tests.drills.world import provider, push_settings
 from tests.ntf_server.conftest import null_token
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.opened_files import SQLITE
 from tests.ports import free_port
 from tests.smp_router.test_records import check_kept
 from tests.smp_router.wire import TestQueue, connected, create_queue
@@ -55,18 +56,19 @@ class Programs:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.opened, self.log = folder / "opened", folder / "log"
+        self.opened_by_commands = folder / "opened by commands"
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
 
     async def start(self, module: str, *arguments: object) -> asyncio.subprocess.Process:
         """One that stays. Its log is a file."""
         with self.log.open("ab") as stderr:
-            return await self._start(stderr, module, *arguments)
+            return await self._start(self.opened, stderr, module, *arguments)
 
     async def _start(
-        self, stderr: int | IO[bytes], module: str, *arguments: object
+        self, opened: Path, stderr: int | IO[bytes], module: str, *arguments: object
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.opened_files", str(self.opened), module, *map(str, arguments)),
+            *(sys.executable, "-m", "tests.opened_files", str(opened), module, *map(str, arguments)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
@@ -75,7 +77,7 @@ class Programs:
 
     async def run(self, module: str, *arguments: object, until_line: bool = False) -> Finished:
         """`until_line`: it is told to end as soon as it has printed one."""
-        process = await self._start(asyncio.subprocess.PIPE, module, *arguments)
+        process = await self._start(self.opened_by_commands, asyncio.subprocess.PIPE, module, *arguments)
         assert process.stdout is not None
         try:
             async with asyncio.timeout(LONGEST):
@@ -252,9 +254,19 @@ class Neighbours:
     def check(self, after: str) -> None:
         for live in self.live.values():
             live.check(after)
-            if self.programs.opened.exists():
-                opened = set(self.programs.opened.read_text().splitlines())
-                assert not opened & set(map(str, beside(live.database))), f"{after} opens {live.database}"
+            for opened in (self.programs.opened, self.programs.opened_by_commands):
+                files = opened.read_text().splitlines() if opened.exists() else []
+                assert not set(files) & set(map(str, beside(live.database))), f"{after} opens {live.database}"
+
+    def modes(self) -> set[tuple[Path, str]]:
+        """The databases of live programs that commands opened since the last call, and how."""
+        opened = self.programs.opened_by_commands
+        lines = opened.read_text().splitlines() if opened.exists() else []
+        opened.unlink(missing_ok=True)
+        named = [line.removeprefix(SQLITE.decode()) for line in lines if line.startswith(SQLITE.decode())]
+        databases = {live.database.as_uri(): live.database for live in self.live.values()}
+        uris = [uri.partition("?mode=") for uri in named]
+        return {(databases[uri], mode) for uri, _, mode in uris if uri in databases}
 
     async def kill(self) -> None:
         for live in self.live.values():

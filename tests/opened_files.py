@@ -1,6 +1,7 @@
 """`python -m tests.opened_files LOG MODULE ARGUMENTS…` runs a program and notes the files that it opens.
 
-Files that it creates are left out, and so is what SQLite opens: Python does not see that.
+Files that it creates are left out. Python does not see the files that SQLite opens, only the name and mode of
+the database: they are noted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import runpy
 import sys
 from typing import Any
 
+SQLITE = b"sqlite: "
+
 
 def main() -> None:
     log, module, *arguments = sys.argv[1:]
@@ -18,6 +21,8 @@ def main() -> None:
     def note(event: str, details: tuple[Any, ...]) -> None:
         if event == "open" and not isinstance(details[0], int) and not details[2] & os.O_EXCL:
             os.write(descriptor, os.path.abspath(os.fsencode(details[0])) + b"\n")
+        elif event == "sqlite3.connect":
+            os.write(descriptor, SQLITE + os.fsencode(details[0]) + b"\n")
 
     sys.addaudithook(note)
     sys.argv = [module, *arguments]

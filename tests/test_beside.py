@@ -59,6 +59,8 @@ class Beside:
     says: str = ""
     until_line: bool = False
     "It serves until it is told to end."
+    may_write: bool = False
+    "It opens the database of a live program to write, and finds it locked."
 
 
 def refused(arguments: Callable[[Neighbours], tuple[object, ...]] = lambda _: ()) -> Beside:
@@ -113,7 +115,12 @@ ROUTER = {
         Beside(lambda live: ("--ip", "127.0.0.1", "--config-dir", live.router_dir), 1, "exist"),
     ],
     "start": [
-        Beside(lambda live: ("--config-dir", live.router_dir, "--store", live.router_db), 1, "is locked")
+        Beside(
+            lambda live: ("--config-dir", live.router_dir, "--store", live.router_db),
+            1,
+            "is locked",
+            may_write=True,
+        )
     ],
     "cert": [Beside(lambda live: ("--config-dir", live.router_dir))],
     "control": [Beside(lambda live: ("--control", live.control, '{"do": "status"}'))],
@@ -253,8 +260,11 @@ async def check_nothing_is_lost(live: Neighbours, matrix: Mapping[str, list[Besi
     for command, cases in matrix.items():
         for case in cases:
             before = {bytes(device.token_id) for device in live.promised.devices}
+            live.modes()
             await run(live, command, case)
             live.check(command)
+            modes = live.modes()
+            assert case.may_write or {mode for _, mode in modes} <= {"ro"}, (command, modes)
             if command == "ntf-server backup":
                 assert before <= tokens_in(live.folder / "b" / "ntf-server.db")
     await until(lambda: len(live.promised.devices) > 100 and len(live.promised.said) > 20, LONGEST)

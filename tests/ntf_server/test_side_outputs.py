@@ -203,12 +203,19 @@ async def test_pages_for_another_host(
 
 
 def test_files_that_others_can_read(tmp_path: Path) -> None:
-    url, gateway_key = tmp_path / "config" / "database-url", tmp_path / "config" / "gateway.key"
-    config = make_config(tmp_path, STORE={"url_file": url}, STATEMENTS={"key_file": gateway_key})
-    url.touch(0o600)
-    gateway_key.touch(0o600)
+    config = make_config(
+        tmp_path,
+        STORE={"url_file": (url := tmp_path / "config" / "database-url")},
+        STATEMENTS={"key_file": (gateway := tmp_path / "config" / "gateway.key")},
+        APNS={"key_file": (apns := tmp_path / "config" / "apns.p8")},
+        FCM={"service_account_file": (fcm := tmp_path / "config" / "fcm.json")},
+        WEBPUSH={"vapid_key_file": (vapid := tmp_path / "config" / "vapid.pem")},
+    )
+    named = {url, gateway, apns, fcm, vapid}
+    for file in named:
+        file.touch(0o600)
     files = secret_files(tmp_path / "config", config)
-    assert {url, gateway_key} <= set(files)
+    assert named <= set(files)
     key = tmp_path / "config" / "server.key"
     assert key in files
     assert tmp_path / "config" / "ntf-server.ini" in files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -75,7 +76,8 @@ async def test_from_init_to_restart(
     }  # fmt: skip
     (config_dir / "smp-router.ini").write_text("[router]\nhost = 127.0.0.1\nport = 0\n")
     options = ["--config-dir", str(config_dir), "--store", str(database), "--interval", "0.01"]
-    async with running(*options, "--control", str(socket)) as (server, _):
+    async with running(*options, "--control", str(socket)) as (server, process):
+        assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)  # it would hold keys
         assert str(server).startswith(f"smp://{fingerprint}@")
         async with connected(server) as client:
             queue = await create_queue(client)
