@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,8 +69,8 @@ class Client:
         self.receptions: dict[EntityId, Reception] = {}
         self.receptions_checked = 0
         "How many there must be before they are looked through for queues that are gone."
-        self.offers: dict[EntityId, None] = {}
-        "An ordered set."
+        self.offers: OrderedDict[EntityId, None] = OrderedDict()
+        "An ordered set. In a plain dict, taking the first of 100,000 one after the other takes seconds."
         self.outbox: deque[Outgoing[RouterMessage]] = deque()
         self.unsent = 0
         self.overrun = False

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 Item = Received[SmpCommand] | Rejected
 
+FEW_OFFERS = 16
+"Queues with something stored: a client with more waits for its turn to get it."
 DENIALS = (AUTH, SERVICE)
 "What an authorisation that failed is answered."
 
@@ -302,7 +304,7 @@ class Session:
     async def _send_some(self, client: Client) -> None:
         if client.overrun:
             raise TimeoutError
-        self._take_offers(client)
+        await self._take_offers(client)
         batch, depends_on = client.take(), client.depends_on
         try:
             # Nothing leaves before what led to it is safe.
@@ -319,9 +321,21 @@ class Session:
             raise
         await asyncio.sleep(0)
 
-    def _take_offers(self, client: Client) -> None:
-        """Fill the outbox from what is stored, as far as there is room."""
-        while client.offers and client.unsent < ROOM:
-            entity_id = next(iter(client.offers))
-            del client.offers[entity_id]
-            client.push(self._broker.take_offer(client, entity_id))
+    async def _take_offers(self, client: Client) -> None:
+        """Fill the outbox from what is stored, as far as there is room. A service offers all of its queues at
+        once, and most have nothing: it must not hold up others."""
+        if len(client.offers) <= FEW_OFFERS:
+            while self._take_offer(client):
+                pass
+            return
+        with await self._budget.take(self._source) as work:
+            while self._take_offer(client) and not work.is_over:
+                pass
+
+    def _take_offer(self, client: Client) -> bool:
+        """False if there is none, or no room for it."""
+        if not client.offers or client.unsent >= ROOM:
+            return False
+        entity_id, _ = client.offers.popitem(last=False)
+        client.push(self._broker.take_offer(client, entity_id))
+        return True

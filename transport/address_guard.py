@@ -25,7 +25,8 @@ ONION: Final = ".onion"
 LOCALHOST: Final = "localhost"
 CACHE_TIME: Final = 60.0  # seconds
 CACHE_SIZE: Final = 1024  # clients choose the names
-RESOLVER_THREADS: Final = 8
+RESOLVER_THREADS: Final = 64
+"Made as needed. More than names that never resolve can block for one client: 60 a minute, 30 s each."
 MAX_LOOKUPS: Final = 256  # waiting and running; names that resolve slowly must not pile up
 MAX_ADDRESSES: Final = 4
 "Addresses of one name that are connected to: the owner of a name may list thousands of victims."

@@ -13,6 +13,7 @@ A push crosses this border four times: `add`, `take`, `loaded` and `ended`.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from enum import Enum
 from math import ceil
@@ -102,7 +103,7 @@ class PushScheduler:
         self._random = random
         self._entries: dict[Job, Entry] = {}
         self._targets = Targets(config, random, web_pushes)
-        self._known: dict[TokenKey, Destination] = {}
+        self._known: OrderedDict[TokenKey, Destination] = OrderedDict()
         self._unknown = {
             True: Lane(None, True, LOAD_BATCH, MAX_URGENT),
             False: Lane(None, False, LOAD_BATCH, config.queue_size),
@@ -425,7 +426,7 @@ class PushScheduler:
     def _know(self, token_key: TokenKey, destination: Destination) -> None:
         known = self._known
         if token_key not in known and len(known) >= KNOWN_DESTINATIONS:
-            del known[next(iter(known))]
+            known.popitem(last=False)
         known[token_key] = destination
 
     def _answered(self, target: Target, job: Job, now: float, seconds: float) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from protocol.smp_messages import (
     New,
     Ok,
     Ping,
+    Pkey,
     Pong,
     Prxy,
     QueueMode,
@@ -45,6 +48,7 @@ from smp_router.queues import new_id
 from smp_router.router import Router
 from tests.smp_router.test_links import DATA, ask_new, new_link_id, with_link
 from tests.smp_router.wire import (
+    DEADLINE,
     TestQueue,
     WireClient,
     connected,
@@ -209,6 +213,38 @@ async def ask_for_silent_routers(
     monkeypatch.setattr(relays, "MAX_CONNECTING", 8)
     async with connected(router.address) as other:
         assert await other.ask(Prxy(another)) == busy
+
+
+async def test_names_that_never_resolve_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as one address may name in a minute, and another client asks for a router."""
+    release, resolve = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *arguments: Any, **options: Any) -> Any:
+        if str(host).endswith(".slow.example"):
+            release.wait(DEADLINE)
+            raise OSError
+        return resolve(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    config = RouterConfig(private_relays=True, relay_timeout=DEADLINE)
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Router.start(config))
+        wanted = await stack.enter_async_context(Router.start())
+        stack.callback(release.set)
+        for number in range(56):
+            if number % 8 == 0:
+                hostile = await stack.enter_async_context(connected(proxy.address))
+            slow = SmpServer((f"{number}.slow.example",), "5223", bytes(32))
+            hostile.write(Outgoing(CorrId(secrets.token_bytes(24)), NO_ENTITY, Prxy(slow)))
+
+        def connecting() -> int:
+            relays = proxy._broker.relays
+            return 0 if relays is None else len(relays._connecting)
+
+        await eventually(lambda: connecting() == 56)
+        named = SmpServer(("localhost",), wanted.address.port, wanted.address.key_hash)
+        honest = await stack.enter_async_context(connected(proxy.address, source="127.0.0.2"))
+        assert isinstance(await honest.ask(Prxy(named)), Pkey)
 
 
 async def test_recipient_keys_of_a_queue(router: Router) -> None:

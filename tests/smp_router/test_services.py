@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,6 +43,9 @@ from protocol.smp_messages import (
     Subs,
 )
 from protocol.versions import VersionRange
+from smp_router import session
+from smp_router.broker import Broker
+from smp_router.client import Client, RouterMessage
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from smp_router.services import Service
@@ -53,6 +58,7 @@ from tests.smp_router.wire import (
     new_dh,
     new_key,
 )
+from transport import budget
 from transport.certificates import Credentials, make_service
 
 
@@ -281,6 +287,40 @@ async def test_subs_delivers_what_is_stored_and_then_alls(router: Router, creden
         assert await client.silent()
         await send(router, queues[35])
         assert (await client.event())[0] == queues[35].recipient_id
+
+
+async def test_a_service_with_many_queues_holds_up_nobody(
+    router: Router, credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queues are looked at in slices; others have their turns in between."""
+    monkeypatch.setattr(session, "FEW_OFFERS", 5)
+    monkeypatch.setattr(budget, "SLICE", 0.0)
+    looked_at, turns, done = Counter[int](), 0, False
+    take_offer = Broker.take_offer
+
+    def count(broker: Broker, client: Client, entity_id: EntityId) -> list[Outgoing[RouterMessage]]:
+        looked_at[turns] += 1
+        return take_offer(broker, client, entity_id)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Broker, "take_offer", count)
+    async with (
+        asyncio.TaskGroup() as tasks,
+        connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client,
+    ):
+        tasks.create_task(count_turns())
+        for _ in range(22):
+            await create_queue(client, with_service=True)
+        await RECIPIENTS.subscribe_all(client)
+        assert await client.event() == (NO_ENTITY, Alls())
+        done = True
+    assert looked_at.total() == 23
+    assert max(looked_at.values()) <= 5
 
 
 async def test_answers_to_subs_have_a_block_each(router: Router, credentials: Credentials) -> None:
