@@ -125,6 +125,11 @@ class ServiceCheck(NamedTuple):
     ours: QueueSet
     routers: QueueSet
 
+    @property
+    def surplus(self) -> int:
+        """How many queues more the router has."""
+        return self.routers.count - self.ours.count
+
 
 class RouterSession:
     """Made before its connection, whose events go to `receive`; `run` does all the rest."""
@@ -285,8 +290,10 @@ class RouterSession:
         before = await self._subscribe_service()
         if before is not None and before.balance is Balance.EQUAL:
             return
-        if before is not None and before.balance is Balance.DRIFTED:
-            self._report_drift(before)
+        # What was deleted before the start is no drift: the sweep shows whether it is all of the difference.
+        is_known = self._router.balance.is_complete or before is None or before.surplus <= 0
+        if before is not None and before.balance is Balance.DRIFTED and is_known:
+            self._report_drift(before.ours.count, before.routers.count)
         started = self._clock.monotonic()
         await self._sweep(associated=True)
         after = await self._subscribe_service()
@@ -294,10 +301,16 @@ class RouterSession:
             return
         if after.balance is Balance.DRIFTED:
             self._router.balance.settle(after.ours, after.routers)
-        self._report_healed(after, after.routers.count - before.routers.count, started)
+        gained = after.routers.count - before.routers.count
+        if not is_known:
+            if (lost := min(gained, after.surplus - before.surplus)) <= 0:
+                logger.info("%s: has %d queues that were deleted here", self._router.name, after.surplus)
+                return
+            self._report_drift(before.ours.count, before.ours.count - lost)
+        self._report_healed(after, gained, started)
 
-    def _report_drift(self, check: ServiceCheck) -> None:
-        name, ours, routers = self._router.name, check.ours.count, check.routers.count
+    def _report_drift(self, ours: int, routers: int) -> None:
+        name = self._router.name
         DRIFTS.inc()
         DRIFTED_QUEUES.inc(abs(routers - ours))
         if routers == ours:

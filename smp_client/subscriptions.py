@@ -234,6 +234,8 @@ class ServiceBalance:
 
     def __init__(self) -> None:
         self._surplus = QueueSet(0, NO_IDS)
+        self.is_complete = False
+        "The surplus includes what was deleted before this object was made."
 
     def given_up(self, notifier_ids: Collection[EntityId]) -> None:
         """Associated queues were deleted here."""
@@ -246,16 +248,17 @@ class ServiceBalance:
             same = routers.count - ours.count == self._surplus.count
             return Balance.UNCERTAIN if same else Balance.DRIFTED
         known = QueueSet(ours.count + self._surplus.count, xor(_hash(ours), _hash(self._surplus)))
-        if routers == known:
-            return Balance.EQUAL
-        if routers == ours:
+        if routers not in (known, ours):
+            return Balance.DRIFTED
+        if routers != known:
             self._surplus = QueueSet(0, NO_IDS)
-            return Balance.EQUAL
-        return Balance.DRIFTED
+        self.is_complete = True
+        return Balance.EQUAL
 
     def settle(self, ours: QueueSet, routers: QueueSet) -> None:
         """Every queue of ours was just confirmed one by one: what remains is the router's surplus."""
         self._surplus = QueueSet(routers.count - ours.count, xor(_hash(ours), _hash(routers)))
+        self.is_complete = True
 
 
 def _hash(queues: QueueSet) -> bytes:

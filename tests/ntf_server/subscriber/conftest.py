@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,8 @@ DATABASE = "ntf.db"
 QUICK = SubscriberConfig(
     allow_private_routers=True, connect_timeout=1.0, command_timeout=1.0, ping_interval=0.3, ping_timeout=0.3
 )
+PATIENT = replace(QUICK, connect_timeout=30.0, command_timeout=30.0, ping_interval=60.0)
+"On a busy machine, too, no connection ends for another reason than the test's."
 MAX_ROUTERS = 100
 
 
@@ -49,6 +51,19 @@ def tune(monkeypatch: pytest.MonkeyPatch, **constants: float) -> None:
         assert modules, name
         for module in modules:
             monkeypatch.setattr(module, name, value)
+
+
+def watch_commands(router: Router, monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
+    """How many commands of each kind the router was asked for."""
+    seen: dict[type, int] = {}
+    strike: Callable[[type], None] = router.faults.strike
+
+    def count(command: type) -> None:
+        seen[command] = seen.get(command, 0) + 1
+        strike(command)
+
+    monkeypatch.setattr(router.faults, "strike", count)
+    return seen
 
 
 @pytest.fixture(autouse=True)

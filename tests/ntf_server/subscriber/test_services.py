@@ -17,6 +17,7 @@ from protocol.encoding import EntityId, b64
 from protocol.errors import SERVICE, TE_BAD_SERVICE, HandshakeError
 from protocol.ids_hash import ids_hash
 from protocol.smp_handshake import ServiceRole
+from protocol.smp_messages import Nsub, Nsubs
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
 from smp_router.load import LoadQueue
@@ -24,7 +25,7 @@ from smp_router.router import Router
 from store.journal_schema import JournalEvent
 from store.records import ServerKey
 from store.sqlite import SqliteStore
-from tests.ntf_server.subscriber.conftest import QUICK, Daemon, tune
+from tests.ntf_server.subscriber.conftest import PATIENT, QUICK, Daemon, tune, watch_commands
 from tests.smp_client.peer import scripted_router
 from tests.smp_client.test_session import accept_all
 from tests.waiting import until
@@ -128,7 +129,7 @@ async def test_queues_deleted_by_the_router_become_auth(daemon: Daemon) -> None:
         await assert_associated(daemon, key, queues[5:])
 
 
-async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
+async def test_deleted_subscriptions_are_no_drift(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """The router keeps associations of queues that were given up here: known, and after a restart learnt."""
     async with Router.start() as router:
         queues = router.load.create_queues(20)
@@ -141,12 +142,37 @@ async def test_deleted_subscriptions_are_no_drift(daemon: Daemon) -> None:
             await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 17) in daemon.journal.events)
             await until(lambda: daemon.status().subscribed)
             assert not drift_events(daemon)
-        daemon.configure(QUICK)
+        daemon.configure(PATIENT)
+        seen = watch_commands(router, monkeypatch)
+        async with daemon.running():
+            await until(lambda: seen.get(Nsubs) == 3)
+            await until(lambda: daemon.status().subscribed)
+            await daemon.see_drop(router)
+            await until(lambda: seen.get(Nsubs) == 4)
+            await daemon.see_drop(router)
+            await until(lambda: seen.get(Nsubs) == 5)
+            assert seen[Nsub] == 17, "the same surplus was taken for drift again"
+        assert not drift_events(daemon)
+        assert daemon.journal.count(JournalEvent.SMP_HEALED) == 0
+
+
+async def test_what_a_router_lost_is_told_from_what_was_deleted_here(daemon: Daemon) -> None:
+    """After a restart: 20 queues, 5 of them deleted here, and 2 of the rest lost by the router."""
+    async with Router.start() as router:
+        queues = router.load.create_queues(20)
+        async with daemon.running():
+            await daemon.add(router.address, queues)
+            await until(lambda: daemon.count(SubState.ACTIVE) == 20)
+            for queue in queues[:5]:
+                await daemon.delete(queue)
+        for queue in queues[5:7]:
+            router.services.dissociate(queue.notifier_id)
+        daemon.configure(PATIENT)
         async with daemon.running():
             await until(lambda: daemon.journal.count(JournalEvent.SMP_HEALED) == 1)
-            await daemon.see_drop(router)
-            await until(lambda: daemon.status().subscribed)
-            assert len(drift_events(daemon)) == 1, "the same surplus was taken for drift again"
+            assert router.subscribed_notifiers() >= set(notifier_ids(queues[5:]))
+    assert drift_events(daemon) == [(15, 13)]
+    assert (JournalEvent.SMP_HEALED, 2, None) in daemon.journal.events
 
 
 async def test_service_id_changed(daemon: Daemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from smp_client.backoff import Backoff
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
-from tests.ntf_server.subscriber.conftest import Daemon, tune
+from tests.ntf_server.subscriber.conftest import PATIENT, Daemon, tune, watch_commands
 from tests.ntf_server.subscriber.test_services import assert_associated, drift_events, notifier_ids
 from tests.waiting import until
 
@@ -25,31 +24,14 @@ FINAL_STATES = {SubState.ERR, SubState.AUTH, SubState.SERVICE, SubState.END, Sub
 
 @pytest.fixture
 def daemon(daemon: Daemon) -> Daemon:
-    return patient(daemon)
+    daemon.configure(PATIENT)
+    return daemon
 
 
 @pytest.fixture
 def plain_daemon(plain_daemon: Daemon) -> Daemon:
-    return patient(plain_daemon)
-
-
-def patient(daemon: Daemon) -> Daemon:
-    """On a busy machine, too, no connection ends for another reason than the test's."""
-    daemon.configure(replace(daemon.config, connect_timeout=30.0, command_timeout=30.0, ping_interval=60.0))
-    return daemon
-
-
-def watch_commands(router: Router, monkeypatch: pytest.MonkeyPatch) -> dict[type, int]:
-    """How many commands of each kind the router was asked for."""
-    seen: dict[type, int] = {}
-    strike: Callable[[type], None] = router.faults.strike
-
-    def count(command: type) -> None:
-        seen[command] = seen.get(command, 0) + 1
-        strike(command)
-
-    monkeypatch.setattr(router.faults, "strike", count)
-    return seen
+    plain_daemon.configure(replace(PATIENT, use_service_credentials=False))
+    return plain_daemon
 
 
 def watch_delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
