@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,9 @@ from smp_client.errors import ClientError
 from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender
 from smp_client.requests import SESSION_DEFAULTS, SessionConfig
 from smp_client.session import SmpSession, connect_smp
+from smp_router.broker import Broker
+from smp_router.client import Client
+from smp_router.commands import HANDLERS, Response
 from smp_router.config import RouterConfig
 from smp_router.proxy_commands import MAX_CONNECTING_PER_CLIENT
 from smp_router.router import Router
@@ -549,3 +553,25 @@ async def test_names_without_a_resolver(router: Router, through: bool) -> None:
             answer = await sending.request(router.address, NO_ENTITY, Rslv("team.simplex"))
             assert answer == Err(NAME_NO_RESOLVER)
         assert router.counts["commands_relayed"] == int(through)
+
+
+async def test_every_part_of_the_way_has_the_newest_version(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy's session with the destination, and the command inside."""
+    seen: dict[type[SmpCommand], int] = {}
+
+    def watch(command: type[SmpCommand]) -> None:
+        handler = HANDLERS[command]
+
+        def run(broker: Broker, client: Client, request: Any, subject: Any) -> Response:
+            seen[command] = client.params.version
+            return handler.run(broker, client, request, subject)
+
+        monkeypatch.setitem(HANDLERS, command, handler._replace(run=run))
+
+    watch(Rfwd)
+    watch(Rslv)
+    async with Router.start(LOCAL) as proxy, sender(always(proxy)) as through:
+        await through.request(router.address, NO_ENTITY, Rslv("team.simplex"))
+    assert seen == {Rfwd: 20, Rslv: 20}
