@@ -275,6 +275,10 @@ class RouterSession:
         )
         return ServiceCheck(self._router.balance.compare(ours, routers), ours, routers)
 
+    async def _is_service_known(self) -> bool:
+        """A queue may be refused for ever because of the service: that must not reset it at every retry."""
+        return self._service_id is not None and await self._subscribe_service() is not None
+
     async def _service_rejected(self, answer: SmpMessage | ClientError) -> None:
         if is_temporary(answer):
             BUSY.inc()
@@ -370,10 +374,11 @@ class RouterSession:
         self._retry_at = await self._store.next_retry(self._router.key)
         if self._retry_at is None or self._retry_at > now:
             return False
-        await self._subscribe(await self._store.due_retries(self._router.key, now, BATCH_SIZE))
+        due = await self._store.due_retries(self._router.key, now, BATCH_SIZE)
+        await self._subscribe(due, failed_before=True)
         return True
 
-    async def _subscribe(self, rows: Sequence[QueueRow]) -> None:
+    async def _subscribe(self, rows: Sequence[QueueRow], *, failed_before: bool = False) -> None:
         self._check_open()
         self._check_owner()
         usable: dict[EntityId, QueueRow] = {}
@@ -392,7 +397,10 @@ class RouterSession:
         self._flight = flight = Flight(list(usable), batch)
         try:
             answers = await self.session.send(batch, requests)
-            await self._store_outcomes(sort_outcomes(list(usable), answers, self._service_id), usable)
+            outcomes = sort_outcomes(list(usable), answers, self._service_id)
+            if failed_before and outcomes.service_failed:
+                outcomes.service_failed = not await self._is_service_known()
+            await self._store_outcomes(outcomes, usable)
         finally:
             self._flight = None
         await self._move([QueueEvent(*overtaken) for overtaken in flight.overtaken])

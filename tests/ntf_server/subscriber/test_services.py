@@ -6,20 +6,27 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ntf_server import service_credentials
+from ntf_server.clock import SECONDS_PER_DAY
 from ntf_server.router import TAKEOVERS
 from ntf_server.router_session import HEALED
 from ntf_server.service_credentials import SERVICE_ID_CHANGES, SERVICE_RESETS
 from ntf_server.subscriber import ACTIVE_SERVICE, SESSIONS
+from protocol.connection import Received
 from protocol.encoding import EntityId, b64
-from protocol.errors import SERVICE, TE_BAD_SERVICE, HandshakeError
+from protocol.errors import SERVICE, TE_BAD_SERVICE, HandshakeError, ProtocolError
 from protocol.ids_hash import ids_hash
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import Nsub, Nsubs
 from protocol.statuses import SubState
 from protocol.versions import VersionRange
+from smp_router.broker import Broker
+from smp_router.client import Client
+from smp_router.commands import HANDLERS, Response
 from smp_router.load import LoadQueue
 from smp_router.router import Router
 from store.journal_schema import JournalEvent
@@ -189,6 +196,39 @@ async def test_service_id_changed(daemon: Daemon) -> None:
         assert (await daemon.store.server(key)).service_id != before
         await assert_associated(daemon, key, queues)
         assert len(router.subscribed_notifiers()) == 10
+
+
+async def test_one_queue_that_is_refused_for_ever_resets_the_service_once(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Router.start() as router, daemon.running():
+        bad, *queues = router.load.create_queues(10)
+        key = await daemon.add(router.address, queues)
+        await until(lambda: daemon.count(SubState.ACTIVE) == 9)
+        refused = refuse_nsub(monkeypatch, bad)
+        await daemon.add(router.address, [bad])
+        await until(lambda: (daemon.count(SubState.SERVICE), daemon.count(SubState.ACTIVE)) == (1, 9))
+        resets, attempts = SERVICE_RESETS._value.get(), len(refused)
+        monkeypatch.setattr(service_credentials, "RESET_INTERVAL", 0.0)
+        daemon.clock.ahead += SECONDS_PER_DAY
+        await until(lambda: len(refused) > attempts and daemon.count(SubState.SERVICE) == 1)
+        await assert_associated(daemon, key, queues)
+        assert SERVICE_RESETS._value.get() == resets
+
+
+def refuse_nsub(monkeypatch: pytest.MonkeyPatch, queue: LoadQueue) -> list[EntityId]:
+    """Routers answer SERVICE to NSUB of one queue; a list that grows with every attempt."""
+    refused: list[EntityId] = []
+    handler = HANDLERS[Nsub]
+
+    def run(broker: Broker, client: Client, request: Received[Nsub], subject: Any) -> Response:
+        if request.entity_id == queue.notifier_id:
+            refused.append(request.entity_id)
+            raise ProtocolError(SERVICE)
+        return handler.run(broker, client, request, subject)
+
+    monkeypatch.setitem(HANDLERS, Nsub, handler._replace(run=run))
+    return refused
 
 
 async def test_the_end_of_another_service_is_not_the_end_of_ours(
