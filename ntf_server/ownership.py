@@ -25,6 +25,7 @@ from store.leases import (
     HANDED_AT_ONCE,
     HANDED_OVER,
     PUSH,
+    PUSH_STATEMENTS,
     RENEWALS,
     RESUBSCRIBE,
     Changes,
@@ -36,6 +37,7 @@ from store.leases import (
     of_router,
 )
 from store.records import ServerKey, TokenKey
+from store.statement_records import PushKey
 from transport.cancellation import TaskGroup
 
 log = logging.getLogger(__name__)
@@ -279,6 +281,8 @@ class OwnershipLoop:
             self._balance_at = 0.0
         elif notice.verb == PUSH:
             await self._dispatcher.notify_stored([TokenKey(int(word)) for word in notice.words])
+        elif notice.verb == PUSH_STATEMENTS:
+            await self._dispatcher.notify_stored_statements([PushKey(int(word)) for word in notice.words])
         elif notice.verb in (FORGET, FORGET_UNASSOCIATED):
             key, *words = notice.words
             ids = [EntityId(bytes.fromhex(word)) for word in words]

@@ -21,7 +21,7 @@ from smp_client.errors import ClientError
 from smp_client.requests import SessionConfig
 from smp_client.session import connect_ntf
 from store.interface import ReportStore, StoreError
-from store.leases import PUSH_PARTS
+from store.leases import PUSH_PARTS, TOPIC_PARTS
 from transport.certificates import CA_KEY, load_server_files
 
 PROBE = SessionConfig(connect=5.0, answer=5.0)
@@ -71,10 +71,11 @@ async def _print_store(config_dir: Path, config: Config) -> None:
         print(f"{label:<13}{line}")
     for one in daemons:
         chores = ", housekeeping" if one.chores else ""
-        statements = ", statements" if one.statements else ""
+        statements = ", pushes of statements" if one.statements else ""
+        topics = f", {one.topics}/{TOPIC_PARTS} of the statement topics" if one.topics else ""
         print(
             f"daemon       {one.name}: {one.routers} routers, {one.pushes}/{PUSH_PARTS} of the pushes"
-            f"{statements}{chores}"
+            f"{topics}{statements}{chores}"
         )
 
 

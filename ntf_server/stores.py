@@ -12,7 +12,7 @@ from ntf_server import setup
 from ntf_server.config import Config, ConfigError, StoreConfig
 from ntf_server.data_folder import begin_anew, expect_database, has_database, held, remember_database
 from store.interface import NtfStore
-from store.leases import Duty
+from store.leases import GATEWAY, Duty
 from store.policy import Durability, RowCaps
 from store.sql_store import CommitObserver
 from store.sqlite import SqliteStore
@@ -53,7 +53,7 @@ def make_store(
         pool_size=section.pool_size,
         statement_timeout=section.statement_timeout,
         lease_seconds=section.lease_seconds,
-        duties=frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - {Duty.STATEMENTS},
+        duties=frozenset(Duty) if config.STATEMENTS.enabled else frozenset(Duty) - GATEWAY,
         vanished=_VANISHED + begin_anew(config_dir) if has_database(config_dir) else None,
         auto_migrate=not read_only,
         caps=caps,

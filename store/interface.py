@@ -10,7 +10,7 @@ a caller decided on an earlier read is checked again in the transaction that act
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from protocol.device_token import DeviceToken
@@ -324,21 +324,23 @@ class StatementStore(Protocol):
     async def watched_topics(self, limit: int) -> list[bytes]:
         """Topics that rules name, each once."""
 
-    async def new_rule_topics(self, limit: int) -> list[bytes]:
-        """Topics with rules of which it is not known what the node stored before them."""
+    async def new_rule_topics(self, limit: int, after: bytes = ...) -> list[bytes]:
+        """Topics with rules of which it is not known what the node stored before them, in order."""
 
     async def begin_baseline(self, topics: Sequence[bytes]) -> None:
-        """Durable. From now on it is read what the node has stored of these topics. LeaseLost as below."""
+        """Durable. From now on it is read what the node has stored of these topics. LeaseLost if another
+        daemon watches one of them."""
 
     async def settle_rules(self, topics: Sequence[bytes]) -> None:
         """Durable. It was: whatever comes from now on is new for the rules that were there at the beginning.
-        LeaseLost as below."""
+        LeaseLost as above."""
 
-    async def note_listening(self, until: float) -> None:
-        """What the node has stored when it is subscribed next came later than this. LeaseLost as below."""
+    async def note_listening(self, parts: Collection[int], until: float) -> None:
+        """Of topics of these parts, what the node has stored when they are subscribed next came later than
+        this. LeaseLost if another daemon watches one of them."""
 
-    async def listened_until(self) -> float:
-        """0: nobody ever did."""
+    async def listened_until(self, parts: Collection[int]) -> float:
+        """The earliest of them. 0: nobody ever listened to one of them."""
 
     async def accept_statements(
         self,
@@ -350,7 +352,7 @@ class StatementStore(Protocol):
         """One push for each subscription with a rule for the sender and one of the topics (the first that has
         one), once for each device and statement, within the limits of the sender and the device, and only of
         statements that came after the rule. What is not pushed is remembered, too. Those of a page only: the
-        answer tells whether there is another. LeaseLost if another daemon watches."""
+        answer tells whether there is another. LeaseLost if other daemons watch all of the topics."""
 
     async def purge_statements(self, now: int, limit: int, *, unrenewed_before: int = ...) -> Purged:
         """Delete what nobody needs any more: at most so many rows of each kind."""

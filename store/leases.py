@@ -8,11 +8,16 @@ as owner shows it in the same transaction, so one that was taken for dead and wa
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from store.records import QueueRow, ServerKey, StoredRouter, TokenKey
+from store.statement_records import PushKey
+
+TOPIC_PARTS = 16
+"Topics of statements are dealt out to so many parts; the topics of a part are watched by its owner."
 
 PUSH_PARTS = 64
 "Tokens are dealt out to so many parts; the pushes of a part are sent by its owner."
@@ -37,6 +42,7 @@ class Duty(StrEnum):
     PUSHES = "pushes"
     CHORES = "chores"
     STATEMENTS = "statements"
+    TOPICS = "topics"
 
 
 class Lease(NamedTuple):
@@ -47,7 +53,9 @@ class Lease(NamedTuple):
 CHORES = Lease(Duty.CHORES, 0)
 "Housekeeping: once for all daemons."
 STATEMENTS = Lease(Duty.STATEMENTS, 0)
-"Watching the topics of statements, and pushing these: one daemon of those whose gateway is on."
+"Pushing statements: one daemon of those whose gateway is on."
+GATEWAY = frozenset({Duty.STATEMENTS, Duty.TOPICS})
+"What only these daemons do."
 
 
 def of_router(key: ServerKey) -> Lease:
@@ -58,6 +66,18 @@ def of_pushes(key: TokenKey) -> Lease:
     return Lease(Duty.PUSHES, key % PUSH_PARTS)
 
 
+def topic_part(topic: bytes) -> int:
+    return zlib.crc32(topic) % TOPIC_PARTS
+
+
+def of_topic_part(part: int) -> Lease:
+    return Lease(Duty.TOPICS, part)
+
+
+def of_topic(topic: bytes) -> Lease:
+    return Lease(Duty.TOPICS, topic_part(topic))
+
+
 class Notice(NamedTuple):
     """What another daemon says to all."""
 
@@ -66,6 +86,7 @@ class Notice(NamedTuple):
 
 
 HANDED_OVER, FREED, PUSH, RESUBSCRIBE = "handover", "freed", "push", "resubscribe"
+PUSH_STATEMENTS = "push-statements"
 FORGET, FORGET_UNASSOCIATED = "forget", "forget-unassociated"
 "Deleted queues, by whether they were associated with the service."
 
@@ -97,6 +118,8 @@ class DaemonRecord(NamedTuple):
     "Parts of them."
     chores: bool
     statements: bool
+    topics: int
+    "Parts of them."
 
 
 class Changes(NamedTuple):
@@ -140,6 +163,9 @@ class Ownership(Protocol):
     def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
         """Tokens with unsent notifications whose pushes other daemons send; `tell` tells them. Lost words
         cost time, nothing else: every daemon looks into the store now and then."""
+
+    def push_statements_elsewhere(self, keys: Collection[PushKey]) -> None:
+        """As above, for pushes of statements."""
 
     async def say(self, notice: Notice) -> None:
         """To all other daemons."""
@@ -202,6 +228,9 @@ class SoleOwner:
         return 1
 
     def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
+        raise AssertionError("there is no other daemon")
+
+    def push_statements_elsewhere(self, keys: Collection[PushKey]) -> None:
         raise AssertionError("there is no other daemon")
 
     async def say(self, notice: Notice) -> None:

@@ -17,11 +17,13 @@ import asyncpg
 from store.interface import LeaseLost, StoreUnavailable
 from store.leases import (
     FREED,
+    GATEWAY,
     HANDED_AT_ONCE,
     LEAST_PATIENCE,
     PATIENCE,
     PUSH,
     PUSH_PARTS,
+    PUSH_STATEMENTS,
     VALID_PART,
     Changes,
     DaemonRecord,
@@ -40,6 +42,7 @@ from store.records import ServerKey, StoredRouter, TokenKey
 from store.routers import SERVERS_AMONG
 from store.rows import QUEUE_COLUMNS, queue_row, stored_router
 from store.sql_store import smp_server
+from store.statement_records import PushKey
 
 T = TypeVar("T")
 
@@ -52,8 +55,8 @@ TELL_DELAY = 0.01
 "Seconds in which words for other daemons gather."
 
 _JOIN = """
-INSERT INTO daemons (daemon_id, name, alive_until) OVERRIDING SYSTEM VALUE
-VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second')
+INSERT INTO daemons (daemon_id, name, alive_until, has_gateway) OVERRIDING SYSTEM VALUE
+VALUES ($1, $2, clock_timestamp() + $3 * interval '1 second', $4)
 ON CONFLICT (daemon_id) DO UPDATE SET alive_until = excluded.alive_until
 RETURNING extract(epoch FROM clock_timestamp())::float8
 """
@@ -100,7 +103,9 @@ _COUNTS = """
 SELECT duty, count(*), count(*) FILTER (WHERE owner = $1), count(*) FILTER (WHERE owner IS NULL)
 FROM leases GROUP BY duty
 """
-_LIVING = "SELECT count(*) FROM daemons WHERE alive_until > clock_timestamp()"
+_LIVING = """
+SELECT count(*), count(*) FILTER (WHERE has_gateway) FROM daemons WHERE alive_until > clock_timestamp()
+"""
 _CLAIM = """
 WITH free AS (
     SELECT id FROM leases WHERE duty = $2 AND owner IS NULL ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED
@@ -151,7 +156,7 @@ WHERE h.server_key = held.id
 _DAEMONS = f"""
 SELECT name, daemon_id = $1, count(*) FILTER (WHERE duty = '{Duty.ROUTER}'),
     count(*) FILTER (WHERE duty = '{Duty.PUSHES}'), count(*) FILTER (WHERE duty = '{Duty.CHORES}') > 0,
-    count(*) FILTER (WHERE duty = '{Duty.STATEMENTS}') > 0
+    count(*) FILTER (WHERE duty = '{Duty.STATEMENTS}') > 0, count(*) FILTER (WHERE duty = '{Duty.TOPICS}')
 FROM daemons LEFT JOIN leases ON owner = daemon_id
 WHERE alive_until > clock_timestamp() GROUP BY daemon_id, name ORDER BY name, daemon_id
 """
@@ -196,7 +201,7 @@ class PostgresLeases:
         self._lock = asyncio.Lock()
         self._heard: deque[Notice] = deque(maxlen=NOTICES_KEPT)
         self._hears = asyncio.Event()
-        self._elsewhere: set[TokenKey] = set()
+        self._elsewhere: dict[str, set[int]] = {PUSH: set(), PUSH_STATEMENTS: set()}
         self._has_words = asyncio.Event()
 
     # What is known
@@ -256,7 +261,9 @@ class PostgresLeases:
 
     async def join(self) -> TimeTold:
         await self._run(lambda db: db.execute(_FOLD_TOTALS))
-        told = await self._sign_of_life(_JOIN, self._daemon_id(), self._name, self._seconds)
+        told = await self._sign_of_life(
+            *(_JOIN, self._daemon_id(), self._name, self._seconds, Duty.TOPICS in self._duties)
+        )
         assert told is not None
         self.has_joined = True
         return told
@@ -314,11 +321,13 @@ class PostgresLeases:
         return changes._replace(resumed=resumed)
 
     async def _step(self, db: asyncpg.Connection) -> tuple[Changes, dict[Lease, int]]:
-        daemons = await db.fetchval(_LIVING)
+        all_daemons, gateways = await db.fetchrow(_LIVING)
         claimed: dict[Lease, int] = {}
         surplus: list[Lease] = []
         for name, total, mine, free in await db.fetch(_COUNTS, self._daemon_id()):
-            duty, step = Duty(name), next_step(total=total, mine=mine, daemons=daemons)
+            duty = Duty(name)
+            daemons = gateways if duty in GATEWAY else all_daemons
+            step = next_step(total=total, mine=mine, daemons=daemons)
             if step.claim and free and duty in self._duties:
                 rows = await db.fetch(_CLAIM, self._daemon_id(), name, step.claim)
                 claimed |= {Lease(duty, id): fence for id, fence in rows}
@@ -369,16 +378,24 @@ class PostgresLeases:
     # Words between daemons
 
     def push_elsewhere(self, keys: Collection[TokenKey]) -> None:
-        if len(self._elsewhere) < TOLD_AT_ONCE:
-            self._elsewhere.update(keys)
+        self._tell_later(PUSH, keys)
+
+    def push_statements_elsewhere(self, keys: Collection[PushKey]) -> None:
+        self._tell_later(PUSH_STATEMENTS, keys)
+
+    def _tell_later(self, verb: str, keys: Collection[int]) -> None:
+        if keys and len(self._elsewhere[verb]) < TOLD_AT_ONCE:
+            self._elsewhere[verb].update(keys)
             self._has_words.set()
 
     async def tell(self) -> None:
         await self._has_words.wait()
         await asyncio.sleep(TELL_DELAY)
         self._has_words.clear()
-        keys, self._elsewhere = self._elsewhere, set()
-        words = [self._words(Notice(PUSH, part)) for part in _parts(map(str, keys))]
+        words = []
+        for verb, keys in self._elsewhere.items():
+            words += [self._words(Notice(verb, part)) for part in _parts(map(str, keys))]
+            keys.clear()
         await self._run(lambda db: db.execute(SAY, words))
 
     async def say(self, notice: Notice) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from store.leases import STATEMENTS
+from store.interface import LeaseLost
+from store.leases import Lease, of_topic, of_topic_part
 from store.rows import statement_subscription
 from store.sql_store import Database, Row, Sql, Transaction, reading, shared, writing
 from store.statement_plan import (
@@ -93,10 +94,13 @@ SELECT 1 FROM statement_rules WHERE baseline > 0
     AND sub_key = (SELECT sub_key FROM statement_subscriptions WHERE subscription_id = $1) LIMIT 1
 """)
 _NOTE_LISTENING = shared("""
-INSERT INTO statement_listening (part, until) VALUES (0, $1) ON CONFLICT (part) DO UPDATE SET until = $1
+INSERT INTO statement_listening (part, until) SELECT * FROM unnest($1::bigint[], $2::double precision[])
+ON CONFLICT (part) DO UPDATE SET until = excluded.until
 """)
-_LISTENED = shared("SELECT until FROM statement_listening WHERE part = 0")
-_NEW_TOPICS = shared("SELECT DISTINCT topic FROM statement_rules WHERE baseline > 0 ORDER BY topic LIMIT $1")
+_LISTENED = shared("SELECT until FROM statement_listening WHERE part = ANY($1::bigint[])")
+_NEW_TOPICS = shared("""
+SELECT DISTINCT topic FROM statement_rules WHERE baseline > 0 AND topic > $2 ORDER BY topic LIMIT $1
+""")
 _READ_BASELINE = shared("""
 UPDATE statement_rules SET baseline = 2 WHERE baseline > 0 AND topic = ANY($1::bytea[])
 """)
@@ -300,24 +304,28 @@ class Statements(StatementPushes, Registrations, StatementReports):
         return await db.fetchval(_HAS_NEW_RULES, subscription_id) is not None
 
     @reading
-    async def new_rule_topics(self, db: Database, limit: int) -> list[bytes]:
-        return [row[0] for row in await db.fetch(_NEW_TOPICS, limit)]
+    async def new_rule_topics(self, db: Database, limit: int, after: bytes = b"") -> list[bytes]:
+        return [row[0] for row in await db.fetch(_NEW_TOPICS, limit, after)]
 
-    @writing(as_owner_of=STATEMENTS)
+    @writing()
     async def begin_baseline(self, tx: Transaction, topics: Sequence[bytes]) -> None:
+        await _expect_owner(tx, map(of_topic, topics))
         await tx.execute(_READ_BASELINE, topics)
 
-    @writing(as_owner_of=STATEMENTS)
+    @writing()
     async def settle_rules(self, tx: Transaction, topics: Sequence[bytes]) -> None:
+        await _expect_owner(tx, map(of_topic, topics))
         await tx.execute(_SETTLE, topics)
 
-    @writing(durable=False, as_owner_of=STATEMENTS)
-    async def note_listening(self, tx: Transaction, until: float) -> None:
-        await tx.execute(_NOTE_LISTENING, until)
+    @writing(durable=False)
+    async def note_listening(self, tx: Transaction, parts: Collection[int], until: float) -> None:
+        await _expect_owner(tx, map(of_topic_part, parts))
+        await tx.execute_rows(_NOTE_LISTENING, [(part, until) for part in sorted(parts)])
 
     @reading
-    async def listened_until(self, db: Database) -> float:
-        return await db.fetchval(_LISTENED) or 0.0
+    async def listened_until(self, db: Database, parts: Collection[int]) -> float:
+        times = [row[0] for row in await db.fetch(_LISTENED, list(parts))]
+        return min(times) if len(times) == len(parts) else 0.0
 
     @reading
     async def watched_topics(self, db: Database, limit: int) -> list[bytes]:
@@ -330,9 +338,11 @@ class Statements(StatementPushes, Registrations, StatementReports):
         page: BatchPage = FIRST_PAGE,
         limits: PushLimits = DEFAULT_LIMITS,
     ) -> Accepted:
-        return await self._write_as_owner(
-            STATEMENTS, lambda tx: _accept(tx, statements, now, page, limits), durable=self._syncs_arrivals
-        )
+        async def accept(tx: Transaction) -> Accepted:
+            await _expect_watcher(tx, statements)
+            return await _accept(tx, statements, now, page, limits)
+
+        return await self._write(accept, durable=self._syncs_arrivals)
 
     @writing(durable=False)
     async def purge_statements(
@@ -372,6 +382,20 @@ async def _edit(
     if edit is RuleEdit.REPLACE:
         changed = len(rules)
     return RulesEdited(changed, await tx.fetchval(_RULE_COUNT, key))
+
+
+async def _expect_owner(tx: Transaction, leases: Iterable[Lease]) -> None:
+    """LeaseLost unless this daemon owns all of them, and then until the end."""
+    wanted = set(leases)
+    if await tx.held(wanted) != wanted:
+        raise LeaseLost("another daemon watches these topics by now")
+
+
+async def _expect_watcher(tx: Transaction, statements: Sequence[ReceivedStatement]) -> None:
+    """LeaseLost if this daemon watches none of the topics any more. One of them is enough: whoever watches
+    the others decides the same."""
+    if not await tx.held({of_topic(topic) for one in statements for topic in one.topics}):
+        raise LeaseLost("another daemon watches these topics by now")
 
 
 async def _accept(

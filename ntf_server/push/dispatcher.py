@@ -137,6 +137,11 @@ class Dispatcher:
             if self._owns(token_key):
                 await self._add_when_there_is_room(Job(Kind.MESSAGE, token_key), now)
 
+    async def notify_stored_statements(self, push_keys: Sequence[PushKey]) -> None:
+        """Statements that another daemon accepted; if a third one pushes them, they are not for us."""
+        if self._ownership.owns(STATEMENTS):
+            await self.notify_statements(push_keys, self._clock.monotonic())
+
     def _own(self, stored: Sequence[Stored]) -> Sequence[Stored]:
         """Those whose pushes this daemon sends; the daemons of the others are told."""
         own = [entry for entry in stored if self._owns(entry.token_key)]
@@ -160,7 +165,10 @@ class Dispatcher:
             await self._more_room()
 
     async def notify_statements(self, push_keys: Sequence[PushKey], received_at: float) -> None:
-        """There are statements to be pushed."""
+        """There are statements to be pushed, by this daemon or by another one."""
+        if not self._ownership.owns(STATEMENTS):
+            self._ownership.push_statements_elsewhere(push_keys)
+            return
         for push_key in push_keys:
             await self._add_when_there_is_room(statement_job(push_key), received_at)
 

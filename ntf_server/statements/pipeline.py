@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ntf_server.clock import Clock
@@ -74,7 +74,10 @@ class Pipeline:
         sink: StatementSink,
         clock: Clock,
         limits: PushLimits = DEFAULT_LIMITS,
+        is_watched: Callable[[bytes], bool] = lambda topic: True,
     ) -> None:
+        """`is_watched`: whether this daemon, and no other, watches a topic."""
+        self._is_watched = is_watched
         self._store = store
         self._sink = sink
         self._clock = clock
@@ -94,7 +97,7 @@ class Pipeline:
 
     async def _genuine(self, encoded: Sequence[bytes], came: Came) -> list[ReceivedStatement]:
         """Those to look up. Checking a signature takes long: others have a turn in between."""
-        signed = _all_signed(encoded, self._clock.now(), came)
+        signed = _all_signed(encoded, self._clock.now(), came, self._is_watched)
         genuine: list[ReceivedStatement] = []
         for start in range(0, len(signed), TURN):
             turn = signed[start : start + TURN]
@@ -109,7 +112,12 @@ class Pipeline:
         """Page by page; what a page leads to is pushed while the next one waits for room."""
         page: BatchPage | None = FIRST_PAGE
         while page is not None:
-            accepted = await self._accept_page(statements, page)
+            try:
+                accepted = await self._accept_page(statements, page)
+            except LeaseLost:
+                # Whoever watches these topics by now reads them from the node when it begins.
+                DROPPED.labels("elsewhere").inc(len(statements))
+                return
             LIMITED.inc(accepted.limited)
             REPEATED.inc(accepted.repeated)
             DEVICE_LIMITED.inc(accepted.device_limited)
@@ -136,17 +144,21 @@ class Pipeline:
                 await asyncio.sleep(STORE_PAUSE)
 
 
-def _all_signed(encoded: Sequence[bytes], now: float, came: Came) -> list[tuple[Signed, ReceivedStatement]]:
+def _all_signed(
+    encoded: Sequence[bytes], now: float, came: Came, is_watched: Callable[[bytes], bool]
+) -> list[tuple[Signed, ReceivedStatement]]:
     signed = []
     for one in encoded:
         try:
-            signed.append(_signed(one, now, came))
+            signed.append(_signed(one, now, came, is_watched))
         except DroppedStatement as dropped:
             DROPPED.labels(*dropped.args).inc()
     return signed
 
 
-def _signed(encoded: bytes, now: float, came: Came) -> tuple[Signed, ReceivedStatement]:
+def _signed(
+    encoded: bytes, now: float, came: Came, is_watched: Callable[[bytes], bool]
+) -> tuple[Signed, ReceivedStatement]:
     """A statement whose signature is worth a check."""
     try:
         statement = decode_statement(encoded)
@@ -162,6 +174,8 @@ def _signed(encoded: bytes, now: float, came: Came) -> tuple[Signed, ReceivedSta
     topics = tuple(dict.fromkeys(filter(None, statement.topics)))
     if not topics:
         raise DroppedStatement("no_topic")
+    if not any(map(is_watched, topics)):
+        raise DroppedStatement("elsewhere")
     carried = (statement.data or b"", expires_at, statement.expiry.to_bytes(EXPIRY_SIZE, "little"))
     received = (encoded, proof.signer, topics, *carried, proof.signature, came.is_stored, came.at)
     return proof, new_tuple(ReceivedStatement, received)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ntf_server.clock import Clock
@@ -17,7 +17,7 @@ from ntf_server.statements.pipeline import Pipeline, StatementSink
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
 from store.interface import GatewayStore, LeaseLost, ReportStore, StatementStore, StoreError
-from store.leases import SOLE_OWNER, STATEMENTS, Ownership
+from store.leases import SOLE_OWNER, TOPIC_PARTS, Ownership, of_topic_part, topic_part
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,9 @@ TOPICS_PAUSE = 0.05
 TOPICS_INTERVAL = 10.0
 "Seconds until the topics are read again anyway,"
 SHARED_TOPICS_INTERVAL = 0.5
-"and where other daemons change rules too."
+"and where other daemons change rules too,"
+READING_SHARE = 5.0
+"but not before this multiple of the time that reading them took: there may be 100,000 topics."
 OWNERSHIP_INTERVAL = 0.5
 "Seconds between looks whether this daemon is the one that watches."
 LISTENING_INTERVAL, LISTENING_STORED = 0.1, 1.0
@@ -69,7 +71,10 @@ class StatementGateway:
         self._topics_interval = SHARED_TOPICS_INTERVAL if ownership.is_shared else TOPICS_INTERVAL
         self.api = api
         api.are_rules_read = self._are_rules_read
-        self._pipeline = Pipeline(store, sink, clock, config.push_limits)
+        self._parts: Mapping[int, int] = {}
+        "Parts of the topics that this daemon watches, with the terms in which they are its own."
+        self._has_parts = asyncio.Event()
+        self._pipeline = Pipeline(store, sink, clock, config.push_limits, self._is_watched)
         self._listening_until = 0.0
         "When the node was last heard of; what it has stored when it is next may have come since then."
         self._watcher = TopicWatcher(
@@ -98,24 +103,27 @@ class StatementGateway:
                     with contextlib.suppress(
                         StoreError
                     ):  # whatever is wrong with the store is told by others
-                        await self._store.note_listening(now)
+                        await self._store.note_listening(list(self._parts), now)
             await asyncio.sleep(LISTENING_INTERVAL)
 
-    async def _read_listening(self) -> None:
-        """What this process, or another daemon, heard before."""
+    async def _read_listening(self, parts: Collection[int]) -> float:
+        """Until when this process, or another daemon, heard of topics of these parts before."""
         try:
-            self._listening_until = await self._store.listened_until()
+            return await self._store.listened_until(parts)
         except StoreError as error:
             log.error("calls that the node has stored are not pushed: %s", error)
-            self._listening_until = 0.0
+            return 0.0
+
+    def _is_watched(self, topic: bytes) -> bool:
+        return topic_part(topic) in self._parts
 
     def _are_rules_read(self) -> bool:
         """As far as this daemon knows, by it or by another one; soon, if it is just about to connect."""
-        return not (self._watcher.is_away and self._ownership.owns(STATEMENTS))
+        return not (self._watcher.is_away and self._parts)
 
     def problem(self) -> str:
         """Why this daemon does not hear the node, in a few words; empty if it does or another one should."""
-        if self._watcher.is_away and self._ownership.owns(STATEMENTS):
+        if self._watcher.is_away and self._parts:
             return f"{self._config.node} is unreachable: no statements are pushed"
         return ""
 
@@ -123,11 +131,16 @@ class StatementGateway:
 
     async def begin_baseline(self, watched: Collection[bytes] | None) -> list[bytes]:
         """See NewRules."""
-        topics = await self._store.new_rule_topics(MAX_GROUP)
-        topics = [topic for topic in topics if watched is None or topic in watched]
-        if topics:
-            await self._store.begin_baseline(topics)
-        return topics
+        found: list[bytes] = []
+        after = b""
+        while len(found) < MAX_GROUP and (page := await self._store.new_rule_topics(MAX_GROUP, after)):
+            here = filter(self._is_watched, page)
+            found += [topic for topic in here if watched is None or topic in watched]
+            after = page[-1]
+        found = found[:MAX_GROUP]
+        if found:
+            await self._store.begin_baseline(found)
+        return found
 
     async def settle(self, topics: Sequence[bytes]) -> None:
         """See NewRules."""
@@ -135,45 +148,81 @@ class StatementGateway:
         self.api.rules_settled()
 
     async def _watch(self) -> None:
-        """One daemon watches; another goes on when it is gone. Each begins with all that the node has stored,
-        and what was pushed before is known."""
+        """Each part of the topics is watched by one daemon; another goes on when that one is gone. Whoever
+        begins reads all that the node has stored of them, and what was pushed before is known."""
         while True:
-            term = await self._is_watching()
-            await self._read_listening()
+            await self._begin(await self._some_parts())
             try:
                 async with TaskGroup() as tasks:
                     watching = tasks.create_task(self._watcher.run(), name="statement watcher")
-                    while self._term() == term:  # noqa: ASYNC110
-                        await asyncio.sleep(OWNERSHIP_INTERVAL)
+                    await self._follow_ownership()
                     watching.cancel()
             except* LeaseLost as lost:
                 raise_if_cancelled()
-                log.warning("the statement store is watched anew: %s", lost.exceptions[0])
+                log.warning("watching the statement store again from the start: %s", lost.exceptions[0])
                 await asyncio.sleep(OWNERSHIP_INTERVAL)
+            finally:
+                self._parts = {}
+                self._has_parts.clear()
 
-    async def _is_watching(self) -> int:
-        """The term, as soon as this daemon is the one that watches."""
-        while (term := self._term()) == 0:  # noqa: ASYNC110 -- leases end by the clock
+    async def _some_parts(self) -> Mapping[int, int]:
+        """As soon as there are any that this daemon watches."""
+        while not (owned := self._owned_parts()):  # noqa: ASYNC110 -- leases end by the clock
             await asyncio.sleep(OWNERSHIP_INTERVAL)
-        return term
+        return owned
 
-    def _term(self) -> int:
-        """0: another daemon watches, or nobody."""
-        return self._ownership.term(STATEMENTS) if self._ownership.owns(STATEMENTS) else 0
+    async def _begin(self, owned: Mapping[int, int]) -> None:
+        """With parts that this daemon did not watch before."""
+        self._watcher.pause()
+        heard_at = await self._read_listening(owned.keys() - self._parts.keys())
+        self._listening_until = min(heard_at, self._listening_until) if self._parts else heard_at
+        self._parts = owned
+        self._has_parts.set()
+        self.api.rules_changed.set()
+
+    async def _follow_ownership(self) -> None:
+        """Return when there is nothing to watch, or all that is stored has to be read again."""
+        while True:
+            await asyncio.sleep(OWNERSHIP_INTERVAL)
+            owned = self._owned_parts()
+            if owned == self._parts:
+                continue
+            is_gain = bool(owned.keys() - self._parts.keys())
+            was_lost = any(owned.get(part, term) != term for part, term in self._parts.items())
+            if not owned or was_lost or (is_gain and self._watcher.watches_all):
+                return
+            if is_gain:
+                await self._begin(owned)
+            else:
+                self._parts = owned
+                self.api.rules_changed.set()
+
+    def _owned_parts(self) -> Mapping[int, int]:
+        """Parts of the topics that are this daemon's to watch, with their terms."""
+        leases = map(of_topic_part, range(TOPIC_PARTS))
+        return {lease.id: self._ownership.term(lease) for lease in leases if self._ownership.owns(lease)}
 
     async def _follow_rules(self) -> None:
         while True:
-            await self._is_watching()
+            await self._has_parts.wait()
             self.api.rules_changed.clear()
+            parts, began = self._parts, self._clock.monotonic()
+            limit = (self._config.watched_topics + 1) * TOPIC_PARTS // max(1, len(parts))
             try:
-                topics = await self._store.watched_topics(self._config.watched_topics + 1)
+                topics = await self._store.watched_topics(limit)
             except StoreError as error:
                 log.error("topics of statements wait for the store: %s", error)
                 await asyncio.sleep(STORE_PAUSE)
                 continue
-            self._watcher.watch(topics)
+            if parts is not self._parts:
+                continue
+            is_all = len(topics) < limit
+            self._watcher.watch(
+                [topic for topic in topics if topic_part(topic) in parts] if is_all else topics
+            )
+            pause = max(self._topics_interval, READING_SHARE * (self._clock.monotonic() - began))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._topics_interval):
+                async with asyncio.timeout(pause):
                     await self.api.rules_changed.wait()
                     await asyncio.sleep(TOPICS_PAUSE)
 

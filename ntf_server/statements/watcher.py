@@ -61,9 +61,20 @@ class TopicWatcher:
         "All topics are subscribed, and what the node had stored was taken."
         self.is_away = False
         "The last connection failed or ended, and there is no other one yet."
+        self._is_complete = True
+
+    @property
+    def watches_all(self) -> bool:
+        """There are so many topics that the node is asked for all statements."""
+        return len(self._topics) > self._most_topics
+
+    def pause(self) -> None:
+        """More topics are this daemon's to watch: it does not listen until `watch` has named them."""
+        self._is_complete = self.is_listening = False
 
     def watch(self, topics: Collection[bytes]) -> None:
         """From now on exactly these."""
+        self._is_complete = True
         self._topics = frozenset(topics)
         TOPICS.set(len(self._topics))
         self._changed.set()
@@ -102,7 +113,7 @@ class TopicWatcher:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if len(self._topics) > self._most_topics:
+            if self.watches_all:
                 await _change(client, names, [None], [group for group in names if group is not None])
                 groups = TopicGroups()
             else:
@@ -114,7 +125,9 @@ class TopicWatcher:
             self._backoff.reset()
             for name in names.values():
                 await client.replayed(name)
-            self.is_listening, self.is_away = True, False
+            self.is_away = False
+            if self._is_complete and not self._changed.is_set():
+                self.is_listening = True
             if self._new_rules is not None:
                 await self._read_baselines(client, self._new_rules, None if None in names else self._topics)
 

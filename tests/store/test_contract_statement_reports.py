@@ -16,7 +16,7 @@ async def test_counts_and_outcomes(store: NtfStore) -> None:
     one, other = rule(), rule()
     made = await subscribed(store, one, other)
     await subscribed(store, one, client_id=b"d" * 32, channel=Channel.VOIP)
-    await store.note_listening(NOW)
+    await store.note_listening([0, 3], NOW)
     first, second = statement(one, data=b"first"), statement(other, data=b"second")
     await accept(store, first)
     keys = await store.unsent_statement_pushes(after=PushKey(0), limit=10)

@@ -314,10 +314,13 @@ async def test_records_of_a_sender(store: NtfStore) -> None:
 
 
 async def test_until_when_the_node_was_heard(store: NtfStore) -> None:
-    assert await store.listened_until() == 0.0
+    assert await store.listened_until([0]) == 0.0
     for until in (NOW + 0.5, NOW + 1.5):
-        await store.note_listening(until)
-        assert await store.listened_until() == until
+        await store.note_listening([0, 1], until)
+        assert await store.listened_until([0]) == await store.listened_until([0, 1]) == until
+    await store.note_listening([1], NOW + 9)
+    assert await store.listened_until([0, 1]) == NOW + 1.5
+    assert await store.listened_until([0, 2]) == 0.0
 
 
 async def test_what_was_dropped_is_kept_until_it_expires(store: NtfStore) -> None:

@@ -25,12 +25,14 @@ from store.leases import (
     CHORES,
     FORGET,
     FORGET_UNASSOCIATED,
+    GATEWAY,
     HANDED_AT_ONCE,
     HANDED_OVER,
     PUSH,
     PUSH_PARTS,
     SOLE_OWNER,
     STATEMENTS,
+    TOPIC_PARTS,
     Duty,
     Lease,
     Notice,
@@ -38,13 +40,22 @@ from store.leases import (
     next_step,
     of_pushes,
     of_router,
+    of_topic,
+    topic_part,
 )
 from store.postgres import PostgresStore
-from store.records import CreatedSubscription, QueueEvent, ServerKey, ServiceCredentials, TokenRecord
+from store.records import (
+    CreatedSubscription,
+    QueueEvent,
+    ServerKey,
+    ServiceCredentials,
+    TokenRecord,
+)
 from store.statement_records import PushKey, ReceivedStatement
 from tests.postgres import PostgresCluster
 from tests.store.builders import SERVICE_ID, active_token, new_subscription, nmsg, router, subscribe
 
+TOPIC = b"t" * 32
 SECONDS = 60.0
 "Of a lease: nothing lapses by itself here."
 
@@ -168,13 +179,13 @@ async def test_the_first_takes_all_and_the_second_gets_half_of_it_in_small_parts
     assert owned(first, Duty.CHORES) == {0}
     second = await world.daemon("second")
     (changes) = await first.leases.balance()
-    assert 0 < len(changes.surplus) <= 8
+    assert 0 < len(changes.surplus) <= 10
     await balanced(first, second)
     assert len(owned(first, Duty.PUSHES)) == len(owned(second, Duty.PUSHES)) == PUSH_PARTS // 2
     assert not owned(first, Duty.PUSHES) & owned(second, Duty.PUSHES)
     assert [tuple(one) for one in await second.leases.daemons()] == [
-        ("first", False, 1, 32, True, True),
-        ("second", True, 0, 32, False, False),
+        ("first", False, 1, 32, True, True, TOPIC_PARTS // 2),
+        ("second", True, 0, 32, False, False, TOPIC_PARTS // 2),
     ]
 
 
@@ -211,15 +222,18 @@ async def test_nobody_else_writes_as_owner(world: World, write: str) -> None:
 
 
 def statement_writes(store: NtfStore) -> dict[str, Callable[[], Awaitable[object]]]:
-    came = ReceivedStatement(b"h" * 32, b"s" * 32, (b"t" * 32,), b"", 2**31)
+    came = ReceivedStatement(b"h" * 32, b"s" * 32, (TOPIC,), b"", 2**31)
     return {
         "accept_statements": lambda: store.accept_statements([came], 1.0),
         "claim_statement_pushes": lambda: store.claim_statement_pushes([PushKey(1)], 1.0),
-        "begin_baseline": lambda: store.begin_baseline([b"t" * 32]),
-        "settle_rules": lambda: store.settle_rules([b"t" * 32]),
-        "note_listening": lambda: store.note_listening(1.0),
+        "begin_baseline": lambda: store.begin_baseline([TOPIC]),
+        "settle_rules": lambda: store.settle_rules([TOPIC]),
+        "note_listening": lambda: store.note_listening([topic_part(TOPIC)], 1.0),
         "abandon_claimed_pushes": lambda: store.abandon_claimed_pushes(),
     }
+
+
+PUSHING = {"claim_statement_pushes", "abandon_claimed_pushes"}
 
 
 @pytest.mark.parametrize("write", statement_writes(None))  # type: ignore[arg-type]
@@ -227,15 +241,16 @@ async def test_nobody_else_pushes_statements(world: World, write: str) -> None:
     first = await world.daemon("first")
     await balanced(first)
     await statement_writes(first)[write]()
-    term = first.leases.term(STATEMENTS)
+    lease = STATEMENTS if write in PUSHING else of_topic(TOPIC)
+    term = first.leases.term(lease)
     await world.let_lapse("first")
     second = await world.daemon("second")
     await second.leases.balance()
-    assert second.leases.term(STATEMENTS) > term
-    assert first.leases.owns(STATEMENTS)
+    assert second.leases.term(lease) > term
+    assert first.leases.owns(lease)
     with pytest.raises(LeaseLost):
         await statement_writes(first)[write]()
-    assert not first.leases.owns(STATEMENTS)
+    assert not first.leases.owns(lease)
     await statement_writes(second)[write]()
 
 
@@ -299,8 +314,8 @@ async def test_nobody_else_takes_what_was_handed_over(world: World) -> None:
 READS = {
     *("servers", "server", "subscription_count", "queues", "next_retry"),
     *("tokens_by_key", "pushes", "unsent_tokens", "due_crons", "next_cron_due"),
-    *("statement_pushes", "unsent_statement_pushes", "watched_topics", "push_records", "registrations"),
-    *("push_records_of_sender", "new_rule_topics", "listened_until"),
+    *("statement_pushes", "unsent_statement_pushes", "watched_topics", "registrations"),
+    *("new_rule_topics", "listened_until"),
 }
 OF_NO_OWNER = {
     "add_late_notifications": "beneath whatever the owner stored",
@@ -329,13 +344,15 @@ def test_whatever_an_owner_writes_is_checked() -> None:
 
 
 async def test_a_daemon_without_a_gateway_leaves_statements_to_others(world: World) -> None:
-    first = await world.daemon("first", frozenset(Duty) - {Duty.STATEMENTS})
+    first = await world.daemon("first", frozenset(Duty) - GATEWAY)
     await balanced(first)
     assert first.leases.owns(CHORES)
     assert not first.leases.owns(STATEMENTS)
+    assert not owned(first, Duty.TOPICS)
     second = await world.daemon("second")
     await balanced(first, second)
     assert second.leases.owns(STATEMENTS)
+    assert owned(second, Duty.TOPICS) == set(range(TOPIC_PARTS))
 
 
 async def test_one_that_was_taken_for_dead_begins_anew(world: World) -> None:

@@ -48,10 +48,10 @@ async def daemon(world: GatewayWorld, name: str = "") -> AsyncIterator[Daemon]:
         await process.wait()
 
 
-async def register(world: GatewayWorld, port: int) -> None:
+async def register(world: GatewayWorld, port: int, topic: bytes = TOPIC) -> None:
     bob = world.client("bob", port)
     for kind, token in DEVICES.items():
-        await bob.allow(await bob.register(kind, token), (ALICE[0], TOPIC))
+        await bob.allow(await bob.register(kind, token), (ALICE[0], topic))
 
 
 def of(world: GatewayWorld, data: bytes) -> list[RecordedPush]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ntf_server.clock import SystemClock
 from ntf_server.statements.pipeline import BATCH, Pipeline
@@ -51,7 +51,7 @@ class Recorder:
     async def watched_topics(self, limit: int) -> list[bytes]:
         return []
 
-    async def new_rule_topics(self, limit: int) -> list[bytes]:
+    async def new_rule_topics(self, limit: int, after: bytes = b"") -> list[bytes]:
         return []
 
     async def begin_baseline(self, topics: Sequence[bytes]) -> None:
@@ -60,10 +60,10 @@ class Recorder:
     async def settle_rules(self, topics: Sequence[bytes]) -> None:
         pass
 
-    async def note_listening(self, until: float) -> None:
+    async def note_listening(self, parts: Collection[int], until: float) -> None:
         pass
 
-    async def listened_until(self) -> float:
+    async def listened_until(self, parts: Collection[int]) -> float:
         return 0.0
 
     async def push_records(self, subscription_id: bytes, limit: int = 0) -> list[PushRecord]:
