@@ -22,7 +22,7 @@ NAMES = {part.name: part for part in PARTS}
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    made.add_argument("--quick", action="store_true", help="smaller sizes, about three minutes")
+    made.add_argument("--quick", action="store_true", help="smaller sizes, about four minutes")
     made.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help="these parts")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     made.add_argument("--list", action="store_true", help="name the parts and their options")

@@ -29,8 +29,8 @@ Every figure of this page comes from one run of one command. Repeat it on a mach
 
 ```
 scripts/setup dev
-.venv/bin/python -m bench                       # all of it, about nine minutes
-.venv/bin/python -m bench --quick               # smaller sizes, about three
+.venv/bin/python -m bench                       # all of it, about eleven minutes
+.venv/bin/python -m bench --quick               # smaller sizes, about four
 .venv/bin/python -m bench --only tls storm      # single parts; --list names them
 .venv/bin/python -m bench --json new.json
 .venv/bin/python -m bench compare bench/results/latest.json new.json

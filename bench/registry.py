@@ -21,6 +21,7 @@ from bench.ratchet import RATCHET
 from bench.router import ROUTER
 from bench.router_commands import ROUTER_COMMANDS
 from bench.server import COMMANDS, IDLE
+from bench.statement_daemons import STATEMENT_DAEMONS
 from bench.statements import GATEWAY
 from bench.store import STORE
 from bench.storm import STORM
@@ -52,4 +53,5 @@ PARTS: Sequence[Part] = (
     HANDSHAKES,
     CONNECTIONS,
     GATEWAY,
+    STATEMENT_DAEMONS,
 )

@@ -15,7 +15,7 @@ from bench.part import Part
 from bench.registry import PARTS
 from tests.docs.reference import GENERATED
 
-WHOLE_SECONDS, QUICK_SECONDS = 12.5 * 60, 3 * 60
+WHOLE_SECONDS, QUICK_SECONDS = 15 * 60, 4 * 60
 by_name = pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 
 
