@@ -23,10 +23,12 @@ SELECT count(topic) FROM named
 _WAITING = shared("SELECT count(*) FROM pending_statements")
 _HEARD = shared("SELECT max(until) FROM statement_listening")
 _OUTCOMES = shared("""
-SELECT s.channel, p.outcome, count(*)
-FROM (SELECT subscription_id, outcome FROM statement_pushes ORDER BY push_key DESC LIMIT $1) p
-LEFT JOIN statement_subscriptions s ON s.subscription_id = p.subscription_id
-GROUP BY s.channel, p.outcome ORDER BY s.channel, p.outcome
+SELECT channel, outcome, count(*) FROM (
+    SELECT outcome, (
+        SELECT channel FROM statement_subscriptions s WHERE s.subscription_id = p.subscription_id
+    ) AS channel
+    FROM statement_pushes p ORDER BY push_key DESC LIMIT $1
+) newest GROUP BY channel, outcome ORDER BY channel, outcome
 """)
 _COLUMNS = "push_key, subscription_id, statement_hash, sender, topic, accepted_at, sent_at, outcome"
 

@@ -40,6 +40,9 @@ ON_PURPOSE = {
     "routers._COUNTS": "counts what is unsent, every 15 seconds",
     "routers._SERVERS": "all routers, once at the start of a daemon that is alone",
     "routers._UNUSED_SERVERS": "all routers, every ten minutes, by one daemon",
+    "statement_reports._RULES": "counts rules, every minute and for an operator",
+    "statement_reports._SUBSCRIPTIONS": "counts subscriptions, as often",
+    "statement_reports._WAITING": "counts pushes to be made, as often",
 }
 "Statements whose answer is about all rows."
 
