@@ -10,7 +10,7 @@ from typing import Any
 from analytics.segments import Segment
 
 VERSION = 2
-"Rollups of another version are made anew."
+"Rollups of another version are rebuilt."
 MANIFEST_NAME = "manifest.json"
 UNKNOWN_DAY = ""
 
@@ -31,17 +31,13 @@ class Manifest:
     segments: dict[FoundFile, Segment] = field(default_factory=dict)
     days: dict[str, str] = field(default_factory=dict)
 
-    def unchecked(self, found: Iterable[FoundFile]) -> list[FoundFile]:
-        """Files that were never looked at, or have changed since."""
-        return [file for file in found if file not in self.segments]
+    def unchecked(self, found: Iterable[FoundFile]) -> set[FoundFile]:
+        """Return files that were never checked, or have changed since."""
+        return {file for file in found if file not in self.segments}
 
     def keep_only(self, found: Iterable[FoundFile]) -> None:
         """Forget files that are gone."""
         self.segments = {file: self.segments[file] for file in found if file in self.segments}
-
-    def take(self, files: Iterable[FoundFile], segments: Iterable[Segment]) -> None:
-        """Note what these files are."""
-        self.segments |= dict(zip(files, segments, strict=True))
 
     def changed(self, found: Iterable[FoundFile]) -> dict[str, list[FoundFile]]:
         """Days whose events are in other files than their rollups were made from; all files are checked."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     BinaryType,
@@ -23,9 +25,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from analytics.errors import JournalNotFoundError
+from analytics.errors import JournalNotFoundError, UnreadableError
 from analytics.files import Folder
-from analytics.manifest import MANIFEST_NAME, Manifest
+from analytics.manifest import MANIFEST_NAME, FoundFile, Manifest
 from analytics.rollups_schema import BUCKETS_PER_OCTAVE, TRAFFIC
 from analytics.segments import EVENT_ID, Checked, Segment, split_overlapping
 from analytics.sources import Source
@@ -91,22 +93,41 @@ GROUP BY token, date""",
 def update_rollups(
     session: SparkSession, journal: Folder, rollups: Folder, progress: Progress, *, full: bool = False
 ) -> Checked:
-    """Make `rollups` those of the journal; days that are gone from the journal stay as they are.
+    """Bring `rollups` up to date with the journal; days that are gone from the journal stay as they are.
 
-    Only new and changed segments are checked, only days with such are made again. A day that is being made is
-    not in the manifest: what a crash interrupts is made again.
+    Only new and changed segments are checked, only days with such are rebuilt. A day that is being rebuilt is
+    not in the manifest: what a crash interrupts is repeated. Retention and compaction may delete segments at
+    any time: a rollup of what is left of a day would lose the rest, so none is written, and the journal is
+    listed once more.
     """
     progress("looking for segments")
-    found = journal.segments()
     manifest = Manifest() if full else Manifest.from_json(rollups.read_text(MANIFEST_NAME))
-    if not found and not manifest.days:
-        raise JournalNotFoundError(f"no closed journal segments in {journal.path}")
-    manifest.keep_only(found)
     source = Source(session, journal, EVENTS)
-    if unchecked := manifest.unchecked(found):
+    while True:
+        found = journal.segments()
+        if not found and not manifest.days:
+            raise JournalNotFoundError(f"no closed journal segments in {journal.path}")
+        try:
+            roll_up(source, found, manifest, rollups, progress)
+        except (PySparkException, Py4JError, UnreadableError):
+            if set(found) <= set(journal.segments()):
+                raise
+            progress("segments were deleted: looking for segments again")
+        else:
+            return checked(manifest)
+
+
+def roll_up(
+    source: Source, listed: Sequence[FoundFile], manifest: Manifest, rollups: Folder, progress: Progress
+) -> None:
+    """Check new segments and rebuild the days that have such; fails if one of them is deleted in between."""
+    manifest.keep_only(listed)
+    if unchecked := manifest.unchecked(listed):
         progress(f"checking {len(unchecked)} segments")
-        manifest.take(unchecked, source.checked(unchecked))
-    if changed := manifest.changed(found):
+        manifest.segments |= source.checked(unchecked)
+        if left := manifest.unchecked(listed):
+            raise UnreadableError(f"cannot read segment {min(file.path for file in left)}")
+    if changed := manifest.changed(listed):
         progress(f"rolling up {len(changed)} days")
         for day in changed:
             manifest.days.pop(day, None)
@@ -116,7 +137,6 @@ def update_rollups(
         manifest.note(changed)
     if unchecked or changed:
         rollups.write(MANIFEST_NAME, manifest.to_json())
-    return checked(manifest)
 
 
 def make_days(source: Source, segments: Sequence[Segment], rollups: Folder, days: Sequence[str]) -> None:

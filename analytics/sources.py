@@ -1,6 +1,6 @@
 """Segments of a journal where Spark's tasks need them: checked by pyarrow, read by Spark."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
@@ -28,23 +28,24 @@ class Source:
         self._journal = journal
         self._schema = schema
 
-    def checked(self, files: Sequence[FoundFile]) -> list[Segment]:
-        """The segments in these files, good or bad."""
+    def checked(self, files: Set[FoundFile]) -> dict[FoundFile, Segment]:
+        """Return the segments in these files, good or bad, but for files deleted since listing."""
         self.session.sparkContext.setJobDescription("check segments")
-        ordered = sorted(files, key=lambda file: -file.size)
+        empty = {file: Segment(file.path, error="the file is empty") for file in files if not file.size}
+        ordered = sorted(files - empty.keys(), key=lambda file: (-file.size, file.path))
+        if not ordered:
+            return empty
         contents = self._contents([file.path for file in ordered])
-        found = {segment.path: segment for segment in contents.map(check).collect()}
-        # Spark passes over empty files without a word.
-        return [found.get(file.path) or Segment(file.path, error="the file is empty") for file in files]
+        found = {segment.path: segment for segment in contents.flatMap(check).collect()}
+        return empty | {file: found[file.path] for file in ordered if file.path in found}
 
     def events(self, segments: Iterable[Segment]) -> DataFrame:
-        """All events of segments that were checked."""
+        """Return all events of checked segments; computing them fails if one was deleted in the meantime."""
         names = sorted(segment.path for segment in segments)
         lines = [name for name in names if name.endswith(LINES)]
         columnar = [f"{self._journal.url}/{name}" for name in names if not name.endswith(LINES)]
-        reader = self.session.read.schema(self._schema).options(
-            __globPaths__="false", ignoreMissingFiles="true"
-        )
+        reader = self.session.read.schema(self._schema)
+        reader = reader.options(__globPaths__="false", ignoreMissingFiles="false")
         events = reader.parquet(*columnar) if columnar else None
         if lines:
             rows = self._contents(lines).flatMap(rows_of)
@@ -70,7 +71,7 @@ class Source:
 
 
 def spread(names: Sequence[str], slices: int) -> list[str]:
-    """Reorder names so that each of the consecutive slices gets every so-manieth of them."""
+    """Reorder names so that consecutive slices get large and small files alike."""
     return [name for first in range(slices) for name in names[first::slices]]
 
 
@@ -82,15 +83,17 @@ def content_of(folder: str, name: str) -> tuple[str, bytes | None]:
         return name, None
 
 
-def check(named: tuple[str, bytes | None]) -> Segment:
-    """A checked segment."""
+def check(named: tuple[str, bytes | None]) -> Iterator[Segment]:
+    """Yield the checked segment, unless it was deleted."""
     name, content = named
-    if content:
-        return check_segment(name, content)
-    return Segment(name, error="the file is gone" if content is None else "the file is empty")
+    if content is not None:
+        yield check_segment(name, content)
 
 
 def rows_of(named: tuple[str, bytes | None]) -> Iterator[tuple[Any, ...]]:
-    """The events of a JSON Lines segment."""
-    for events in read_jsonl(named[1] or b""):
+    """Yield the events of a JSON Lines segment."""
+    name, content = named
+    if content is None:
+        raise FileNotFoundError(name)
+    for events in read_jsonl(content):
         yield from zip(*(column.to_pylist() for column in events.columns), strict=True)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,7 +19,8 @@ from analytics.results import Rows
 from analytics.session import SparkOptions, spark_session
 from analytics.times import DAY_US
 from analytics.warehouse import Rollups, Warehouse, open_warehouse
-from store.journal_files import SCHEMA
+from ntf_server.journal_segments import write_jsonl
+from store.journal_files import SCHEMA, atomic_file
 from store.journal_schema import JournalEvent
 from tests.analytics.rollup_reference import write_rollups
 
@@ -93,6 +94,14 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answers]:
     return folder, write_journal(plan, folder)
 
 
+def as_json_lines(segment: Path) -> None:
+    """Rewrite a segment as a daemon with `format = jsonl` writes it."""
+    events = pq.read_table(segment, partitioning=None)
+    with atomic_file(segment.with_suffix(".jsonl")) as file:
+        write_jsonl(events.to_batches(), file)
+    segment.unlink()
+
+
 def event(at_s: float, name: JournalEvent, *, writer: bytes = b"w1", **columns: Any) -> Row:
     """One journal row, `at_s` seconds after START."""
     time = START_US + round(at_s * 1_000_000)
@@ -103,11 +112,7 @@ def rollups_of(rows: list[Row], folder: Path) -> Path:
     """Write the rollups of rows; each gets a number in the order of time."""
     ordered = sorted(rows, key=lambda row: int(row["time"]))
     numbered = [{"seq": i, **row} for i, row in enumerate(ordered)]
-    db = duckdb.connect()
-    events = pa.Table.from_pylist(numbered, schema=SCHEMA)
-    db.execute("SET TimeZone = 'UTC'")
-    db.register("events", events)
-    write_rollups(db, folder)
+    write_rollups(pa.Table.from_pylist(numbered, schema=SCHEMA), folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from analytics.rollups_schema import BUCKETS_PER_OCTAVE, TRAFFIC
 
@@ -26,13 +27,20 @@ FROM events WHERE event IN ('ntf_received', 'push_sent', 'cron_sent') AND token 
 }
 
 
-def write_rollups(db: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """Write the rollups of the table `events` as Spark does."""
-    for name in ROLLUPS:
-        (folder / name).mkdir(parents=True)
-        db.execute(f"COPY ({ROLLUPS[name]}) TO '{folder / name}' (FORMAT parquet, PARTITION_BY (date))")
-        if not any((folder / name).iterdir()):
-            empty = folder / name / "date=2026-01-01"
-            empty.mkdir()
-            columns = f"SELECT * EXCLUDE (date) FROM ({ROLLUPS[name]})"
-            db.execute(f"COPY ({columns}) TO '{empty}/none.parquet' (FORMAT parquet)")
+def write_rollups(events: pa.Table | list[str], folder: Path) -> None:
+    """Write the rollups of events, or of all in some files, as Spark does."""
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        if isinstance(events, pa.Table):
+            db.register("events", events)
+        else:
+            source = f"read_parquet({events}, hive_partitioning = false)"
+            db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
+        for name, query in ROLLUPS.items():
+            (folder / name).mkdir(parents=True)
+            db.execute(f"COPY ({query}) TO '{folder / name}' (FORMAT parquet, PARTITION_BY (date))")
+            if not any((folder / name).iterdir()):
+                empty = folder / name / "date=2026-01-01"
+                empty.mkdir()
+                columns = f"SELECT * EXCLUDE (date) FROM ({query})"
+                db.execute(f"COPY ({columns}) TO '{empty}/none.parquet' (FORMAT parquet)")

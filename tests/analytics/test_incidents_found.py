@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
@@ -27,11 +26,7 @@ def plant(spark: SparkSession, root: Path, seed: int, *, events: int, gaps: int)
         "restarts": 1 + seed % 2,
     }
     answers = write_journal(Plan(seed=seed, days=DAYS, mass_disconnects=1, **sizes), root / "journal")
-    db = duckdb.connect()
-    db.execute("SET TimeZone = 'UTC'")
-    source = f"read_parquet('{root}/journal/*/*.parquet', hive_partitioning = false)"
-    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
-    write_rollups(db, root / "rollups")
+    write_rollups([f"{root}/journal/*/*.parquet"], root / "rollups")
     return warehouse_of(spark, root / "rollups"), answers
 
 

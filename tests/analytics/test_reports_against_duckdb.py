@@ -1,12 +1,16 @@
 """Every number of the reports on generated data, from the rollups that Spark made, against computations in
 DuckDB: one from the events themselves, one with other queries from rollups of DuckDB's. Once with one
-partition, where nothing is shuffled, and once with several."""
+partition, where nothing is shuffled, and once with several. Spark reads a journal with everything that can be
+wrong with one; DuckDB reads the same events without that, except for those of a wrong clock."""
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,44 +18,107 @@ from analytics.files import LocalFolder
 from analytics.generator import Answers
 from analytics.results import Rows
 from analytics.rollups import update_rollups
-from tests.analytics.conftest import LIMITS, NOW_US, QUERIES, WINDOW, Row, Tables, warehouse_of
+from analytics.rollups_schema import TRAFFIC
+from analytics.times import DAY_US
+from store.journal_files import SCHEMA, atomic_file, write_parquet
+from tests.analytics.conftest import (
+    LIMITS,
+    NOW_US,
+    QUERIES,
+    WINDOW,
+    Row,
+    Tables,
+    as_json_lines,
+    warehouse_of,
+)
 from tests.analytics.oracle import capacity, delivery, health, incidents, stale, tokens
 from tests.analytics.oracle.warehouse import open_warehouse
 from tests.analytics.reference import TABLES, Reference
 from tests.analytics.rollup_reference import write_rollups
 
 Numbers = dict[str, Rows]
+WRONG_TIMES = 100
 PARTITIONS = "spark.sql.shuffle.partitions"
 ORACLES = (health, delivery, tokens, stale, incidents, capacity)
+
+
+def older(segment: Path) -> None:
+    """Split a segment in two of an older version, which lack the columns that are empty in them."""
+    events = pq.read_table(segment, partitioning=None)
+    is_traffic = pc.is_in(events["event"], pa.array([e.value for e in TRAFFIC]))
+    for part, rows in enumerate((events.filter(is_traffic), events.filter(pc.invert(is_traffic)))):
+        known = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
+        assert len(known) < rows.num_columns
+        pq.write_table(rows.select(known), segment.with_name(f"older-{part}.parquet"))
+    segment.unlink()
+
+
+def of_a_wrong_clock(segment: Path, target: Path) -> None:
+    """Write events of a segment's daemon that seem to be ten years younger."""
+    events = pq.read_table(segment, partitioning=None)
+    events = events.take(pa.array(range(0, events.num_rows, events.num_rows // WRONG_TIMES)))[:WRONG_TIMES]
+    times = pc.add(events["time"].cast(pa.int64()), 10 * 365 * DAY_US).cast(SCHEMA.field("time").type)
+    events = events.set_column(events.column_names.index("time"), SCHEMA.field("time"), times)
+    numbers = pc.add(events["seq"], 10**9)
+    events = events.set_column(events.column_names.index("seq"), SCHEMA.field("seq"), numbers)
+    with atomic_file(target) as file:
+        write_parquet(events.to_batches(), file)
+
+
+@pytest.fixture(scope="module")
+def wrong_times(journal: tuple[Path, Answers], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("wrong") / "wrong.parquet"
+    of_a_wrong_clock(sorted(journal[0].glob("*/*.parquet"))[6], file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def faulty(
+    journal: tuple[Path, Answers], wrong_times: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The journal with copies, damage, several formats and versions, and a wrong clock."""
+    folder = tmp_path_factory.mktemp("faulty") / "journal"
+    shutil.copytree(journal[0], folder)
+    segments = sorted(folder.glob("*/*.parquet"))
+    shutil.copy(wrong_times, folder)
+    shutil.copy(segments[0], segments[0].with_name("copy.parquet"))
+    shutil.copy(segments[1], folder / "copy-elsewhere.parquet")
+    whole = segments[2].read_bytes()
+    segments[2].with_name("cut-off.parquet").write_bytes(whole[: len(whole) // 2])
+    segments[2].with_name("flipped.parquet").write_bytes(whole[:999] + bytes([whole[999] ^ 1]) + whole[1000:])
+    as_json_lines(segments[3])
+    shutil.copy(segments[3].with_suffix(".jsonl"), folder / "copy.jsonl")
+    older(segments[4])
+    return folder
 
 
 @pytest.fixture(scope="module", params=[1, 4])
 def numbers(
     request: pytest.FixtureRequest,
     spark: SparkSession,
-    journal: tuple[Path, Answers],
+    faulty: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Numbers]:
     folder = tmp_path_factory.mktemp("rollups")
     before = spark.conf.get(PARTITIONS)
     spark.conf.set(PARTITIONS, request.param)
-    update_rollups(spark, LocalFolder(str(journal[0])), LocalFolder(str(folder)), print)
+    checked = update_rollups(spark, LocalFolder(str(faulty)), LocalFolder(str(folder)), print)
+    assert {Path(segment.path).stem for segment in checked.bad} == {"cut-off", "flipped"}
     warehouse = warehouse_of(spark, folder, limits=LIMITS, start=WINDOW.start, end=WINDOW.end)
+    assert [note.partition(":")[0] for note in warehouse.notes] == [f"{WRONG_TIMES} events were put aside"]
     yield dict(Tables(warehouse))
     assert before is not None
     spark.conf.set(PARTITIONS, before)
 
 
 @pytest.fixture(scope="module")
-def oracle(journal: tuple[Path, Answers], tmp_path_factory: pytest.TempPathFactory) -> Numbers:
+def oracle(
+    journal: tuple[Path, Answers], wrong_times: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Numbers:
     folder = tmp_path_factory.mktemp("oracle") / "rollups"
-    db = duckdb.connect()
-    db.execute("SET TimeZone = 'UTC'")
-    source = f"read_parquet('{journal[0]}/*/*.parquet', hive_partitioning = false)"
-    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
-    write_rollups(db, folder)
-    warehouse = open_warehouse(folder, WINDOW, LIMITS, NOW_US)
-    return {name: rows for report in ORACLES for name, rows in report.tables(warehouse).items()}
+    write_rollups([f"{journal[0]}/*/*.parquet", str(wrong_times)], folder)
+    with open_warehouse(folder, WINDOW, LIMITS, NOW_US) as warehouse:
+        return {name: rows for report in ORACLES for name, rows in report.tables(warehouse).items()}
 
 
 @pytest.fixture(scope="module")

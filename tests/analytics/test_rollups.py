@@ -3,6 +3,8 @@
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from pyspark.sql import SparkSession
 from analytics.errors import JournalNotFoundError, UnreadableError
 from analytics.files import LOCK_NAME, HadoopFolder, LocalFolder
 from analytics.generator import Answers, Plan, write_journal
+from analytics.maintenance import compact, retain
 from analytics.manifest import Manifest
 from analytics.rollups import ROLLUPS, update_rollups
 from analytics.rollups_schema import TRAFFIC
 from store.journal_files import atomic_file, write_parquet
-from tests.analytics.conftest import warehouse_of
+from tests.analytics.conftest import as_json_lines, warehouse_of
 from tests.analytics.rollup_reference import write_rollups
 
 PLAN = Plan(
@@ -33,14 +36,16 @@ PART = 5_000
 
 def content(folder: Path) -> dict[str, list[Any]]:
     """All rows of all rollups, in an order of their own."""
-    found = {}
-    for name in ROLLUPS:
-        files = f"read_parquet('{folder}/{name}/*/*.parquet', hive_partitioning = true)"
-        columns = sorted(row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {files}").fetchall())
-        times = {"time": "epoch_us(time)", "date": "date::VARCHAR"}
-        listed = ", ".join(times.get(column, f'"{column}"') for column in columns)
-        found[name] = sorted(duckdb.execute(f"SELECT {listed} FROM {files}").fetchall(), key=str)
-    return found
+    with duckdb.connect() as db:
+        return {name: sorted(rows_of(db, folder / name), key=str) for name in ROLLUPS}
+
+
+def rows_of(db: duckdb.DuckDBPyConnection, rollup: Path) -> list[Any]:
+    files = f"read_parquet('{rollup}/*/*.parquet', hive_partitioning = true)"
+    columns = sorted(row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {files}").fetchall())
+    times = {"time": "epoch_us(time)", "date": "date::VARCHAR"}
+    listed = ", ".join(times.get(column, f'"{column}"') for column in columns)
+    return list(db.execute(f"SELECT {listed} FROM {files}").fetchall())
 
 
 def make(journal: Path, rollups: Path, spark: SparkSession, **options: Any) -> list[str]:
@@ -63,11 +68,7 @@ def reference(
     journal: tuple[Path, Answers], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Any]]:
     folder = tmp_path_factory.mktemp("reference")
-    db = duckdb.connect()
-    db.execute("SET TimeZone = 'UTC'")
-    source = f"read_parquet('{journal[0]}/*/*.parquet', hive_partitioning = false)"
-    db.execute(f"CREATE VIEW events AS SELECT * FROM {source}")
-    write_rollups(db, folder)
+    write_rollups([f"{journal[0]}/*/*.parquet"], folder)
     return content(folder)
 
 
@@ -192,6 +193,29 @@ def test_days_that_retention_deleted_stay_rolled_up(spark: SparkSession, tmp_pat
         shutil.rmtree(day)
     assert make(journal, rollups, spark) == ["looking for segments"]
     assert content(rollups) == before
+
+
+@pytest.mark.parametrize("step", ["checking", "rolling up"])
+@pytest.mark.parametrize("upkeep", [retain, compact])
+def test_retention_and_compaction_during_a_rollup_lose_nothing(
+    spark: SparkSession, tmp_path: Path, upkeep: Callable[[Path, date], object], step: str
+) -> None:
+    journal, rollups = tmp_path / "journal", tmp_path / "rollups"
+    write_journal(PLAN, journal)
+    as_json_lines(min(journal.glob("*/*.parquet")))
+    make(journal, rollups, spark)
+    before = content(rollups)
+    said: list[str] = []
+
+    def progress(text: str) -> None:
+        said.append(text)
+        if text.startswith(step) and said.count(text) == 1:
+            upkeep(journal, date(2026, 1, 7))
+
+    checked = update_rollups(spark, LocalFolder(str(journal)), LocalFolder(str(rollups)), progress, full=True)
+    assert checked.bad == []
+    assert content(rollups) == before
+    assert make(journal, rollups, spark) == ["looking for segments"]
 
 
 def test_no_journal(spark: SparkSession, tmp_path: Path) -> None:

@@ -136,9 +136,10 @@ async def test_the_daemons_segments_of_both_formats_are_read(spark: SparkSession
     (tmp_path / "empty.parquet").touch()
     found = LocalFolder(str(tmp_path)).segments()
     source = Source(spark, LocalFolder(str(tmp_path)), EVENTS)
-    segments = source.checked([*found, FoundFile("gone.parquet", 1, 1)])
-    assert [segment.error for segment in segments] == [None, None, "the file is empty", "the file is gone"]
-    assert [segment.days for segment in segments[:2]] == [("2026-01-05",)] * 2
+    segments = source.checked({*found, FoundFile("deleted.parquet", 1, 1)})
+    assert segments.keys() == set(found)
+    assert [segments[file].error for file in found] == [None, None, "the file is empty"]
+    assert [segments[file].days for file in found[:2]] == [("2026-01-05",)] * 2
     rollups = tmp_path / "_rollups"
     update_rollups(spark, LocalFolder(str(tmp_path)), LocalFolder(str(rollups)), lambda _: None)
     assert {path.name for path in rollups.glob("*/date=2026-01-05")} == {"date=2026-01-05"}

@@ -7,7 +7,8 @@ subscriptions), `contacts` (one row per router) and `runs` (one row per process 
 microseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,16 +207,22 @@ def used_in(query: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if f"${name}" in query}
 
 
-def open_warehouse(rollups: Path, window: Window, limits: Limits, now_us: int) -> Warehouse:
+@contextmanager
+def open_warehouse(rollups: Path, window: Window, limits: Limits, now_us: int) -> Iterator[Warehouse]:
     """Load rollups, put impossible times aside and work out all lives."""
-    db = duckdb.connect()
+    with duckdb.connect() as db:
+        yield fill(Warehouse(db, window, limits, min(window.end, now_us)), rollups, now_us)
+
+
+def fill(warehouse: Warehouse, rollups: Path, now_us: int) -> Warehouse:
+    """Make its tables."""
+    db = warehouse.db
     for name, query in LOAD.items():
         db.execute(f"CREATE TABLE {name} AS {query} FROM {FILES}", {"files": f"{rollups / name}/*/*.parquet"})
     spans = {"slack": SLACK_US, "earliest": EARLIEST_US, "now": now_us, "day": DAY_US, "hour": HOUR_US}
     run_all(db, CLOCKS, spans)
     run_all(db, ORDERED, {})
-    run_all(db, CUT, {"end": window.end})
-    warehouse = Warehouse(db, window, limits, min(window.end, now_us))
+    run_all(db, CUT, {"end": warehouse.window.end})
     run_all(db, EPOCHS + "CREATE TABLE history AS SELECT * FROM life;", {})
     run_all(db, LIVES, warehouse.values())
     return warehouse
