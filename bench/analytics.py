@@ -38,6 +38,11 @@ GENERATED = 40_000_000
 "The most at once: a generator holds all of its events in memory."
 TIMES_FASTER = 1.6
 "With two workers instead of one."
+SMALL_EXECUTOR, LARGE_EXECUTOR = "512m", "1g"
+TIMES_MORE = 10
+"Events of the second run with small executors, beside the first."
+SAME_MEMORY = 0.8
+"Of the driver, with so many more events."
 _DUCKDB = """
 import sys
 from analytics.inputs import Limits, Window
@@ -54,11 +59,13 @@ for table in TABLES:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took: seconds of wall time and of CPU, megabytes of all its processes at their peak."""
+    """What one run took: seconds of wall time and of CPU, and megabytes at their peak."""
 
     seconds: float
     cpu: float
     megabytes: float
+    driver_megabytes: float
+    "Of these, the command itself: without executors, unless they are in its process."
 
 
 def logged(folder: Path) -> Iterator[dict[str, Any]]:
@@ -99,17 +106,18 @@ def run(command: list[str], *, with_cluster: bool = False) -> Cost:
     """Run a command and watch its whole process tree, or all that this process started."""
     started = time.perf_counter()
     before = tree_usage(psutil.Process())[1] if with_cluster else 0.0
-    peak, cpu = 0.0, 0.0
+    peak, driver, cpu = 0.0, 0.0, 0.0
     with tempfile.TemporaryFile() as output:
         process = psutil.Popen(command, stdout=output, stderr=output)
         while process.poll() is None:
-            size, used = tree_usage(psutil.Process() if with_cluster else process)
-            peak, cpu = max(peak, size), max(cpu, used)
+            own, used = tree_usage(process)
+            size, used = tree_usage(psutil.Process()) if with_cluster else (own, used)
+            peak, driver, cpu = max(peak, size), max(driver, own), max(cpu, used)
             time.sleep(POLL_SECONDS)
         output.seek(0)
         if process.returncode:
             raise RuntimeError(output.read().decode(errors="replace"))
-    return Cost(time.perf_counter() - started, cpu - before, peak / 1e6)
+    return Cost(time.perf_counter() - started, cpu - before, peak / 1e6, driver / 1e6)
 
 
 def tree_usage(process: psutil.Process) -> tuple[float, float]:
@@ -167,14 +175,14 @@ def costs(folder: Path, *, new_day: bool) -> dict[str, Cost]:
     return found
 
 
-def on_cluster(workers: int, folder: Path) -> tuple[Cost, float]:
+def on_cluster(workers: int, folder: Path, executor: str = SMALL_EXECUTOR) -> tuple[Cost, float]:
     """The cost, and the seconds in which executors had tasks; each worker and its executor on a core."""
     place = folder / f"cluster-{workers}"
     place.mkdir()
     cores = sorted(os.sched_getaffinity(0))[:2]
     with standalone(place, workers=workers, memory="2g", cores=cores) as cluster:
         options = ["--master", cluster.url, "--rollups", str(place / "rollups")]
-        options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"]
+        options += ["--conf", "spark.driver.host=127.0.0.1", "--conf", f"spark.executor.memory={executor}"]
         log = with_event_log(place / "events")
         cost = run(report(folder, *options, *log), with_cluster=True)
     return cost, seconds_with_tasks(place / "events")
@@ -190,6 +198,29 @@ def on_clusters(folder: Path, amount: int) -> list[Row]:
         figure(f"{what}: of it, executors had tasks", "s", two_busy, peer=beside(peer, one_busy)),
         figure(f"{what}: CPU", "s CPU", two.cpu, peer=beside(peer, one.cpu)),
     ]
+
+
+def in_small_executors(folder: Path, events: int) -> list[Row]:
+    """A tenth of the events and all of them, on two workers whose memory is limited."""
+    rows: list[Row] = []
+    driver: Row | None = None
+    for amount in (events // TIMES_MORE, events):
+        place = folder / str(amount)
+        place.mkdir()
+        generate(amount, place)
+        cost, _ = on_cluster(2, place, LARGE_EXECUTOR)
+        shutil.rmtree(place)
+        what = f"{amount:,} events, executors of {LARGE_EXECUTOR}"
+        peer = (
+            None if driver is None else beside("a tenth of the events", *driver.values, at_least=SAME_MEMORY)
+        )
+        driver = figure(f"{what}: memory of the driver", "MB", cost.driver_megabytes, peer=peer)
+        rows += [
+            figure(f"{what}: time", "s", cost.seconds),
+            figure(f"{what}: CPU", "s CPU", cost.cpu),
+            driver,
+        ]
+    return rows
 
 
 def at_size(folder: Path, amount: int, *, new_day: bool) -> tuple[list[Row], Cost]:
@@ -222,6 +253,7 @@ def measure(
     events: tuple[int, ...] = (1_000_000,),
     new_day: int = 0,
     cluster_events: int = 0,
+    small_executor_events: int = 0,
 ) -> list[Row]:
     rows: list[Row] = []
     first: tuple[int, Cost] | None = None
@@ -240,6 +272,9 @@ def measure(
     if cluster_events:
         (folder / "cluster").mkdir()
         rows += on_clusters(folder / "cluster", cluster_events)
+    if small_executor_events:
+        (folder / "small").mkdir()
+        rows += in_small_executors(folder / "small", small_executor_events)
     return rows
 
 
@@ -256,7 +291,8 @@ ANALYTICS = Part(
     " DuckDB with 14 of the tables, from the same files, each time from all events. All of it:"
     " `--only analytics --set analytics.events=1000000,10000000 analytics.new_day=1`. With"
     " `analytics.cluster_events=40000000` also on standalone clusters of one and two workers, each pinned to"
-    " a core of its own; the driver uses what they leave.",
+    " a core of its own; the driver uses what they leave. With `analytics.small_executor_events=100000000`"
+    " also with executors of 1 GB, for a tenth of the events and for all of them.",
     bound="Spark's start and the planning of its queries, which take the same time whatever there is to do;"
     " then reading events that no rollup holds yet.",
 )

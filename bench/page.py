@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "latest.json"
 BEFORE = RESULTS.with_name("before.json")
 "Of `python -m bench before`."
+ALONE = RESULTS.with_name("analytics.json")
+"Of `python -m bench --only analytics` with sizes that take longer than all other parts."
 PAGE = ROOT / "docs" / "performance.md"
 WIDTH = 125
 
@@ -25,7 +28,8 @@ INTRODUCTION = """# Performance
 
 <!-- made by: python -m bench page -->
 
-Every figure of this page comes from one run of one command. Repeat it on a machine that does nothing else:
+Every figure of this page comes from one run of one command, but for parts that say so. Repeat it on a machine
+that does nothing else:
 
 ```
 scripts/setup dev
@@ -57,15 +61,23 @@ How to read it:
 
 def written(path: Path = RESULTS) -> str:
     """The page of these results, with the newest figures of before and after."""
-    return render(read(path), read(BEFORE) if BEFORE.exists() else None)
+    before, alone = (read(other) if other.exists() else None for other in (BEFORE, ALONE))
+    return render(read(path), before, alone)
 
 
-def render(results: Results, before: Results | None) -> str:
+def render(results: Results, before: Results | None, alone: Results | None = None) -> str:
+    """The parts of `alone`, a run of its own, are shown instead of those of `results`."""
+    if alone is not None:
+        others = [part for part in results.parts if alone.part(part.name) is None]
+        results = replace(results, parts=[*others, *alone.parts])
     blocks = [INTRODUCTION, *_machine(results), *_aims(results)]
     if before is not None:
         blocks += _before(before)
     for part in PARTS:
         blocks += section(part, results.part(part.name))
+        if alone is not None and alone.part(part.name) is not None:
+            when = f"{alone.started}, commit `{alone.commit}`"
+            blocks.append(paragraph(f"This part was measured in a run of its own: {when}."))
     return "\n".join(blocks).rstrip() + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_the_earlier_version_stands_beside_todays() -> None:
     assert "## Before and after\n" in text
     assert "commit `0ld`" in text
     assert f"| schema | 2 | {HERE.schema + 1} | in all |" in text
+
+
+def test_a_part_of_a_run_of_its_own_is_shown_instead() -> None:
+    part = replace(in_turn(schema, {}, EARLIER, "0ld"), name="tls")
+    (alone,) = gathered([part])
+    shown = page.render(results.read(page.RESULTS), None, replace(alone, started="one day", commit="a1b2"))
+    (section,) = [text for text in shown.split("\n## ") if "--only tls`" in text]
+    assert "| schema |" in section
+    assert "This part was measured in a run of its own: one day, commit `a1b2`." in section
+    assert shown.count("in a run of its own") == 1
 
 
 def test_a_failure_leaves_no_row() -> None:
