@@ -63,7 +63,11 @@ async def connected(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Conn
 
 
 async def _connected(connection: aiosqlite.Connection) -> aiosqlite.Connection:
-    return await connection
+    try:
+        return await connection
+    except Exception:
+        connection._thread.join()  # only its end is left to do; it would report that to a loop that is closed
+        raise
 
 
 async def run_in_thread(connection: aiosqlite.Connection, run: Callable[[sqlite3.Connection], T]) -> T:

@@ -146,7 +146,7 @@ async def test_an_idle_client_is_dropped() -> None:
 
 async def test_clients_with_subscriptions_are_never_idle() -> None:
     """Until another client takes over: then the same silence ends the connection."""
-    config = RouterConfig(idle_timeout=0.05)
+    config = RouterConfig(idle_timeout=0.5)
     async with Router.start(config) as router, connected(router.address) as client:
         queue = await create_queue(client, subscribe=True)
         async with connected(router.address) as idle:

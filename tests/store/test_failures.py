@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from store.interface import SchemaError, StoreDamaged, StoreError, StoreUnavaila
 from store.records import TokenRecord
 from store.sql_store import QUEUED_OPERATIONS
 from store.sqlite import SqliteStore
+from store.sqlite_engine import connected
 from store.sqlite_errors import store_errors
 from tests.store.builders import active_token, entity, find_token, new_subscription, new_token, subscribe
 
@@ -205,6 +207,15 @@ async def test_reading_does_not_migrate(tmp_path: Path) -> None:
     migrate.migrate(path, to=migrate.STEPS.latest - 1)
     with pytest.raises(SchemaError, match="old schema"):
         await SqliteStore(path, read_only=True).open()
+
+
+async def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
+    """It would report its end to an event loop that may be closed by then."""
+    for _ in range(20):
+        before = set(threading.enumerate())
+        with pytest.raises(sqlite3.OperationalError):
+            await connected(lambda: sqlite3.connect(tmp_path / "no" / "folder"))
+        assert set(threading.enumerate()) <= before
 
 
 async def test_a_missing_folder(tmp_path: Path) -> None:

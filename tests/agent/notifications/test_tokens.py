@@ -407,6 +407,9 @@ async def test_a_lost_answer_to_the_replacement_is_asked_for_again(bench: Bench)
     token = await bench.saved()
     assert (token.status, token.action) == (TokenStatus.REGISTERED, TokenAction.REPLACE)
     assert token.is_unfinished
+    await verification(
+        bench.world, device=OTHER_DEVICE
+    )  # its code will be replaced by that of the repetition
     pushes = len(bench.world.accepted())
     await bench.resume()
     after = await bench.saved()
