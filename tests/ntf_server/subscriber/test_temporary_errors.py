@@ -54,7 +54,7 @@ def is_watched(router: Router, daemon: Daemon, queues: list[LoadQueue]) -> bool:
 
 @pytest.mark.parametrize("error", TEMPORARY, ids=str)
 async def test_a_temporary_error_leaves_the_service_and_its_queues_as_they_are(
-    daemon: Daemon, error: ErrorType
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: ErrorType
 ) -> None:
     resets = SERVICE_RESETS._value.get()
     async with Router.start() as router, daemon.running():
@@ -64,8 +64,10 @@ async def test_a_temporary_error_leaves_the_service_and_its_queues_as_they_are(
         before = await daemon.store.server(key)
         router.faults.answer_errors("NSUBS", error, 3)
         router.faults.answer_errors("NSUB", error, 30)
+        seen = watch_commands(router, monkeypatch)
         await daemon.see_drop(router)
         await until(lambda: is_watched(router, daemon, queues))
+        assert seen == {Nsubs: 4}, "a busy router was asked for every queue"
         record = await daemon.store.server(key)
         assert (record.credentials, record.service_id) == (before.credentials, before.service_id)
         await assert_associated(daemon, key, queues)
