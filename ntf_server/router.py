@@ -304,7 +304,7 @@ class Router:
         CONNECT_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, WrongIdentity):
             WRONG_IDENTITIES.inc()
-            logger.error("%s: wrong server or interception: %s", name, error)
+            logger.error("%s: cannot connect: %s", name, error)
         elif problem != self._last_error:  # once, not every few seconds for as long as it lasts
             logger.warning("%s: cannot connect: %s", name, problem)
         self._last_error = problem

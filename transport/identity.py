@@ -44,7 +44,9 @@ def check_chain(chain: tuple[bytes, ...], identity: bytes | None, now: datetime)
     if not MIN_CHAIN <= len(chain) <= MAX_CHAIN:
         raise ChainInvalid(f"a chain of {len(chain)} certificates; {MIN_CHAIN} to {MAX_CHAIN} are allowed")
     if identity is not None and identity not in identity_hashes(chain):
-        raise IdentityMismatch("the peer's identity is not the pinned one")
+        raise IdentityMismatch(
+            "the certificate does not match the pinned fingerprint (wrong server or interception)"
+        )
     validity = _verified(chain)
     if now < validity.start:
         raise ChainInvalid(f"a certificate is not valid before {validity.start:%Y-%m-%d %H:%M} UTC")

@@ -272,7 +272,7 @@ async def router_loses_queues(drill: Drill) -> None:
     router.faults.delete_queues(sorted(known_notifiers(router))[:count])
     router.faults.drop_connections()
     await drill.subscribed()
-    healed = f"{router.address.host_port} has {drill.held - count} queues of this service again"
+    healed = f"{router.address.host_port}: has {drill.held - count} queues of this service now"
     await until(lambda: healed in drill.daemon.log.read_text())
     pattern = f"{router.address.host_port} refused {{size}} of {drill.held} subscriptions \\(AUTH\\)"
     drill.planted.append(Planted(pattern, count, None))

@@ -280,7 +280,7 @@ async def test_wrong_identity_is_never_subscribed_and_loud(
         with caplog.at_level(logging.ERROR):
             await daemon.add(router.address, router.load.create_queues(2))
             await until(lambda: WRONG_IDENTITIES._value.get() >= before + 2)
-        assert "NOT the pinned router" in caplog.text
+        assert "does not match the pinned fingerprint" in caplog.text
         assert router.subscribed_notifiers() == set()
         assert daemon.count(SubState.ACTIVE) == 0
         router.faults.present_certificate(None)
