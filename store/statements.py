@@ -394,7 +394,8 @@ async def _expect_owner(tx: Transaction, leases: Iterable[Lease]) -> None:
 async def _expect_watcher(tx: Transaction, statements: Sequence[ReceivedStatement]) -> None:
     """LeaseLost if this daemon watches none of the topics any more. One of them is enough: whoever watches
     the others decides the same."""
-    if not await tx.held({of_topic(topic) for one in statements for topic in one.topics}):
+    topics = {of_topic(topic) for one in statements for topic in one.topics}
+    if topics and not await tx.held(topics):
         raise LeaseLost("another daemon watches these topics by now")
 
 
