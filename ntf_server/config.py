@@ -235,26 +235,30 @@ class StatementsConfig:
     )
     title: str = key("Notification", SHORT, "What alerts show.")
     apns: str = key(
-        "production", choice("production", "development", "test"), "Whose device tokens Apple's are."
+        "production",
+        choice("production", "development", "test"),
+        "APNs environment of the device tokens of Apple devices.",
     )
     watched_topics: int = key(20_000, whole(1, 1_000_000), "If rules name more, all statements are watched.")
     subscriptions_per_client: int = key(DEFAULT_GATEWAY_CAPS.subscriptions_per_client, whole(1, 100_000), "")
     rules_per_subscription: int = key(DEFAULT_GATEWAY_CAPS.rules_per_subscription, whole(1, 20_000), "")
     requests_per_minute: int = key(120, whole(1, 1_000_000), "Of one client.")
     topics_per_day: int = key(
-        1000, whole(0, 1_000_000), "Topics of one client in a day that no rule named before. 0: no limit."
+        1000,
+        whole(0, 1_000_000),
+        "Topics that one client may add in a day and no rule named before. 0: no limit.",
     )
     device_pushes_per_minute: int = key(
-        120, whole(1, 1_000_000), "Pushes of one device token, whoever the senders are."
+        120, whole(1, 1_000_000), "Pushes to one device token in a minute, of all senders together."
     )
-    call_max_age: float = key(30.0, seconds(1, 3600), "A call that cannot be sent for so long is dropped.")
+    call_max_age: float = key(30.0, seconds(1, 3600), "A call that is older is not sent.")
     verify_devices: bool = key(
-        False, SWITCH, "A device token counts when its owner has shown a code that is pushed to it."
+        False, SWITCH, "A device token is active after its owner has shown a code that is pushed to it."
     )
     subscription_days: int = key(
         180,
         whole(0, 36_500),
-        "A subscription is deleted if its client is not heard of for so long. 0: never.",
+        "Days after which a subscription is deleted unless its client renews it. 0: never.",
     )
 
     @property

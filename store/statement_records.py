@@ -161,7 +161,7 @@ class Outcome(StrEnum):
     DEVICE_LIMITED = "device_limited"
     "All senders together had too many for the device."
     REVOKED = "revoked"
-    "The rule was gone before the push was sent."
+    "The rule, or the subscription, was gone before the push was sent."
     EXPIRED = "expired"
     LATE = "late"
     "A call that could not be sent at once."
@@ -234,6 +234,8 @@ class Match(NamedTuple):
     device_id: bytes
     is_settled: bool
     "What the node stored before the rule was made is known."
+    made_at: float
+    "When the rule was made."
 
 
 Pair = tuple[bytes, bytes]

@@ -22,21 +22,29 @@ SELECT count(topic) FROM named
 """)
 _WAITING = shared("SELECT count(*) FROM pending_statements")
 _HEARD = shared("SELECT max(until) FROM statement_listening")
-_OUTCOMES = shared("""
+# Whatever deletes a subscription deletes the pushes that wait for it, but not what is remembered of them.
+_OUTCOME = f"""
+CASE WHEN p.outcome = '{Outcome.WAITING}'
+    AND NOT EXISTS (SELECT 1 FROM pending_statements n WHERE n.push_key = p.push_key)
+THEN '{Outcome.REVOKED}' ELSE p.outcome END AS outcome
+"""
+_OUTCOMES = shared(f"""
 SELECT channel, outcome, count(*) FROM (
-    SELECT outcome, (
+    SELECT {_OUTCOME}, (
         SELECT channel FROM statement_subscriptions s WHERE s.subscription_id = p.subscription_id
     ) AS channel
     FROM statement_pushes p ORDER BY push_key DESC LIMIT $1
 ) newest GROUP BY channel, outcome ORDER BY channel, outcome
 """)
-_COLUMNS = "push_key, subscription_id, statement_hash, sender, topic, accepted_at, sent_at, outcome"
+_COLUMNS = "push_key, subscription_id, statement_hash, sender, topic, accepted_at, sent_at"
 
 
 def _newest(column: str) -> str:
     """The newest of a column's value, in the order in which they came."""
-    chosen = f"SELECT {_COLUMNS} FROM statement_pushes WHERE {column} = $1 ORDER BY push_key DESC LIMIT $2"
-    return f"SELECT {_COLUMNS} FROM ({chosen}) newest ORDER BY push_key"
+    chosen = f"""
+SELECT {_COLUMNS}, {_OUTCOME} FROM statement_pushes p WHERE {column} = $1 ORDER BY push_key DESC LIMIT $2
+"""
+    return f"SELECT {_COLUMNS}, outcome FROM ({chosen}) newest ORDER BY push_key"
 
 
 _RECORDS = shared(_newest("subscription_id"))

@@ -133,7 +133,7 @@ WITH RECURSIVE named(topic) AS (
 SELECT topic FROM named WHERE topic IS NOT NULL LIMIT $1
 """)
 _MATCHED = """
-SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id, s.device_id, r.baseline
+SELECT r.sender, r.topic, r.sub_key, s.subscription_id, s.client_id, s.device_id, r.baseline, r.created_at
 """
 _MATCH = shared(f"""
 {_MATCHED} FROM unnest($1::bytea[], $2::bytea[]) i(sender, topic)
@@ -394,7 +394,8 @@ async def _expect_owner(tx: Transaction, leases: Iterable[Lease]) -> None:
 async def _expect_watcher(tx: Transaction, statements: Sequence[ReceivedStatement]) -> None:
     """LeaseLost if this daemon watches none of the topics any more. One of them is enough: whoever watches
     the others decides the same."""
-    if not await tx.held({of_topic(topic) for one in statements for topic in one.topics}):
+    topics = {of_topic(topic) for one in statements for topic in one.topics}
+    if topics and not await tx.held(topics):
         raise LeaseLost("another daemon watches these topics by now")
 
 
@@ -440,7 +441,7 @@ async def _found(tx: Transaction, statements: Sequence[ReceivedStatement], page:
 
 
 def _match(row: Row) -> Match:
-    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4], row[5], row[6] == 0)
+    return Match(Rule(row[0], row[1]), GatewayKey(row[2]), row[3], row[4], row[5], row[6] == 0, row[7])
 
 
 async def _store(tx: Transaction, planned: Plan, now: float) -> list[PushKey]:
@@ -474,7 +475,9 @@ async def _store_devices(tx: Transaction, planned: Plan, now: float) -> None:
 def _record_row(one: Candidate, outcome: Outcome, now: float) -> Row:
     statement, statement_hash, match = one
     ids = match.device_id, match.subscription_id, statement_hash, statement.sender, match.rule.topic
-    return *ids, int(now), keep_until(statement, outcome, now), outcome.value
+    # The rule was there before, whatever the clocks of two daemons, or one that was set back, say.
+    accepted_at = max(int(now), int(match.made_at))
+    return *ids, accepted_at, keep_until(statement, outcome, now), outcome.value
 
 
 def _pending_row(key: PushKey, one: Candidate, now: float) -> Row:

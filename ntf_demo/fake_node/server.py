@@ -69,6 +69,8 @@ class FakeNode:
         self.lets_in = asyncio.Event()
         "While it is not set, new connections wait."
         self.lets_in.set()
+        self.says_remaining = True
+        "With what is stored, how much of it is still to come."
 
     @property
     def url(self) -> str:
@@ -196,7 +198,8 @@ class FakeNode:
             return
         found = [encoded for encoded, statement in self._stored.values() if wanted.wants(statement)]
         for start in range(0, max(1, len(found)), BATCH):
-            await _notify(client, name, found[start : start + BATCH], max(0, len(found) - start - BATCH))
+            remaining = max(0, len(found) - start - BATCH) if self.says_remaining else None
+            await _notify(client, name, found[start : start + BATCH], remaining)
 
 
 async def _notify(

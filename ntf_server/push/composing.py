@@ -353,7 +353,7 @@ class Composer:
         text = payload(push.channel, notify_type, matched, self._title)
         # If no answer comes it is sent again, and a device that got both shows one. Calls have no such thing.
         collapse_id = push.statement_hash.hex() if push.channel is Channel.APNS else ""
-        notice = StatementNotice(text.body, is_voip, collapse_id)
+        notice = StatementNotice(text.body, is_voip, collapse_id, is_call=push.is_for_call)
         return Push(taken, push, _statement_id(push), notice, Composed(b"", (push,), (push,)), now)
 
     def _device(self, taken: Taken, device: DeviceRegistration, now: float) -> Push:

@@ -27,12 +27,13 @@ from ntf_server.push.provider import (
     PushError,
     PushNotification,
     PushRefused,
+    StatementNotice,
     error_for,
     fcm_data,
     unanswered,
     usual_meaning,
 )
-from ntf_server.statements.payloads import FCM_LIMIT
+from ntf_server.statements.payloads import FCM_LIMIT, urgent
 from protocol.device_token import DeviceToken, FcmToken
 from protocol.statuses import InvalidReason
 
@@ -227,8 +228,9 @@ def message_body(token: DeviceToken, notification: PushNotification) -> bytes:
     data = fcm_data(notification)
     if sum(len(key) + len(value) for key, value in data.items()) > FCM_LIMIT:
         raise PushRefused(f"the notification does not fit FCM's {FCM_LIMIT} bytes")
-    priority = "normal" if isinstance(notification, CheckMessages) else "high"
-    message = {"token": token.token.decode(), "data": data, "android": {"priority": priority}}
+    is_call = isinstance(notification, StatementNotice) and notification.is_call
+    android = {"priority": "normal"} if isinstance(notification, CheckMessages) else urgent(is_call=is_call)
+    message = {"token": token.token.decode(), "data": data, "android": android}
     return json.dumps({"message": message}, separators=(",", ":")).encode()
 
 

@@ -71,6 +71,8 @@ class StatementNotice:
     "A push with the same one replaces this one on the device."
     is_background: bool = False
     "Nothing is shown, unless it is for PushKit."
+    is_call: bool = False
+    "A provider that cannot reach the device at once drops it."
 
 
 PushNotification: TypeAlias = Verification | MessageList | CheckMessages | StatementNotice

@@ -61,7 +61,10 @@ class NodeClient:
         self._heard = 0
         self._is_taking = False
         self._closed = False
+        self._subscribed: set[str] = set()
         self._replayed: dict[str, None] = {}
+        self._says_remaining = False
+        "The node says how many stored statements are still to come; one that does not is silent after them."
         self._progress = asyncio.Event()
 
     async def replayed(self, name: str) -> None:
@@ -76,6 +79,9 @@ class NodeClient:
             if self._closed:
                 raise NodeError("the connection ended")
             is_silent = self._heard == heard and not self._is_taking
+            if is_silent:
+                for subscribed in self._subscribed:
+                    self._note_replayed(subscribed)
             if is_silent or asyncio.get_running_loop().time() > deadline:
                 self._note_replayed(name)
                 return
@@ -86,10 +92,12 @@ class NodeClient:
         name = await self._call("statement_subscribeStatement", asked)
         if not isinstance(name, str | int):
             raise NodeError("the node named no subscription")
+        self._subscribed.add(str(name))
         return str(name)
 
     async def unsubscribe(self, name: str) -> None:
         await self._call("statement_unsubscribeStatement", name)
+        self._subscribed.discard(name)
         self._replayed.pop(name, None)
 
     async def run(self) -> None:
@@ -145,13 +153,17 @@ class NodeClient:
         self._is_taking = True
         try:
             told = await self._read(text)
+            self._says_remaining |= told.is_stored
             if told.statements:
-                await self._on_statements(told.statements, told.is_stored)
+                await self._on_statements(told.statements, told.is_stored or not self._is_new(told))
         finally:
             self._is_taking = False
         if told.is_last:
             self._note_replayed(told.subscription)
         self._progress.set()
+
+    def _is_new(self, told: Told) -> bool:
+        return self._says_remaining or told.subscription in self._replayed
 
     def _note_replayed(self, name: str) -> None:
         if len(self._replayed) < MAX_REPLAYED:

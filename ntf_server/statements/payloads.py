@@ -54,7 +54,8 @@ class Payload:
 def payload(channel: Channel, notify_type: NotifyType, matched: Matched, title: str) -> Payload:
     """The full statement if its encoded payload is within the channel's limit; else without signature and
     expiry; else without its data, too."""
-    build, room = _CHANNELS[channel]
+    build, limit = _CHANNELS[channel]
+    room = limit - _around(channel, notify_type)
     bare = replace(matched, signature=b"")
     for carried in (matched, bare):
         full = _encode(build(carried, notify_type, title, False))
@@ -113,12 +114,21 @@ def _fcm(matched: Matched, notify_type: NotifyType, title: str, truncated: bool)
     }
 
 
-# The data is not all: the object that it stands in counts too.
-_FCM_AROUND = len(_encode({"data": {}, "android": {"priority": "high"}})) - len(_encode({}))
+def urgent(*, is_call: bool) -> dict[str, str]:
+    """For Android. Google drops a call that it cannot deliver at once, as Apple does with expiration 0."""
+    return {"priority": "high", "ttl": "0s"} if is_call else {"priority": "high"}
+
+
+def _around(channel: Channel, notify_type: NotifyType) -> int:
+    """Bytes of the object that Google's data stands in: they count, too."""
+    if channel is not Channel.FCM:
+        return 0
+    return len(_encode({"data": {}, "android": urgent(is_call=notify_type is NotifyType.VOIP)})) - len("{}")
+
 
 _Build = Callable[[Matched, NotifyType, str, bool], dict[str, Any]]
 _CHANNELS: Mapping[Channel, tuple[_Build, int]] = {
     Channel.APNS: (_alert, APNS_LIMIT),
     Channel.VOIP: (_voip, VOIP_LIMIT),
-    Channel.FCM: (_fcm, FCM_LIMIT - _FCM_AROUND),
+    Channel.FCM: (_fcm, FCM_LIMIT),
 }

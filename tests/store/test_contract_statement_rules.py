@@ -175,6 +175,28 @@ async def test_a_rule_that_is_made_again_allows_nothing_older(store: NtfStore) -
     assert list((await claim(store, NOW + 6)).dropped.values()) == [Outcome.REVOKED]
 
 
+async def test_clocks_that_differ_revoke_nothing(store: NtfStore) -> None:
+    """A rule is made by the clock of one daemon, a statement accepted by that of another one."""
+    wanted = rule()
+    made = await subscribed(store)
+    await edit(store, made, RuleEdit.ADD, wanted, now=NOW + 5)
+    (key,) = (await accept(store, statement(wanted), now=NOW)).pushes
+    assert (await claim(store, NOW + 1)).claimed == {key}
+
+
+async def test_pushes_of_a_deleted_subscription_are_revoked(store: NtfStore) -> None:
+    wanted = rule()
+    made = await subscribed(store, wanted)
+    (key,) = (await accept(store, statement(wanted))).pushes
+    await store.end_statement_pushes(sent=[key], given_up=[], again=[], now=NOW)
+    await accept(store, statement(wanted))
+    assert await outcomes(store, made) == [Outcome.SENT, Outcome.WAITING]
+    await store.delete_gateway_subscriptions(made.client_id, [made.subscription_id], None)
+    assert await outcomes(store, made) == [Outcome.SENT, Outcome.REVOKED]
+    counted = {one.outcome: one.statements for one in await store.newest_outcomes(10)}
+    assert counted == {Outcome.SENT: 1, Outcome.REVOKED: 1}
+
+
 async def test_another_topic_allows_it_as_well(store: NtfStore) -> None:
     first = rule()
     second = rule(sender=first.sender)

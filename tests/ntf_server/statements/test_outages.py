@@ -11,7 +11,7 @@ import pytest
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import HOUR, GatewayWorld, gateway_parts, key_pair, signed_statement
 from ntf_server.push.composing import STATEMENTS_DROPPED
-from ntf_server.statements import api
+from ntf_server.statements import api, node_client
 from ntf_server.statements.openapi import SUBSCRIPTIONS
 from ntf_server.statements.pipeline import REPEATED, STORED_BEFORE
 from store.statement_rate import LIMIT
@@ -66,6 +66,31 @@ async def test_old_statements_do_not_ring(tmp_path: Path) -> None:
             await world.node.submit(signed_statement(ALICE, TOPIC, data=b"new 4"))
             await until(lambda: len(world.accepted) == 4)
     assert datas(world) == {f"b2 new {number}": 1 for number in range(1, 5)}
+
+
+async def test_a_node_that_does_not_say_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends before it is silent was stored; after that, all is new."""
+    monkeypatch.setattr(node_client, "REPLAY_SILENCE", 1.0)
+    async with gateway_parts(tmp_path, call_max_age=SLOW) as world:
+        world.node.says_remaining = False
+        for number in range(OLD):
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"old %d" % number))
+        async with world.serving():
+            bob = world.client("bob")
+            one = await bob.register("voip", VOIP)
+            await bob.allow(one, (ALICE[0], TOPIC))
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"new 1"))
+            await until(lambda: len(world.accepted) == 1)
+            await world.node.stop()
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"missed"))
+            await world.node.start()
+            await until(lambda: len(world.accepted) == 2)
+            await bob.allow(one, (ALICE[0], TOPIC), (ALICE[0], b"2" * 32))
+            await world.node.submit(signed_statement(ALICE, TOPIC, data=b"new 2"))
+            await until(lambda: len(world.accepted) == 3)
+    assert datas(world) == {"b2 new 1": 1, "b2 missed": 1, "b2 new 2": 1}
 
 
 async def test_a_watched_topic_is_old_for_a_new_rule(tmp_path: Path) -> None:

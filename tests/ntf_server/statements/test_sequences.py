@@ -75,7 +75,7 @@ async def test_a_statement_reaches_all_devices_of_a_client(tmp_path: Path, postg
         assert call.headers["apns-expiration"] == "0"
 
         message = body(pushes[FCM])["message"]
-        assert message["android"] == {"priority": "high"}
+        assert message["android"] == {"priority": "high", "ttl": "0s"}
         assert message["data"] == {
             "statement_data": b"hello".hex(),
             "statement_topic": T1.hex(),
