@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 
-import coincurve
 import nacl.bindings
 import nacl.exceptions
 import sr25519
+import wallycore
 
 from protocol.statements import HASH_SIZE, Proof, Scheme, Signed, signed_part
 
 _NEUTRAL_KEY = bytes(32)
 """The neutral element: an all-zero signature by it is right for every message. The group of sr25519
 (ristretto255) has a prime order and one encoding of each element, so there is no other key of small order."""
+MAX_RECOVERY_NUMBER = 3
+RECOVERY_HEADER = 31
+"What the library adds to the recovery number of a compressed key, and puts first."
 
 
 def is_genuine(encoded: bytes, proof: Proof | None) -> bool:
@@ -45,12 +48,15 @@ def _verify_ed25519(signature: bytes, message: bytes, public_key: bytes) -> bool
 
 def _verify_secp256k1(signature: bytes, message: bytes, public_key: bytes) -> bool:
     """The signature tells its key; a signature with a wrong recovery number is another key's."""
+    compact, number = signature[:-1], signature[-1]
+    if number > MAX_RECOVERY_NUMBER:
+        return False
     digest = hashlib.blake2b(message, digest_size=HASH_SIZE).digest()
     try:
-        key = coincurve.PublicKey.from_signature_and_message(signature, digest, hasher=None)
-    except Exception:  # the library raises a bare Exception
+        key = wallycore.ec_sig_to_public_key(digest, bytes((RECOVERY_HEADER + number,)) + compact)
+    except ValueError:
         return False
-    return key.format() == public_key
+    return bytes(key) == public_key
 
 
 _CHECKS: Mapping[Scheme, Callable[[bytes, bytes, bytes], bool]] = {

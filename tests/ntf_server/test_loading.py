@@ -25,7 +25,7 @@ NEVER = {
 }
 PROVIDERS = {"aioapns", "h2", "hpack", "pycurl", "jwt"}
 JOURNAL = {"pyarrow"}
-STATEMENTS = {"aiohttp", "sr25519", "coincurve"}
+STATEMENTS = {"aiohttp", "sr25519", "wallycore"}
 NOTHING = {"NTF_WEBPUSH_ENABLED": "off"}
 GATEWAY = {
     "NTF_STATEMENTS_ENABLED": "on",

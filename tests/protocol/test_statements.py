@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import coincurve
 import pytest
 import sr25519
+import wallycore
 from hypothesis import given
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
 from protocol.errors import DecodeError
-from protocol.statement_signatures import is_genuine
+from protocol.statement_signatures import RECOVERY_HEADER, is_genuine
 from protocol.statements import (
     FIELD_SIZE,
     MAX_TOPICS,
@@ -104,9 +104,11 @@ def forged_proofs(proof: Signed) -> Iterator[Signed]:
 
 def test_a_wrong_recovery_number_is_a_forgery() -> None:
     unsigned = Statement(expiry=1)
-    key = coincurve.PrivateKey(b"k" * 32)
-    signature = key.sign_recoverable(_digest(unsigned), hasher=None)
-    signer = key.public_key.format()
+    key = b"k" * 32
+    flags = wallycore.EC_FLAG_ECDSA | wallycore.EC_FLAG_RECOVERABLE
+    made = bytes(wallycore.ec_sig_from_bytes(key, _digest(unsigned), flags))
+    signature = made[1:] + bytes((made[0] - RECOVERY_HEADER,))
+    signer = bytes(wallycore.ec_public_key_from_private_key(key))
     good = Signed(Scheme.SECP256K1, signature, signer)
     assert genuine(unsigned._replace(proof=good))
     for number in set(range(256)) - {signature[64]}:

@@ -34,6 +34,7 @@ from protocol.smp_messages import (
     Nsubs,
     Off,
     Ok,
+    Ping,
     QueueSet,
     Send,
     SmpMessage,
@@ -324,22 +325,43 @@ async def test_a_service_with_many_queues_holds_up_nobody(
 
 
 async def test_answers_to_subs_have_a_block_each(router: Router, credentials: Credentials) -> None:
+    """Also beside another answer, and with nothing stored."""
     (queue,) = await make_queues(router, 1)
     async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
         await RECIPIENTS.subscribe(client, queue)
     await send(router, queue)
     async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
-        blocks: list[list[str]] = []
-        keep = client._keep_block
-
-        def note(items: Sequence[Any]) -> None:
-            blocks.append([type(item.message).__name__ for item in items])
-            keep(items)
-
-        client._keep_block = note  # type: ignore[method-assign]
+        blocks = noted_blocks(client)
         await RECIPIENTS.subscribe_all(client)
-        await client.events(2)
+        (_, message), _ = await client.events(2)
         assert blocks == [["Soks"], ["Msg"], ["Alls"]]
+        assert isinstance(message, Msg)
+        assert await client.ask(Ack(message.message_id), queue.recipient_id, queue.key) == Ok()
+    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+        blocks = noted_blocks(client)
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        subs = Subs(queue_set(queue.recipient_id))
+        client.write(
+            Outgoing(CorrId(b"1" * 24), client.service_id, subs, params.service.private_key),
+            Outgoing(CorrId(b"2" * 24), NO_ENTITY, Ping()),
+        )
+        assert await client.event() == (NO_ENTITY, Alls())
+        assert blocks == [["Soks"], ["Pong"], ["Alls"]]
+
+
+def noted_blocks(client: WireClient) -> list[list[str]]:
+    """The words of each block that arrives from now on."""
+    blocks: list[list[str]] = []
+    keep = client._keep_block
+
+    def note(items: Sequence[Any]) -> None:
+        blocks.append([type(item.message).__name__ for item in items])
+        keep(items)
+
+    client._keep_block = note  # type: ignore[method-assign]
+    return blocks
 
 
 async def test_drift_is_counted(router: Router, side: Side, credentials: Credentials) -> None:
