@@ -99,10 +99,10 @@ class WorkerProcesses:
         clock = asyncio.get_running_loop().time
         while not self._stopping.is_set():
             started = clock()
-            code = await self._run(worker)
+            exit_code = await self._run(worker)
             if self._stopping.is_set():
                 return
-            if code == USAGE and not has_begun:
+            if exit_code == USAGE and not has_begun:
                 self._code = USAGE
                 self._stop(signal.SIGTERM)
                 return
@@ -110,7 +110,7 @@ class WorkerProcesses:
             if clock() - started >= STEADY:
                 backoff.reset()
             delay = backoff.next()
-            log.error("worker %d ended with %d; it is started again in %.0f s", worker, code, delay)
+            log.error("worker %d ended with %d; it is started again in %.0f s", worker, exit_code, delay)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._stopping.wait()

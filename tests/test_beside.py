@@ -103,6 +103,7 @@ SERVER_DATA = {
     ],
     "import": [refused(config("--url", UNREACHABLE))],
     "delete": [refused(config("--yes"))],
+    "statements records": [Beside(config("--sender", "a1" * 32), says="no records")],
 }
 SERVER_DEMOS = {
     "demo": [Beside()],

@@ -41,12 +41,18 @@ SCOPE: Final = "https://www.googleapis.com/auth/firebase.messaging"
 GRANT_TYPE: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 GRANT_LIFETIME: Final = 3600
 RENEW_BEFORE: Final = 5 * 60.0
+FORCED_RENEWAL_INTERVAL: Final = 60.0
+"Seconds: whoever makes FCM refuse pushes must not make Google's token service refuse us, too."
 AUTHORIZATION_ERRORS: Final = frozenset({401, 403})
 MISMATCH: Final = "SENDER_ID_MISMATCH"
+OTHER_PLATFORM: Final = "THIRD_PARTY_AUTH_ERROR"
+"The project has no key for Apple's devices or browsers; anyone can register one."
+ABOUT_DEVICE: Final = frozenset({MISMATCH, OTHER_PLATFORM})
+"Codes of refusals that another access token does not change."
 ANSWERS: Final[Mapping[tuple[int, str], Meaning]] = {
     (400, "INVALID_ARGUMENT"): Meaning.LATER,
     (400, "INVALID_ARGUMENT token"): Meaning.BAD_DEVICE,
-    (401, "THIRD_PARTY_AUTH_ERROR"): Meaning.US,
+    (401, OTHER_PLATFORM): Meaning.LATER,
     (401, "UNAUTHENTICATED"): Meaning.US,
     (403, "PERMISSION_DENIED"): Meaning.US,
     (403, MISMATCH): Meaning.MISMATCH,
@@ -118,17 +124,29 @@ class AccessToken:
         self._lock = asyncio.Lock()
         self._header = ""
         self._renew_at = float("-inf")
+        self._forced_at = float("-inf")
 
-    async def header(self, refused: str | None = None) -> str:
-        """`Bearer <token>`; another one than the one that was refused."""
-        if not self._is_good(refused):
+    async def header(self) -> str:
+        """`Bearer <token>`."""
+        if self._is_old():
             async with self._lock:
-                if not self._is_good(refused):
+                if self._is_old():
                     await self._renew()
         return self._header
 
-    def _is_good(self, refused: str | None) -> bool:
-        return self._clock() < self._renew_at and self._header != refused
+    async def renewed(self, refused: str) -> str | None:
+        """Another value than the one that was refused; None if it was renewed for that reason just now."""
+        async with self._lock:
+            if self._header == refused:
+                now = self._clock()
+                if 0 <= now - self._forced_at < FORCED_RENEWAL_INTERVAL:
+                    return None
+                self._forced_at = now
+                await self._renew()
+        return self._header
+
+    def _is_old(self) -> bool:
+        return self._clock() >= self._renew_at
 
     async def _renew(self) -> None:
         now = self._clock()
@@ -209,9 +227,10 @@ class FcmProvider:
         path = f"{self._base}/v1/projects/{access.project}/messages:send"
         authorization = await access.header()
         response = await self._post(path, authorization, body)
-        if response.status in AUTHORIZATION_ERRORS and _code(_error(response)) != MISMATCH:
-            authorization = await access.header(refused=authorization)
-            response = await self._post(path, authorization, body)
+        if response.status in AUTHORIZATION_ERRORS and _code(_error(response)) not in ABOUT_DEVICE:
+            renewed = await access.renewed(authorization)
+            if renewed is not None:
+                response = await self._post(path, renewed, body)
         return response
 
     async def _post(self, path: str, authorization: str, body: bytes) -> Response:

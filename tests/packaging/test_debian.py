@@ -28,6 +28,11 @@ def test_the_unit_gives_away_little(tmp_path: Path) -> None:
     assert re.search(r"Overall exposure level for ntf-server.service: [01]\.\d OK", shown), shown
 
 
+def test_the_unit_allows_no_core_dumps() -> None:
+    """They would hold keys and device tokens."""
+    assert "LimitCORE=0" in UNIT.read_text().splitlines()
+
+
 @needs_systemd
 def test_the_unit_is_understood(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name

@@ -10,25 +10,32 @@ from datetime import UTC, datetime
 import pytest
 
 from protocol.addresses import SmpServer
+from protocol.blocks import pack_batches
+from protocol.connection import Outgoing, write_item
 from protocol.crypto import KEY_SIZE, X25519PrivateKey, X25519PublicKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import INTERNAL, PROXY_NO_SESSION, proxy_broker_error
-from protocol.proxy import ForwardedAnswer, open_forwarded, seal_forwarded_answer
+from protocol.proxy import ClientLayer, ForwardedAnswer, open_forwarded, seal_forwarded_answer
+from protocol.session_params import smp_params
 from protocol.signed_key import sign_key
+from protocol.smp_codec import SMP_MESSAGES
 from protocol.smp_messages import (
     Err,
+    Ok,
     Pfwd,
     Pkey,
+    Pong,
+    Pres,
     Prxy,
     Rfwd,
     Rres,
     Send,
     SmpMessage,
 )
-from protocol.versions import SMP_PROXY, SMP_VERSIONS, VersionRange
+from protocol.versions import SMP_BLOCK_SIZE, SMP_PROXY, SMP_VERSIONS, VersionRange
 from smp_client.dialer import Dialer
-from smp_client.errors import WrongIdentity
-from smp_client.proxy import ProxyConfig, ProxyPolicy, Route, Sender, open_route
+from smp_client.errors import BadAnswer, WrongIdentity
+from smp_client.proxy import Command, ProxyConfig, ProxyPolicy, Route, Sender, open_route
 from smp_client.session import SmpSession, connect_smp
 from smp_router.config import RouterConfig
 from smp_router.router import Router
@@ -37,6 +44,7 @@ from tests.smp_router.wire import connected
 from transport.certificates import Credentials
 
 QUEUE = EntityId(b"q" * 24)
+OTHER = CorrId(b"o" * 24)
 HERE = VersionRange(SMP_PROXY, SMP_VERSIONS.max)
 
 
@@ -56,7 +64,7 @@ def pkey_of(
 class Proxy:
     """Answers PRXY with what it is given, and forwards nothing."""
 
-    pkey: Pkey
+    pkey: SmpMessage
     answers: Sequence[SmpMessage] = ()
     forwarded: list[Pfwd] = field(default_factory=list)
     corr_ids: list[CorrId] = field(default_factory=list)
@@ -120,6 +128,78 @@ async def test_every_command_has_a_key_of_its_own() -> None:
     assert proxy.asked == 2  # one route for all, another one after it was lost
 
 
+async def test_a_route_ends_with_the_session_of_its_proxy() -> None:
+    destination = make_identity()
+    proxy = Proxy(pkey_of(destination))
+    async with scripted_router(proxy) as server:
+        opened = [await connect_smp(server, Dialer()) for _ in range(2)]
+
+        async def sessions(_: SmpServer) -> SmpSession:
+            return next(session for session in opened if not session.is_closed)
+
+        sender = Sender(sessions, ProxyConfig(policy=ProxyPolicy.ALWAYS, proxies=(server,)))
+        for session in opened:
+            answer = await sender.request(address_of(destination), QUEUE, Send(True, b"hello"))
+            assert answer == Err(INTERNAL)
+            await session.close()
+    assert proxy.asked == 2
+
+
+async def test_a_proxy_that_answers_something_else() -> None:
+    destination = make_identity()
+    proxy = Proxy(Ok(), [Pong()])
+    async with scripted_router(proxy) as server, await connect_smp(server, Dialer()) as session:
+        with pytest.raises(BadAnswer):
+            await route_of(session, destination)
+        proxy.pkey = pkey_of(destination)
+        route = await route_of(session, destination)
+        assert isinstance(route, Route)
+        with pytest.raises(BadAnswer):
+            await route.request(Command(CorrId(os.urandom(24)), QUEUE, Send(True, b"hello"), None))
+
+
+def written(corr_id: CorrId) -> bytes:
+    return write_item(smp_params(SMP_VERSIONS.max, b""), Outgoing(corr_id, QUEUE, Ok()), SMP_MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("answered", "is_read"),
+    [
+        (lambda corr_id: [written(corr_id)], True),
+        (lambda _: [written(OTHER)], False),
+        (lambda corr_id: [written(corr_id)] * 2, False),
+        (lambda _: [b"no transmission"], False),
+    ],
+    ids=["right", "to another command", "twice", "unreadable"],
+)
+async def test_an_answer_of_the_destination_is_checked(
+    answered: Callable[[CorrId], list[bytes]], is_read: bool
+) -> None:
+    """It opens, so it is the destination's: that it is one, and to this command, is checked as well."""
+    destination, relay = make_identity(), X25519PrivateKey(os.urandom(KEY_SIZE))
+    pkey = Pkey(os.urandom(32), HERE, destination.chain, sign_key(destination.signing_key, relay.public))
+
+    async def proxy(session: PeerSession) -> None:
+        while commands := await session.receive():
+            for command in commands:
+                answer: SmpMessage = pkey
+                if isinstance(command.message, Pfwd):
+                    layer = ClientLayer.agree(relay, command.message.key, command.corr_id)
+                    (content,) = pack_batches(answered(command.corr_id), SMP_BLOCK_SIZE)
+                    answer = Pres(layer.seal_answer(content))
+                session.answer([(command.corr_id, command.entity_id, answer)])
+
+    async with scripted_router(proxy) as server, await connect_smp(server, Dialer()) as session:
+        route = await route_of(session, destination)
+        assert isinstance(route, Route)
+        request = route.request(Command(CorrId(os.urandom(24)), QUEUE, Send(True, b"hello"), None))
+        if is_read:
+            assert await request == Ok()
+        else:
+            with pytest.raises(BadAnswer):
+                await request
+
+
 async def test_versions_that_do_not_meet() -> None:
     destination = make_identity()
     future = VersionRange(SMP_VERSIONS.max + 1, SMP_VERSIONS.max + 2)
@@ -137,7 +217,6 @@ def test_a_router_is_its_own_proxy_only_if_there_is_no_other() -> None:
 
 
 Altered = Callable[[CorrId, CorrId], tuple[CorrId, CorrId]]
-OTHER = CorrId(b"o" * 24)
 
 
 @pytest.mark.parametrize(

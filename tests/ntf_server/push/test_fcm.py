@@ -17,7 +17,7 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer
 from ntf_server.config import FcmConfig
 from ntf_server.push.credentials import KeyFileError
-from ntf_server.push.fcm import FcmProvider, load_service_account, split_url
+from ntf_server.push.fcm import FORCED_RENEWAL_INTERVAL, FcmProvider, load_service_account, split_url
 from ntf_server.push.http2 import CurlHttp2
 from ntf_server.push.provider import (
     CheckMessages,
@@ -103,16 +103,35 @@ async def test_access_token_is_renewed_in_time(
     assert first == second != third
 
 
-async def test_refused_access_token_is_renewed_once(fcm_fake: FakePushServer, provider: FcmProvider) -> None:
+async def test_refused_access_token_is_renewed_once(
+    fcm_fake: FakePushServer, provider: FcmProvider, clock: ManualClock
+) -> None:
     await deliver(provider)
     fcm_fake.apis.expire_access_tokens()
-    await deliver(provider)
-    assert [push.status for push in fcm_fake.pushes] == [200, 401, 200]
+    await asyncio.gather(*(deliver(provider) for _ in range(10)))
+    assert [push.status for push in fcm_fake.pushes].count(200) == 11
+    renewals = fcm_fake.requests - len(fcm_fake.pushes)
+    assert renewals == 2
+    clock.now += FORCED_RENEWAL_INTERVAL
     fcm_fake.add_fault(Fault(api="fcm", status=403, reason="PERMISSION_DENIED"))
     requests = fcm_fake.requests
     with pytest.raises(ProviderRefusesUs):
         await deliver(provider)
     assert fcm_fake.requests == requests + 3
+
+
+async def test_refusals_do_not_exhaust_the_token_service(
+    fcm_fake: FakePushServer, provider: FcmProvider, clock: ManualClock
+) -> None:
+    """Its refusal would stop the pushes to all devices."""
+    await deliver(provider)
+    fcm_fake.add_fault(Fault(api="fcm", status=403, reason="SOMETHING_NEW"))
+    asked = fcm_fake.requests
+    for _ in range(10):
+        with pytest.raises(ProviderRefusesUs):
+            await deliver(provider)
+        clock.now += FORCED_RENEWAL_INTERVAL / 10 - 0.1
+    assert fcm_fake.requests == asked + 10 + 2  # one renewal, and the push that it was for
 
 
 @pytest.mark.parametrize(
@@ -124,7 +143,7 @@ async def test_refused_access_token_is_renewed_once(fcm_fake: FakePushServer, pr
         (400, "INVALID_ARGUMENT message.data", RetryLater, None),
         (400, "", RetryLater, None),
         (401, "UNAUTHENTICATED", ProviderRefusesUs, None),
-        (401, "THIRD_PARTY_AUTH_ERROR", ProviderRefusesUs, None),
+        (401, "THIRD_PARTY_AUTH_ERROR", RetryLater, None),
         (403, "SENDER_ID_MISMATCH", ProviderRefusesUs, None),
         (403, "PERMISSION_DENIED", ProviderRefusesUs, None),
         (403, "SOMETHING_NEW", ProviderRefusesUs, None),
@@ -152,16 +171,21 @@ async def test_answers(
         assert caught.value.after == 9
 
 
-async def test_a_token_of_another_sender_costs_no_access_token(
-    fcm_fake: FakePushServer, provider: FcmProvider
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [(403, "SENDER_ID_MISMATCH", ProviderRefusesUs), (401, "THIRD_PARTY_AUTH_ERROR", RetryLater)],
+)
+async def test_a_token_that_is_none_of_ours_costs_no_access_token(
+    fcm_fake: FakePushServer, provider: FcmProvider, status: int, reason: str, expected: type[PushError]
 ) -> None:
     """Anyone can register one: it is no reason to read the key again, or to ask for another access token."""
     await deliver(provider)
     asked = fcm_fake.requests
-    fcm_fake.add_fault(Fault(api="fcm", status=403, reason="SENDER_ID_MISMATCH"))
-    with pytest.raises(ProviderRefusesUs) as caught:
+    fcm_fake.add_fault(Fault(api="fcm", status=status, reason=reason))
+    with pytest.raises(expected) as caught:
         await deliver(provider)
-    assert (caught.value.is_mismatch, caught.value.is_answer) == (True, True)
+    assert caught.value.is_answer
+    assert getattr(caught.value, "is_mismatch", False) == (reason == "SENDER_ID_MISMATCH")
     assert fcm_fake.requests == asked + 1
 
 
