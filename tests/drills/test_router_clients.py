@@ -17,7 +17,7 @@ from protocol.crypto import Ed448PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import HandshakeError
 from protocol.smp_messages import Ack, Msg, Ok, Ping, Pong, QueueMode, Rkey, Send, SmpCommand, Sub
-from tests.drills.attacker import Attack, attacking
+from tests.drills.attacker import Attack, attacking, persist
 from tests.drills.world import DEADLINE, HONEST_ADDRESS, PYTHON, Asked
 from tests.smp_router.wire import TestQueue, WireClient, connected, create_queue
 from transport.errors import TransportError
@@ -147,21 +147,22 @@ async def _flood(server: SmpServer, target: Callable[[WireClient], Awaitable[Ent
 
 
 async def _flooder(server: SmpServer, target: Callable[[WireClient], Awaitable[EntityId]]) -> None:
-    """Whoever is cut off comes back. Without encryption of blocks, the same bytes can be sent again."""
+    """Without encryption of blocks, the same bytes can be sent again."""
     key = Ed448PrivateKey(os.urandom(57))
-    while True:
-        with suppress(*ENDED):
-            async with connected(server, encrypt=False) as client:
-                entity = await target(client)
-                command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, Sub(), key)
-                data = client.connection.send([command] * PER_BLOCK)
-                async with asyncio.TaskGroup() as tasks:
-                    reading = tasks.create_task(_read(client))
-                    while not reading.done():
-                        client.stream.write(data)
-                        await client.stream.drain()
-                        await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
+
+    async def flood() -> None:
+        async with connected(server, encrypt=False) as client:
+            entity = await target(client)
+            command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, Sub(), key)
+            data = client.connection.send([command] * PER_BLOCK)
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(_read(client))
+                while not reading.done():
+                    client.stream.write(data)
+                    await client.stream.drain()
+                    await asyncio.sleep(0)
+
+    await persist(flood)
 
 
 async def _read(client: WireClient) -> None:
