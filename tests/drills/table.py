@@ -2,9 +2,9 @@
 
     python -m tests.drills.table [words]
 
-Prints a row for each attack, and what was over the limits; ends with 1 if anything was. Words choose rows with
-all of them in their names. Takes five minutes. The limits are for two cores with nothing else to do: the last column
-says how many times longer the server's work took because it waited for a processor.
+Prints a row for each attack, and what was over the limits; ends with 1 if anything was. Words choose rows
+that have all of them in their names. Takes five minutes. The limits are for two cores with nothing else to
+do; the last column says how many times longer the server's work took because it waited for a processor.
 """
 
 from __future__ import annotations
