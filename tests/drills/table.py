@@ -30,9 +30,11 @@ from tests.drills.test_gateway_http import (
     updates,
 )
 from tests.drills.test_router_clients import (
+    LOCAL,
     SMALL,
     ask_for_unknown,
     fill,
+    forward,
     measure,
     running_router,
     try_many_keys,
@@ -157,6 +159,7 @@ DRILLS = (
     Drill("3", "valid Ed448 signatures", server(replay_own)),
     Drill("4", "router: unknown queues", router(ask_for_unknown)),
     Drill("4", "router: many recipient keys", router(try_many_keys)),
+    Drill("4", "router: commands forwarded to itself", router(forward, LOCAL)),
     Drill("5", "gateway: a body with 200,000 names", gateway(many_names)),
     Drill("5", "gateway: a body with 9,000 rules", gateway(many_rules)),
     Drill("6", "gateway: key updates", gateway(updates)),
