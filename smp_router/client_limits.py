@@ -11,7 +11,7 @@ from protocol.blocks import MAX_BATCH
 from smp_router.config import RouterConfig
 from smp_router.storage import Creator
 from transport.budget import BudgetConfig
-from transport.limits import Bucket, Rate, RateLimiter, source_of
+from transport.limits import Bucket, Rate, RateLimiter, network_of, source_of
 
 PAUSE = 0.05
 "Seconds between looks whether a client that was too fast may go on."
@@ -53,8 +53,10 @@ class ClientLimits:
         self.relays = RateLimiter(Rate.over(config.address_relays_per_minute, MINUTE))
 
     def creator(self, source: str) -> Creator:
-        """Whose share of the storage is used: no address, and nothing that leads to one."""
-        return int.from_bytes(blake2b(source.encode(), digest_size=8, key=self._key).digest(), "big")
+        """Whose share of the storage is used: no address, and nothing that leads to one. All sources of a
+        network of IPv6 have one share: a few of its 65,536 would use all of it."""
+        network = network_of(source).encode()
+        return int.from_bytes(blake2b(network, digest_size=8, key=self._key).digest(), "big")
 
     def of(self, address: str) -> Allowance:
         return Allowance(self, source_of(address))

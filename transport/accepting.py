@@ -86,7 +86,10 @@ class Acceptor:
 
 
 def _listen(family: int, address: tuple[object, ...], reuse_port: bool) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named, and accepted sockets inherit it, so that asyncio sends small blocks at once
+    # (TCP_NODELAY): otherwise a second answer or notification waits 40 ms for the delayed acknowledgement
+    # of the first.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
-from transport.limits import Bucket, Rate
+from transport.limits import Bucket, Rate, network_of
 
 SLICE = 0.0005
 "Seconds of work after which a slice should end."
@@ -59,10 +60,11 @@ class CpuBudget:
             while items and not work.is_over:
                 verify(items.pop())
 
-    `take` waits until it is the source's turn. The source that has used least goes first, so that a source
-    with many busy connections delays a quiet one by no more than a turn; connections of one source take
-    turns. The block does about `SLICE` seconds of work, does not await, and is charged by the CPU time it
-    really took. A source above its long-term share waits until it is below.
+    `take` waits until it is the source's turn. The network that has used least goes first, so that a source
+    with many busy connections delays a quiet one by no more than a turn; sources of one network take turns,
+    and so do connections of one source. A network is an IPv4 address or a /48 of IPv6: whoever has 65,536
+    sources gets no turn for each. The block does about `SLICE` seconds of work, does not await, and is
+    charged by the CPU time it really took. A source above its long-term share waits until it is below.
 
     Use `charge` for work measured elsewhere, such as in a thread. Report the outcome of authorisations with
     `authorised`, and ask `admits` before a new connection costs anything. `source` is what
@@ -73,12 +75,14 @@ class CpuBudget:
         self.config = config
         self._clock = clock
         self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._networks: WeakValueDictionary[str, _Network] = WeakValueDictionary()
+        "As long as a source in them is remembered."
         self._virtual = 0.0
-        "CPU seconds that a source would have used if it had always had its fair part."
-        self._queue: list[tuple[float, int, str]] = []
-        "A heap with one entry per source that waits: what it has used, order of arrival, source."
+        "CPU seconds that a network would have used if it had always had its fair part."
+        self._queue: list[tuple[float, int, _Network]] = []
+        "A heap with one entry per network that waits: what it has used, order of arrival, network."
         self._arrivals = 0
-        self._over_share: set[str] = set()
+        self._over_share: set[_Source] = set()
         "Sources that wait, and have used up their share."
         self._left = TURN
         self._turn: asyncio.Handle | None = None
@@ -94,10 +98,10 @@ class CpuBudget:
             granted: asyncio.Future[None] = loop.create_future()
             state.waiting.append(granted)
             if len(state.waiting) == 1:
-                self._enqueue(source, state)
+                self._wait(state)
             await granted
         else:
-            self._virtual = max(self._virtual, state.used)
+            self._virtual = max(self._virtual, state.network.used)
         return Slice(self, source)
 
     def measure(self, source: str) -> Slice:
@@ -108,7 +112,7 @@ class CpuBudget:
         """Count CPU time that was spent on the source's behalf."""
         state = self._source(source)
         self._left -= seconds
-        state.used = max(state.used, self._virtual) + max(seconds, LEAST)
+        state.network.used = max(state.network.used, self._virtual) + max(seconds, LEAST)
         if self.config.share:
             self._refill(state)
             state.level -= seconds
@@ -150,7 +154,11 @@ class CpuBudget:
         if state is not None:
             self._sources.move_to_end(source)
             return state
-        state = self._sources[source] = _Source(self._virtual, self.config.burst, self._clock())
+        name = network_of(source)
+        network = self._networks.get(name)
+        if network is None:
+            network = self._networks[name] = _Network(self._virtual)
+        state = self._sources[source] = _Source(network, self.config.burst, self._clock())
         for _ in range(min(len(self._sources) - KNOWN_SOURCES, 2)):  # two: those that wait are kept
             oldest, forgotten = self._sources.popitem(last=False)
             if forgotten.waiting:
@@ -168,9 +176,15 @@ class CpuBudget:
         state.level = min(self.config.burst, state.level + (now - state.at) * self.config.share)
         state.at = now
 
-    def _enqueue(self, source: str, state: _Source) -> None:
+    def _wait(self, state: _Source) -> None:
+        """Let it take part in its network's turns."""
+        state.network.turns.append(state)
+        if len(state.network.turns) == 1:
+            self._enqueue(state.network)
+
+    def _enqueue(self, network: _Network) -> None:
         self._arrivals += 1
-        heappush(self._queue, (max(state.used, self._virtual), self._arrivals, source))
+        heappush(self._queue, (max(network.used, self._virtual), self._arrivals, network))
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._left = min(TURN, self._left + TURN)
@@ -184,31 +198,40 @@ class CpuBudget:
             self._turn = loop.call_soon(self._next_turn, loop)
 
     def _grant_next(self) -> int:
-        """Let the source that has used least go on; returns how many slices will begin."""
-        used, _, source = heappop(self._queue)
-        state = self._sources[source]
+        """Let the network that has used least go on; returns how many slices will begin."""
+        used, _, network = heappop(self._queue)
+        if used < network.used:  # charged since it was put in
+            self._enqueue(network)
+            return 0
+        granted = self._next_of(network)
+        if granted is not None:
+            self._virtual = max(self._virtual, used)
+            network.used = self._virtual + LEAST
+            granted.set_result(None)
+        if network.turns:
+            self._enqueue(network)
+        return granted is not None
+
+    def _next_of(self, network: _Network) -> asyncio.Future[None] | None:
+        """The connection whose turn it is; None if the source whose turn it is has none that may go on."""
+        state = network.turns.popleft()
         while state.waiting and state.waiting[0].done():  # cancelled
             state.waiting.popleft()
         if not state.waiting:
-            return 0
-        if used < state.used:  # charged since it was put in
-            self._enqueue(source, state)
-            return 0
+            return None
         if not self._has_share(state):
-            self._over_share.add(source)
-            return 0
-        self._virtual = max(self._virtual, used)
-        state.used = self._virtual + LEAST
-        state.waiting.popleft().set_result(None)
+            self._over_share.add(state)
+            return None
+        granted = state.waiting.popleft()
         if state.waiting:
-            self._enqueue(source, state)
-        return 1
+            network.turns.append(state)
+        return granted
 
     def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        for source in [each for each in self._over_share if self._has_share(self._sources[each])]:
-            self._over_share.discard(source)
-            self._enqueue(source, self._sources[source])
+        for state in [each for each in self._over_share if self._has_share(each)]:
+            self._over_share.discard(state)
+            self._wait(state)
         if self._over_share:
             self._timer = loop.call_later(PAUSE, self._look_again, loop)
         if self._queue and self._turn is None:
@@ -239,14 +262,25 @@ class Slice:
         return time.thread_time() >= self._until
 
 
+class _Network:
+    """Sources that have one part of the time together."""
+
+    __slots__ = ("__weakref__", "turns", "used")
+
+    def __init__(self, used: float) -> None:
+        self.used = used
+        "In the terms of `CpuBudget._virtual`."
+        self.turns: deque[_Source] = deque()
+        "Its sources that wait, but for those above their share."
+
+
 class _Source:
     """What is known of one source."""
 
-    __slots__ = ("admissions", "at", "failures", "level", "suspect_until", "used", "waiting")
+    __slots__ = ("admissions", "at", "failures", "level", "network", "suspect_until", "waiting")
 
-    def __init__(self, used: float, level: float, now: float) -> None:
-        self.used = used
-        "In the terms of `CpuBudget._virtual`."
+    def __init__(self, network: _Network, level: float, now: float) -> None:
+        self.network = network
         self.level = level
         "CPU seconds left of its long-term share, when it was last looked at."
         self.at = now

@@ -22,7 +22,7 @@ from transport.budget import CpuBudget
 from transport.cancellation import raise_if_cancelled
 from transport.engine import TlsEngine, receive_buffer
 from transport.errors import ConnectionClosed, TlsFailed, TransportError
-from transport.limits import source_of
+from transport.limits import network_of, source_of
 from transport.streams import READ_LIMIT, HandshakeCallback, TlsStream
 
 HANDSHAKE_TIMEOUT = 15.0
@@ -31,7 +31,7 @@ HANDSHAKE_TURN = 0.001  # seconds of handshakes in one turn of the event loop
 HANDSHAKE_READ = 4096  # the most that waits of a peer for the next turn of its handshake
 GRACE = 3.0  # where room is short, a handshake that takes longer makes room
 LOOK_FOR_ROOM = 0.25
-SOURCE_PART = 2  # one source may have begun one handshake of so many
+NETWORK_PART = 2  # one network may have begun one handshake of so many
 
 logger = logging.getLogger(__name__)
 
@@ -219,21 +219,21 @@ class Handshakes:
     """Gives the handshakes that can go on a millisecond of each turn of the event loop.
 
     Those that have begun go first, since they free what they use when they end. The others begin in turn, one
-    source after the other, and one source has a part of the places, fewer if others want them: nobody waits
-    for the peers of another.
+    network (`network_of`) after the other, and one network has a part of the places, fewer if others want
+    them: nobody waits for the peers of another.
     """
 
     def __init__(self, limit: int, budget: CpuBudget | None) -> None:
         self._limit = limit
         self._budget = budget
-        self._each = -(-limit // SOURCE_PART)
+        self._each = -(-limit // NETWORK_PART)
         self._loop = asyncio.get_running_loop()
         self._begun: dict[AcceptedStream, float] = {}
         "And since when, oldest first."
         self._begun_by: Counter[str] = Counter()
         self._ready: deque[AcceptedStream] = deque()
         self._waiting: OrderedDict[str, dict[AcceptedStream, None]] = OrderedDict()
-        "By source; the first one's turn it is."
+        "By network; the first one's turn it is."
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -242,26 +242,26 @@ class Handshakes:
         if stream in self._begun:
             self._ready.append(stream)
         else:
-            self._waiting.setdefault(stream.source, {})[stream] = None
-            self._make_room(stream.source)
+            self._waiting.setdefault(stream.network, {})[stream] = None
+            self._make_room(stream.network)
         self._schedule()
 
     def remove(self, stream: AcceptedStream) -> None:
         """It ended."""
         if self._begun.pop(stream, None) is not None:
-            self._begun_by[stream.source] -= 1
-            if not self._begun_by[stream.source]:
-                del self._begun_by[stream.source]
+            self._begun_by[stream.network] -= 1
+            if not self._begun_by[stream.network]:
+                del self._begun_by[stream.network]
         self._leave(stream)
         if self._waiting:
             self._schedule()
 
     def _leave(self, stream: AcceptedStream) -> None:
-        waiting = self._waiting.get(stream.source)
+        waiting = self._waiting.get(stream.network)
         if waiting is not None:
             waiting.pop(stream, None)
             if not waiting:
-                del self._waiting[stream.source]
+                del self._waiting[stream.network]
 
     def _schedule(self) -> None:
         if self._turn is None:
@@ -274,7 +274,7 @@ class Handshakes:
             self._shake_hands(stream)
             if self._loop.time() >= until:
                 break
-        if self._ready or self._source_with_room() is not None:
+        if self._ready or self._network_with_room() is not None:
             self._schedule()
         elif self._waiting and self._timer is None:
             self._timer = self._loop.call_later(LOOK_FOR_ROOM, self._look_for_room)
@@ -288,37 +288,37 @@ class Handshakes:
     def _next(self) -> AcceptedStream | None:
         if self._ready:
             return self._ready.popleft()
-        source = self._source_with_room()
-        if source is None:
+        network = self._network_with_room()
+        if network is None:
             return None
-        stream = next(iter(self._waiting[source]))
-        self._waiting.move_to_end(source)
+        stream = next(iter(self._waiting[network]))
+        self._waiting.move_to_end(network)
         self._leave(stream)
         if not stream.is_closing:
             self._begun[stream] = self._loop.time()
-            self._begun_by[source] += 1
+            self._begun_by[network] += 1
         return stream
 
-    def _source_with_room(self) -> str | None:
+    def _network_with_room(self) -> str | None:
         """The next one that waits and has not begun too many; few have."""
         if self._limit and len(self._begun) >= self._limit:
             return None
-        return next((source for source in self._waiting if self._may_begin(source)), None)
+        return next((network for network in self._waiting if self._may_begin(network)), None)
 
-    def _may_begin(self, source: str) -> bool:
-        if self._each and self._begun_by[source] >= self._each:
+    def _may_begin(self, network: str) -> bool:
+        if self._each and self._begun_by[network] >= self._each:
             return False
-        return self._budget is None or self._budget.has_share(source)
+        return self._budget is None or self._budget.has_share(next(iter(self._waiting[network])).source)
 
-    def _make_room(self, source: str) -> None:
-        """If all places are taken, the source that has most gives its oldest to one that has fewer. So peers
-        that do not go on keep others out only if they are of as many sources as there are places."""
+    def _make_room(self, network: str) -> None:
+        """If all places are taken, the network that has most gives its oldest to one that has fewer. So peers
+        that do not go on keep others out only if they are of as many networks as there are places."""
         if not self._limit or len(self._begun) < self._limit:
             return
         busiest, most = self._begun_by.most_common(1)[0]
-        if self._begun_by[source] + 1 < most:
-            self._waiting.move_to_end(source, last=False)
-            next(stream for stream in self._begun if stream.source == busiest).give_up()
+        if self._begun_by[network] + 1 < most:
+            self._waiting.move_to_end(network, last=False)
+            next(stream for stream in self._begun if stream.network == busiest).give_up()
 
     def _look_for_room(self) -> None:
         """End the handshakes whose peers had time enough, if others wait."""
@@ -334,7 +334,7 @@ class Handshakes:
 class AcceptedStream(TlsStream):
     """A server's side of a connection. Until its peer says something it has no TLS state and costs little."""
 
-    __slots__ = ("_early", "_owner", "_shaking", "_started", "address", "source")
+    __slots__ = ("_early", "_owner", "_shaking", "_started", "address", "network", "source")
 
     def __init__(
         self,
@@ -354,6 +354,7 @@ class AcceptedStream(TlsStream):
         self._owner = owner
         self.address = address
         self.source = source_of(address)
+        self.network = network_of(self.source)
         self.peer = (address, 0)
         self._shaking, self._started = True, False
         self._early = b""

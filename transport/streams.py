@@ -413,7 +413,8 @@ async def connect_socket(address: str, port: int) -> socket.socket:
         family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
     except ValueError:
         raise OSError(f"{address!r} is no IP address") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named so that asyncio sends small blocks at once (TCP_NODELAY).
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
         # Before connecting: the window that the peer is offered is agreed on there.

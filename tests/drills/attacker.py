@@ -14,11 +14,24 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
+from protocol.errors import HandshakeError
+from transport.errors import TransportError
 
 Attack = Callable[[Any, float], Awaitable[None]]
 "A coroutine function at the top of a module: hurts the server at this address for so many seconds."
 
 READY = b"attacking\n"
+PAUSE = 0.05
+
+
+async def persist(act: Callable[[], Awaitable[None]]) -> None:
+    """Whoever is cut off, or refused, comes back."""
+    while True:
+        try:
+            await act()
+        except* (TransportError, OSError, HandshakeError, AssertionError):
+            pass
+        await asyncio.sleep(PAUSE)
 
 
 @asynccontextmanager
@@ -33,6 +46,7 @@ async def attacking(attack: Attack, address: NtfServer | SmpServer, seconds: flo
         assert process.stdout is not None
         assert await process.stdout.readline() == READY, f"{name} did not start"
         yield
+        assert not process.returncode, f"{name} failed: whatever was measured, it was no attack"
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from agent.notifications.pushes import VerificationPush, parse_push
 from ntf_demo.fake_push.faults import Fault
@@ -27,9 +26,17 @@ from protocol.push_messages import open_push
 from tests.drills.fake_clock import fake_clock
 from tests.drills.test_handshakes import storm
 from tests.drills.test_providers import add_browsers, add_queues
-from tests.drills.world import DEADLINE, Asked, World, push_settings, repeated_pushes, running_daemon, world
+from tests.drills.world import (
+    DEADLINE,
+    Asked,
+    World,
+    google_settings,
+    push_settings,
+    repeated_pushes,
+    running_daemon,
+    world,
+)
 from tests.ntf_server.ntf_client import Device, NtfClient
-from tests.ntf_server.push.builders import pem
 from tests.transport.chains import make_certificate
 from transport.certificates import Credentials, KeyAlgorithm, make_ca, make_online
 
@@ -219,19 +226,7 @@ async def test_one_provider_does_not_hurt_the_other(tmp_path: Path) -> None:
 async def google(folder: Path) -> AsyncIterator[tuple[FakePushServer, dict[str, str]]]:
     """A provider of its own, and the settings of a daemon that uses it."""
     async with FakePushServer(FakePushConfig(folder=folder / "google")) as fcm:
-        origin = f"https://127.0.0.1:{fcm.port}"
-        key = pem(rsa.generate_private_key(65537, 2048)).decode()
-        account = {"client_email": "a@b.example", "project_id": "proj", "private_key_id": "k1"}
-        file = folder / "account.json"
-        file.write_text(json.dumps(account | {"private_key": key, "token_uri": f"{origin}/token"}))
-        yield (
-            fcm,
-            {
-                "NTF_FCM_SERVICE_ACCOUNT_FILE": str(file),
-                "NTF_FCM_ENDPOINT": origin,
-                "NTF_FCM_CA_FILE": str(fcm.ca_file),
-            },
-        )
+        yield fcm, google_settings(fcm, folder)
 
 
 async def fcm_data(fcm: FakePushServer, device: Device, kind: str, since: float = 0.0) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from ntf_server.statements.openapi import SUBSCRIPTIONS
 from protocol.addresses import NtfServer
 from tests.drills.attacker import Attack
 from tests.drills.test_handshakes import FIRST_BYTE, OTHER_ADDRESS
-from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, world
+from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, gateway_settings, world
 from tests.ports import free_port
 
 SECONDS = 5.0
@@ -82,14 +82,7 @@ async def test_handshakes_at_the_gateway(
     port, asked = free_port(), Asked()
     monkeypatch.setenv(PORT, str(port))
     async with FakeNode() as node:
-        env = {
-            "NTF_STATEMENTS_ENABLED": "on",
-            "NTF_STATEMENTS_NODE": node.url,
-            "NTF_STATEMENTS_PORT": str(port),
-            "NTF_STATEMENTS_APNS": "test",
-            "NTF_STATEMENTS_CERT_FILE": str(tmp_path / "c" / "server.crt"),
-            "NTF_STATEMENTS_KEY_FILE": str(tmp_path / "c" / "server.key"),
-        }
+        env = gateway_settings(node.url, port, tmp_path)
         async with world(tmp_path, seconds=SECONDS, env=env) as drill:
             asking = drill.ask(asked, NEWCOMERS_PER_SECOND, SECONDS, lambda: ask(port))
             service = await drill.measure(SECONDS, attack=attack, beside=asking)

@@ -9,8 +9,8 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +24,15 @@ from protocol.addresses import NtfServer
 from tests.drills.attacker import Attack
 from tests.drills.test_gateway import PORT, ask
 from tests.drills.test_handshakes import OTHER_ADDRESS
-from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, world
+from tests.drills.world import (
+    IS_ANOTHER,
+    NEWCOMERS_PER_SECOND,
+    Asked,
+    Service,
+    World,
+    gateway_settings,
+    world,
+)
 from tests.ports import free_port
 from tests.transport.key_updates import UpdatingClient
 
@@ -34,6 +42,8 @@ STALLED = 70
 "Handshakes of each address."
 SENDERS, ASKERS = 4, 200
 RULES_SENT = 9000
+NAMES_SENT = 200_000
+"As many as fit the longest body that is read."
 THIRD_ADDRESS = "127.0.0.4"
 HELLO_BEGINS = bytes.fromhex("160301020001")
 "The head of a ClientHello of 512 bytes."
@@ -66,6 +76,12 @@ async def _stall(number: int) -> None:
     writer.write(HELLO_BEGINS)
     await reader.read()
     writer.close()
+
+
+async def many_names(address: NtfServer, seconds: float) -> None:
+    """Hundreds of thousands of members that nobody knows, in one body."""
+    body = json.dumps({f"{number:x}": 0 for number in range(NAMES_SENT)}, separators=(",", ":")).encode()
+    await _many(SENDERS, lambda _: _send(body))
 
 
 async def many_rules(address: NtfServer, seconds: float) -> None:
@@ -127,28 +143,35 @@ async def _many(count: int, act: Callable[[int], Awaitable[None]]) -> None:
             tasks.create_task(again_and_again(number))
 
 
-@pytest.mark.parametrize("attack", [updates, stalls, many_rules, requests])
-async def test_what_clients_can_waste(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack
-) -> None:
-    port, asked = free_port(), Asked()
-    monkeypatch.setenv(PORT, str(port))
-    async with FakeNode() as node:
-        env = {
-            "NTF_STATEMENTS_ENABLED": "on",
-            "NTF_STATEMENTS_NODE": node.url,
-            "NTF_STATEMENTS_PORT": str(port),
-            "NTF_STATEMENTS_APNS": "test",
-            "NTF_STATEMENTS_CERT_FILE": str(tmp_path / "c" / "server.crt"),
-            "NTF_STATEMENTS_KEY_FILE": str(tmp_path / "c" / "server.key"),
-        }
-        async with world(tmp_path, seconds=CALM_SECONDS + SECONDS, env=env) as drill:
-            usual = Asked()
-            calm = await drill.measure(
-                CALM_SECONDS, beside=drill.ask(usual, NEWCOMERS_PER_SECOND, CALM_SECONDS, lambda: ask(port))
-            )
-            asking = drill.ask(asked, NEWCOMERS_PER_SECOND, SECONDS, lambda: ask(port))
-            service = await drill.measure(SECONDS, attack=attack, beside=asking)
+@asynccontextmanager
+async def gateway_world(folder: Path, seconds: float) -> AsyncIterator[tuple[World, int]]:
+    """With a gateway; its port, which attackers find in their environment."""
+    port = free_port()
+    os.environ[PORT] = str(port)
+    try:
+        async with (
+            FakeNode() as node,
+            world(folder, seconds=seconds, env=gateway_settings(node.url, port, folder)) as drill,
+        ):
+            yield drill, port
+    finally:
+        del os.environ[PORT]
+
+
+async def measured(
+    drill: World, port: int, seconds: float, attack: Attack | None = None
+) -> tuple[Service, Asked]:
+    """What the server's clients get, and the gateway's."""
+    asked = Asked()
+    asking = drill.ask(asked, NEWCOMERS_PER_SECOND, seconds, lambda: ask(port))
+    return await drill.measure(seconds, attack=attack, beside=asking), asked
+
+
+@pytest.mark.parametrize("attack", [updates, stalls, many_names, many_rules, requests])
+async def test_what_clients_can_waste(tmp_path: Path, attack: Attack) -> None:
+    async with gateway_world(tmp_path, CALM_SECONDS + SECONDS) as (drill, port):
+        calm, usual = await measured(drill, port, CALM_SECONDS)
+        service, asked = await measured(drill, port, SECONDS, attack)
     print(service.row(f"{getattr(attack, '__name__', '')}, gateway {asked}"))
     assert asked.answered >= asked.asked - 1 > 0  # the last one may be under way at the end
     service.check()

@@ -13,11 +13,26 @@ from pathlib import Path
 
 from protocol.addresses import SmpServer, parse_smp_server
 from protocol.connection import Outgoing
-from protocol.crypto import Ed448PrivateKey
+from protocol.crypto import Ed448PrivateKey, X25519PrivateKey
 from protocol.encoding import CorrId, EntityId
 from protocol.errors import HandshakeError
-from protocol.smp_messages import Ack, Msg, Ok, Ping, Pong, QueueMode, Rkey, Send, SmpCommand, Sub
-from tests.drills.attacker import Attack, attacking
+from protocol.smp_messages import (
+    Ack,
+    Msg,
+    Ok,
+    Pfwd,
+    Ping,
+    Pkey,
+    Pong,
+    Prxy,
+    QueueMode,
+    Rkey,
+    Send,
+    SmpCommand,
+    Sub,
+)
+from protocol.versions import SMP_VERSIONS
+from tests.drills.attacker import Attack, attacking, persist
 from tests.drills.world import DEADLINE, HONEST_ADDRESS, PYTHON, Asked
 from tests.smp_router.wire import TestQueue, WireClient, connected, create_queue
 from transport.errors import TransportError
@@ -29,6 +44,9 @@ MOST_KEYS = (215, 32)
 "Recipient keys of a queue: what fits a block, or what the router takes."
 SLOWER, ALWAYS_FINE = 8, 1.0
 ENDED = (TransportError, OSError, HandshakeError, AssertionError, TimeoutError)
+LOCAL = {"private_relays": "on"}
+FORWARDED = 16 * 1000
+"Bytes of a forwarded command."
 SMALL = {"max_message_bytes": "3000000", "max_queues": "400"}
 
 
@@ -147,27 +165,52 @@ async def _flood(server: SmpServer, target: Callable[[WireClient], Awaitable[Ent
 
 
 async def _flooder(server: SmpServer, target: Callable[[WireClient], Awaitable[EntityId]]) -> None:
-    """Whoever is cut off comes back. Without encryption of blocks, the same bytes can be sent again."""
+    """Without encryption of blocks, the same bytes can be sent again."""
     key = Ed448PrivateKey(os.urandom(57))
-    while True:
-        with suppress(*ENDED):
-            async with connected(server, encrypt=False) as client:
-                entity = await target(client)
-                command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, Sub(), key)
-                data = client.connection.send([command] * PER_BLOCK)
-                async with asyncio.TaskGroup() as tasks:
-                    reading = tasks.create_task(_read(client))
-                    while not reading.done():
-                        client.stream.write(data)
-                        await client.stream.drain()
-                        await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
+
+    async def flood() -> None:
+        async with connected(server, encrypt=False) as client:
+            entity = await target(client)
+            command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, Sub(), key)
+            data = client.connection.send([command] * PER_BLOCK)
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(_read(client))
+                while not reading.done():
+                    client.stream.write(data)
+                    await client.stream.drain()
+                    await asyncio.sleep(0)
+
+    await persist(flood)
 
 
 async def _read(client: WireClient) -> None:
     with suppress(*ENDED):
         while await client.stream.receive():
             pass
+
+
+async def forward(server: SmpServer, seconds: float) -> None:
+    """Commands that the router forwards, as fast as it takes them: to itself, where they do not open."""
+
+    async def flood() -> None:
+        async with connected(server, encrypt=False) as client:
+            key = await client.ask(Prxy(server))
+            assert isinstance(key, Pkey)
+            command = Pfwd(SMP_VERSIONS.max, X25519PrivateKey(os.urandom(32)).public, bytes(FORWARDED))
+            outgoing = Outgoing[SmpCommand](
+                CorrId(secrets.token_bytes(24)), EntityId(key.session_id), command
+            )
+            data = client.connection.send([outgoing])
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(_read(client))
+                while not reading.done():
+                    client.stream.write(data)
+                    await client.stream.drain()
+                    await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(ATTACKERS):
+            tasks.create_task(persist(flood))
 
 
 async def fill(server: SmpServer, seconds: float) -> None:
@@ -211,6 +254,10 @@ async def test_many_recipient_keys_delay_nobody(tmp_path: Path) -> None:
     await _attacked(
         tmp_path, try_many_keys, f"{ATTACKERS} connections, a queue with many recipient keys each"
     )
+
+
+async def test_forwarded_commands_delay_nobody(tmp_path: Path) -> None:
+    await _attacked(tmp_path, forward, f"{ATTACKERS} connections forward commands without end", LOCAL)
 
 
 async def test_messages_that_nobody_takes_leave_room_for_others(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
 from smp_router.router import Router
-from tests.drills import slow_names
+from tests.drills import odd_names
 from tests.drills.world import IS_ANOTHER, World, world
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ports import free_port
@@ -121,16 +121,14 @@ async def test_endless_routers_cost_only_those_who_name_them(tmp_path: Path, siz
 async def name_slowly(drill: World, device: Device, answers: list[NtfResponse]) -> None:
     """Routers whose names take ten seconds not to resolve."""
     client = await NtfClient.open(drill.daemon.address)
-    servers = [
-        SmpServer((f"r{number}{slow_names.SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)
-    ]
+    servers = [SmpServer((f"r{number}{odd_names.SLOW_NAMES}",), "", os.urandom(32)) for number in range(EACH)]
     answers += await client.ask_many([(snew(device, s), NO_ENTITY, device.key) for s in servers])
     client.close()
 
 
 async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
     answers: list[NtfResponse] = []
-    program = ("-P", slow_names.__file__)
+    program = ("-P", odd_names.__file__)
     async with world(tmp_path, seconds=2 * SECONDS, host="localhost", program=program) as drill:
         client = await NtfClient.open(drill.daemon.address)
         device = await verified(drill, client)
@@ -144,7 +142,7 @@ async def test_names_that_resolve_slowly_hold_up_nobody(tmp_path: Path) -> None:
     assert all(isinstance(answer, IdSub) for answer in answers)
     service.check()
     later.check()
-    assert later.pushes.p99 < slow_names.SECONDS, "its lookup waited for others"
+    assert later.pushes.p99 < odd_names.SECONDS, "its lookup waited for others"
 
 
 async def test_a_router_that_notifies_without_end_delays_its_own(tmp_path: Path) -> None:

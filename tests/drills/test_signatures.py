@@ -14,7 +14,7 @@ from protocol.crypto import Ed448PrivateKey
 from protocol.device_token import ApnsToken, Provider
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
 from protocol.ntf_commands import IdTkn, NtfCommand, Tchk
-from tests.drills.attacker import Attack
+from tests.drills.attacker import Attack, persist
 from tests.drills.world import world
 from tests.ntf_server.ntf_client import Device, NtfClient
 from transport.errors import TransportError
@@ -59,21 +59,21 @@ async def replay_own(address: NtfServer, seconds: float) -> None:
 
 
 async def _replay(address: NtfServer, command: Make) -> None:
-    """Whoever is cut off comes back."""
     clock = asyncio.get_running_loop().time
-    while True:
-        with suppress(TransportError, OSError, AssertionError):
-            client = await NtfClient.open(address)
-            data = client.connection.send([await command(client)] * PER_BLOCK)
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(_read(client))
-                started, sent = clock(), 0
-                while not reading.done():
-                    client.stream.write(data)
-                    await client.stream.drain()
-                    sent += PER_BLOCK
-                    await asyncio.sleep(max(0.0, started + sent / COMMANDS_PER_SECOND - clock()))
-        await asyncio.sleep(0.05)
+
+    async def replay() -> None:
+        client = await NtfClient.open(address)
+        data = client.connection.send([await command(client)] * PER_BLOCK)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(_read(client))
+            started, sent = clock(), 0
+            while not reading.done():
+                client.stream.write(data)
+                await client.stream.drain()
+                sent += PER_BLOCK
+                await asyncio.sleep(max(0.0, started + sent / COMMANDS_PER_SECOND - clock()))
+
+    await persist(replay)
 
 
 async def _read(client: NtfClient) -> None:

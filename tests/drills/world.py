@@ -7,6 +7,7 @@ in processes of their own.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import socket
@@ -19,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from agent.notifications.pushes import MessagePush, VerificationPush, parse_push
+from agent.notifications.pushes import CheckPush, MessagePush, VerificationPush, parse_push
 from ntf_demo.fake_push.recorder import RecordedPush
 from ntf_demo.fake_push.server import FakePushConfig, FakePushServer, wall_clock
 from protocol.addresses import NtfServer, SmpQueueNtf, parse_ntf_server
-from protocol.device_token import ApnsToken, Provider
+from protocol.device_token import ApnsToken, FcmToken, Provider
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import IdSub, Ping, Pong, Snew
 from protocol.push_messages import decode_pn_messages, open_push
@@ -32,6 +34,7 @@ from smp_router.load import LoadQueue
 from smp_router.router import Router
 from tests.drills.attacker import Attack, attacking
 from tests.ntf_server.ntf_client import Device, NtfClient
+from tests.ntf_server.push.builders import pem
 from tests.ntf_server.test_cli import ANY_PORT
 from tests.ports import free_port
 from transport.certificates import Credentials
@@ -54,6 +57,7 @@ QUIET = 10_000
 "Bytes of log a second that no attack may exceed."
 CALM_AFTER = 1.0
 "The last notifications of a drill are given this long after the attack ended."
+NewToken = Callable[[], ApnsToken | FcmToken]
 
 
 @dataclass
@@ -179,11 +183,28 @@ class Daemon:
         return 0.0
 
 
+def apple_token() -> ApnsToken:
+    return ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode())
+
+
+def google_token() -> FcmToken:
+    return FcmToken(b"android:" + os.urandom(16).hex().encode())
+
+
+def read_push(recorded: RecordedPush) -> VerificationPush | MessagePush | CheckPush:
+    """What a device finds in it."""
+    if recorded.api == "fcm":
+        return parse_push(json.loads(recorded.body)["message"]["data"])
+    return parse_push(recorded.body)
+
+
 @dataclass
 class World:
     daemon: Daemon
     router: Router
     push: FakePushServer
+    new_token: NewToken = apple_token
+    "Of an honest device."
     _secrets: dict[str, bytes] = field(default_factory=dict)
     unused: list[LoadQueue] = field(default_factory=list)
     "Queues of the devices. Each is notified once, so that no notification replaces another."
@@ -256,7 +277,7 @@ class World:
 
     async def device(self, client: NtfClient) -> Device:
         """One that is registered and verified."""
-        device = Device.make(ApnsToken(Provider.APNS_TEST, os.urandom(32).hex().encode()))
+        device = Device.make(self.new_token())
         await device.register(client)
         await device.verify(client, await self.code(device))
         return device
@@ -268,12 +289,12 @@ class World:
 
     async def code(self, device: Device) -> bytes:
         """What the device reads from its verification push."""
-        assert isinstance(device.token, ApnsToken)
+        assert isinstance(device.token, ApnsToken | FcmToken)
         async with asyncio.timeout(DEADLINE):
             while True:
                 for recorded in self.push.pushes:
                     if recorded.token == device.token.token.decode() and recorded.status < 300:
-                        verification = parse_push(recorded.body)
+                        verification = read_push(recorded)
                         assert isinstance(verification, VerificationPush)
                         self._secrets[recorded.token] = device.secret
                         return open_push(device.secret, verification.nonce, verification.boxed_code)
@@ -352,7 +373,7 @@ class World:
     def notifiers(self, recorded: RecordedPush) -> list[EntityId]:
         """Whose messages a push announces; none if it is not for these devices, or was not accepted."""
         secret = self._secrets.get(recorded.token)
-        push = parse_push(recorded.body) if secret is not None and recorded.status < 300 else None
+        push = read_push(recorded) if secret is not None and recorded.status < 300 else None
         if secret is None or not isinstance(push, MessagePush):
             return []
         return [e.queue.notifier_id for e in decode_pn_messages(open_push(secret, push.nonce, push.boxed))]
@@ -377,7 +398,7 @@ async def _waited(attack: Awaitable[None]) -> None:
 
 async def connected(address: NtfServer, source: str) -> socket.socket:
     """From one of this machine's many addresses."""
-    sock = socket.socket()
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # so that asyncio sends at once, as our own agent does
     sock.bind((source, 0))
     sock.setblocking(False)
     try:
@@ -462,6 +483,32 @@ def push_settings(push: FakePushServer) -> dict[str, str]:
     }
 
 
+def google_settings(push: FakePushServer, folder: Path) -> dict[str, str]:
+    """The same for Google's."""
+    origin = f"https://127.0.0.1:{push.port}"
+    key = pem(rsa.generate_private_key(65537, 2048)).decode()
+    account = {"client_email": "a@b.example", "project_id": "proj", "private_key_id": "k1"}
+    file = folder / "account.json"
+    file.write_text(json.dumps(account | {"private_key": key, "token_uri": f"{origin}/token"}))
+    return {
+        "NTF_FCM_SERVICE_ACCOUNT_FILE": str(file),
+        "NTF_FCM_ENDPOINT": origin,
+        "NTF_FCM_CA_FILE": str(push.ca_file),
+    }
+
+
+def gateway_settings(node: str, port: int, folder: Path) -> dict[str, str]:
+    """A daemon in `folder` with a statement gateway at a port; `node`: the URL of its node."""
+    return {
+        "NTF_STATEMENTS_ENABLED": "on",
+        "NTF_STATEMENTS_NODE": node,
+        "NTF_STATEMENTS_PORT": str(port),
+        "NTF_STATEMENTS_APNS": "test",
+        "NTF_STATEMENTS_CERT_FILE": str(folder / "c" / "server.crt"),
+        "NTF_STATEMENTS_KEY_FILE": str(folder / "c" / "server.key"),
+    }
+
+
 @asynccontextmanager
 async def provider(folder: Path) -> AsyncIterator[FakePushServer]:
     config = FakePushConfig(folder=folder / "push", record_limit=10_000_000)
@@ -481,15 +528,17 @@ async def world(
     credentials: Credentials | None = None,
     program: Sequence[str] = PROGRAM,
     wrapper: Sequence[str] = (),
+    new_token: NewToken = apple_token,
 ) -> AsyncIterator[World]:
     """All of them on this machine; queues for `seconds` of measuring. `host`, `credentials`: the router's."""
     async with (
         Router.start(host=host, listen="127.0.0.1", credentials=credentials) as router,
         provider(folder) as push,
-        running_daemon(
-            folder, push_settings(push) | dict(env or {}), program=program, wrapper=wrapper
-        ) as daemon,
     ):
-        made = World(daemon, router, push)
-        await made.add_devices(devices, queues_for(seconds))
-        yield made
+        settings = push_settings(push) | dict(env or {})
+        if new_token is google_token:
+            settings |= google_settings(push, folder)
+        async with running_daemon(folder, settings, program=program, wrapper=wrapper) as daemon:
+            made = World(daemon, router, push, new_token)
+            await made.add_devices(devices, queues_for(seconds))
+            yield made

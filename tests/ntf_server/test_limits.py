@@ -6,7 +6,9 @@ import pytest
 
 from ntf_server.config import LimitsConfig
 from ntf_server.limits import AddressLimits
-from transport.limits import Bucket, ConnectionCounter, Rate, RateLimiter, source_of
+from smp_router.client_limits import ClientLimits
+from smp_router.config import RouterConfig
+from transport.limits import NETWORK_PART, Bucket, ConnectionCounter, Rate, RateLimiter, network_of, source_of
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,49 @@ def test_sources_have_buckets_of_their_own_and_memory_is_bounded() -> None:
     assert limiter.allows("d", 0)  # forgets "b", the one not seen for longest
     assert not limiter.allows("a", 0)
     assert limiter.allows("b", 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2::/64", "2001:db8:1::/48"),
+        ("2001:db8:1::/64", "2001:db8:1::/48"),
+        ("client of a proxy/64", "client of a proxy/64"),
+    ],
+)
+def test_network_of(source: str, network: str) -> None:
+    assert network_of(source) == network
+
+
+def sources(network: int) -> list[str]:
+    return [source_of(f"2001:db8:{network}:{number:x}::1") for number in range(100)]
+
+
+def test_a_network_may_do_no_more_than_some_sources() -> None:
+    limiter = RateLimiter(Rate(per_second=0.001, burst=2))
+    assert all(limiter.allows(source, 0) for source in sources(1)[:NETWORK_PART])
+    assert all(limiter.allows(source, 0) for source in sources(1)[:NETWORK_PART])
+    assert not any(limiter.allows(source, 0) for source in sources(1))
+    assert limiter.take_at_most(sources(1)[-1], 0, 2) == 0
+    assert limiter.allows(sources(2)[0], 0)
+    limiter.give_back(sources(1)[0], 1)
+    assert limiter.take_at_most(sources(1)[-1], 0, 2) == 1
+
+
+async def test_a_network_has_one_share_of_a_routers_storage() -> None:
+    limits = ClientLimits(RouterConfig())
+    assert limits.creator(sources(1)[0]) == limits.creator(sources(1)[1]) != limits.creator(sources(2)[0])
+
+
+def test_a_network_has_no_more_than_half_of_the_connections() -> None:
+    counter = ConnectionCounter(40, 2)
+    assert sum(counter.admit(source) for source in sources(1)) == 20
+    assert counter.admit(sources(2)[0])
+    for source in sources(1)[:20]:
+        counter.release(source)
+    assert counter.total == 1
+    assert counter.admit(sources(1)[-1])
 
 
 def test_no_limit() -> None:

@@ -56,6 +56,21 @@ async def test_sources_get_the_same_however_many_connections_they_have() -> None
     assert abs(done[:300].count("few") - done[:300].count("many")) < 15
 
 
+async def test_thousands_of_sources_of_one_network_get_its_part() -> None:
+    """A /48 of IPv6 has 65,536 sources: each is new, and none has used anything."""
+    budget, done = CpuBudget(BudgetConfig(share=0)), list[str]()
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        for number in range(300):
+            tasks.create_task(work(budget, f"2001:db8:1:{number:x}::/64", done))
+        for _ in range(3):
+            tasks.create_task(work(budget, "2001:db8:1:ffff::/64", done))
+        while len(done) < 20:
+            await asyncio.sleep(0)
+        await tasks.create_task(work(budget, "2001:db8:2::/64", done))
+        assert len(done) < 50
+    assert len(done) == 304
+
+
 async def test_what_costs_more_comes_less_often() -> None:
     budget, done = CpuBudget(BudgetConfig(share=0)), list[str]()
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
@@ -64,6 +79,18 @@ async def test_what_costs_more_comes_less_often() -> None:
             tasks.create_task(work(budget, "cheap", done, SLICE / 4, 10))
     first = done[:100]
     assert first.count("cheap") > 1.5 * first.count("dear") > 20
+
+
+async def test_sources_of_one_network_take_turns() -> None:
+    budget, done = CpuBudget(BudgetConfig(share=0)), list[str]()
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        for _ in range(100):
+            tasks.create_task(work(budget, "2001:db8:1:1::/64", done))
+        while len(done) < 10:
+            await asyncio.sleep(0)
+        before = len(done)
+        await tasks.create_task(work(budget, "2001:db8:1:2::/64", done))
+        assert len(done) <= before + 8
 
 
 async def test_everything_else_goes_on_between_slices() -> None:

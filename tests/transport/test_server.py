@@ -113,6 +113,33 @@ async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytes
         await until(lambda: not (handshakes._begun or handshakes._waiting or handshakes._begun_by))
 
 
+async def test_sources_of_one_network_have_one_part_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a /48 of IPv6 has 65,536 sources."""
+    monkeypatch.setattr(serving, "GRACE", 60.0)
+    monkeypatch.setattr(serving, "source_of", _neighbour)
+    async with running(make_chain(2), max_handshakes=4) as server:
+        handshakes, stuck = server._handshakes, []
+        for number in range(2, 8):
+            sock = socket.create_connection(
+                ("127.0.0.1", server.port), source_address=(f"127.0.0.{number}", 0)
+            )
+            sock.sendall(bytes.fromhex("1603010200 01"))
+            stuck.append(sock)
+        await until(lambda: len(handshakes._begun) == 2 and len(server._unfinished) == 6)
+        assert handshakes._begun_by == {"2001:db8:1::/48": 2}
+        stream = await reach(server, None)
+        stream.abort()
+        for sock in stuck:
+            sock.close()
+        await until(lambda: not (handshakes._begun or handshakes._waiting or handshakes._begun_by))
+
+
+def _neighbour(address: str) -> str:
+    """One that this machine has for a neighbour in a network; 127.0.0.1 is elsewhere."""
+    number = address.rpartition(".")[2]
+    return address if number == "1" else f"2001:db8:1:{number}::/64"
+
+
 async def test_sources_that_have_all_places_give_some_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sources with half of the places each keep nobody out, and keep those that others do not want."""
     monkeypatch.setattr(serving, "GRACE", 60.0)

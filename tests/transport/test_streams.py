@@ -86,6 +86,13 @@ async def test_order_of_small_writes(pair: Pair) -> None:
     assert pair.server.last_received >= pair.client.last_received
 
 
+async def test_small_blocks_do_not_wait_for_acknowledgements(pair: Pair) -> None:
+    for stream in (pair.client, pair.server):
+        assert stream._transport is not None
+        sock = stream._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_slow_reader_holds_the_writer(pair: Pair) -> None:
     block = noise(BLOCK)
     written = 0

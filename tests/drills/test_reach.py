@@ -1,0 +1,90 @@
+"""Names with thousands of addresses, and routers named at the operator's own hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.addresses import SmpServer
+from protocol.encoding import NO_ENTITY
+from protocol.ntf_commands import IdSub
+from tests.drills import odd_names
+from tests.drills.test_probe import Listener
+from tests.drills.test_routers import snew
+from tests.drills.world import Service, World, world
+from tests.ntf_server.ntf_client import NtfClient
+
+SECONDS = 8.0
+ROUTERS, HOSTS = 60, 3
+DIALS_EACH, MOST_ATTEMPTS = 4, 8
+"Attempts to reach a router in this time, with their retries; connections of each."
+OWN_HOST = "127.0.0.1"
+READY_PER_SECOND = 5.0
+NAMES = ("-P", odd_names.__file__)
+
+
+async def name_routers(drill: World, servers: Sequence[SmpServer]) -> None:
+    client = await NtfClient.open(drill.daemon.address)
+    device = await drill.device(client)
+    answers = await client.ask_many([(snew(device, server), NO_ENTITY, device.key) for server in servers])
+    assert all(isinstance(answer, IdSub) for answer in answers)
+    client.close()
+    await asyncio.Event().wait()  # they are dialled until the end of the attack
+
+
+def with_many_addresses(port: int) -> list[SmpServer]:
+    return [
+        SmpServer(
+            tuple(f"r{number}-{host}{odd_names.MANY_ADDRESSES}" for host in range(HOSTS)),
+            str(port),
+            os.urandom(32),
+        )
+        for number in range(ROUTERS)
+    ]
+
+
+async def many_addresses(folder: Path, seconds: float = SECONDS) -> tuple[Service, int]:
+    """What the honest get, and how many connections were made."""
+    listener = Listener()
+    async with listener.listening(), world(folder, seconds=seconds, program=NAMES) as drill:
+        naming = name_routers(drill, with_many_addresses(listener.port))
+        return await drill.measure(seconds, beside=naming), listener.reached
+
+
+async def test_names_with_thousands_of_addresses_cause_few_connections(tmp_path: Path) -> None:
+    service, reached = await many_addresses(tmp_path)
+    print(service.row(f"{ROUTERS} routers with {HOSTS} names of 4,000 addresses, {reached} connections"))
+    assert 0 < reached <= ROUTERS * DIALS_EACH * MOST_ATTEMPTS
+    service.check()
+
+
+async def own_hosts(folder: Path, seconds: float = SECONDS) -> tuple[Service, set[str]]:
+    """What the honest get, and what `/health/ready` answered."""
+    seen: set[str] = set()
+
+    async with world(folder, seconds=seconds, env={"NTF_SUBSCRIBER_OWN_HOSTS": OWN_HOST}) as drill:
+
+        async def look() -> None:
+            while True:
+                seen.add((await drill.daemon.get("/health/ready")).partition("\n")[0])
+                await asyncio.sleep(1 / READY_PER_SECOND)
+
+        async def name_and_look() -> None:
+            own = drill.router.address
+            wrong = [SmpServer((OWN_HOST,), str(port), os.urandom(32)) for port in range(1, ROUTERS)]
+            impostor = SmpServer((OWN_HOST,), own.port, os.urandom(32))
+            misplaced = SmpServer((OWN_HOST,), "1", own.key_hash)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(name_routers(drill, [*wrong, impostor, misplaced]))
+                tasks.create_task(look())
+
+        return await drill.measure(seconds, beside=name_and_look()), seen
+
+
+async def test_routers_at_own_hosts_do_not_end_readiness(tmp_path: Path) -> None:
+    service, seen = await own_hosts(tmp_path)
+    print(service.row(f"{ROUTERS + 1} routers named at an own host"))
+    assert seen == {"HTTP/1.1 200 OK"}
+    service.check()
