@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         json=False,
         key_file=None,
         services=False,
+        separate_sessions=False,
+        cover_traffic=None,
         socks_proxy=None,
         onion=None,
         private_servers=False,
@@ -121,6 +123,16 @@ def _options(parser: argparse.ArgumentParser) -> None:
             "choices": ["prefer", "require"],
             "metavar": "{prefer,require}",
             "help": "with --socks-proxy: connect to the .onion host of a server first, or to no other host",
+        },
+        "--separate-sessions": {
+            "action": "store_true",
+            "help": "a connection to the router for each queue, through another circuit with --socks-proxy:"
+            " routers cannot tell which queues are yours; costs a connection each",
+        },
+        "--cover-traffic": {
+            "type": float,
+            "metavar": "SECONDS",
+            "help": "send PINGs on each connection to a router at random times, SECONDS apart on average",
         },
         "--timeout": {"type": float, "help": "seconds to wait for a server (15)"},
     }

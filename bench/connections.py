@@ -1,4 +1,4 @@
-"""What many connections cost when an agent starts: subscribed one by one, and as a service."""
+"""What many connections cost when an agent starts: one by one, as a service, and in separate sessions."""
 
 from __future__ import annotations
 
@@ -54,27 +54,33 @@ async def _start(name: str, config: DuplexConfig, connections: int) -> list[Row]
     ]
 
 
-async def measure(folder: Path, *, connections: int = 10_000) -> list[Row]:
+async def measure(folder: Path, *, connections: int = 10_000, separate: int = 1000) -> list[Row]:
     with OtherProcess(None) as router:
         config = DuplexConfig(path=folder / "many.db", servers=[router.server], kem_pairs=0)
         await _make(config, connections)
         rows = await _start("one by one", config, connections)
         service = replace(config, services=True)
         rows += await _start("one by one, each becomes the service's", service, connections)
-        return rows + await _start("by service", service, connections)
+        rows += await _start("by service", service, connections)
+        config = replace(config, path=folder / "few.db")
+        await _make(config, separate)
+        config = replace(config, separate_sessions=True)
+        return rows + await _start("in a session of its own", config, separate)
 
 
 CONNECTIONS = Part(
     name="connections",
     title="Many connections",
     measure=measure,
-    quick={"connections": 500},
+    quick={"connections": 500, "separate": 200},
     repeats=1,
     seconds=20,
     quick_seconds=5,
     why="How long an agent with ten thousand connections, a directory or a relay, is deaf after a start.",
     how="An agent with that many receive queues at one router, which runs in another process. From opening"
-    " the file until the router has confirmed all queues; then the agent's memory.",
+    " the file until the router has confirmed all queues; then the agent's memory. A tenth as many with"
+    " a session for each.",
     bound="one by one: a signature and a row for each queue here, a verification at the router. By service:"
-    " one command, and the hash of all ids.",
+    " one command, and the hash of all ids. In sessions of their own: a connection and two handshakes"
+    " for each queue, 32 at the same time.",
 )

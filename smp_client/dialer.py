@@ -39,6 +39,8 @@ class NetworkConfig:
     "Try .onion hosts first. Without a proxy they are not tried at all."
     onion_only: bool = False
     "Try no other hosts."
+    isolated: bool = False
+    "Log in to the proxy under another name for each connection: then Tor takes another circuit for each."
 
 
 def hosts_to_try(hosts: Sequence[str], config: NetworkConfig) -> list[str]:
@@ -109,11 +111,18 @@ class Dialer:
             return await _first_of(addresses[:attempts], deadline - loop.time(), dial_address)
         if not self._guard.permits(host):
             raise ForbiddenAddressError
-        proxy = Proxy.from_url(self._config.socks_proxy, rdns=True, forward=_ToProxy())
+        proxy = _proxy(self._config.socks_proxy, isolated=self._config.isolated)
         sock = await proxy.connect(host.strip("[]"), port, timeout)
         return await connect(
             host, port, context=context, identity=server.key_hash, now=self._now, sock=sock, timeout=timeout
         )
+
+
+def _proxy(url: str, *, isolated: bool) -> Proxy:
+    kind, host, port, user, password = parse_proxy_url(url)
+    if isolated and not user:
+        user = password = os.urandom(8).hex()
+    return Proxy(kind, host, port, user, password, rdns=True, forward=_ToProxy())
 
 
 class _ToProxy(Proxy):

@@ -16,13 +16,15 @@ until it returns, so that a slow consumer slows the peer down and memory stays f
 counted against the peer.
 
 After `ping_after` seconds without a byte a PING is sent; without a byte for `ping_limit` more the connection
-is dropped. So it is when the peer sends too much that nobody asked for (`NonsenseBudget`).
+is dropped. So it is when the peer sends too much that nobody asked for (`NonsenseBudget`). With `noise`
+there are PINGs at random times, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +71,8 @@ class SessionConfig:
     "A request without an answer for this long fails."
     ping_after: float = 60.0
     ping_limit: float = 15.0
+    noise: float | None = None
+    "PINGs are sent at random times, so far apart on average: others cannot tell silence from talk."
     finish_limit: float = 1.0
     "For a peer to notice that it is asked for nothing more."
 
@@ -163,6 +167,7 @@ class RequestSession(Generic[In, Out]):
         self._loop = asyncio.get_running_loop()
         self._pending: dict[CorrId, tuple[Batch[In], int]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._noise: asyncio.Task[None] | None = None
         self._closed: asyncio.Future[ClientError] = self._loop.create_future()
         self._consumed = 0.0
         self._consuming_since: float | None = None
@@ -202,6 +207,16 @@ class RequestSession(Generic[In, Out]):
                 raise SessionClosed(str(error)) from error
             raise
         self._reader = self._loop.create_task(self._read(early), name=f"session {self._stream.peer[0]}")
+        if self._config.noise is not None:
+            self._noise = self._loop.create_task(self._make_noise(self._config.noise), name="noise")
+
+    async def _make_noise(self, mean: float) -> None:
+        """All blocks have one size, so an answered PING looks like any command."""
+        while not self.is_closed:
+            chance = (int.from_bytes(self._random(7), "big") + 1) / 2**56
+            await asyncio.sleep(-mean * math.log(chance))
+            with contextlib.suppress(ClientError):
+                await self.request(NO_ENTITY, self._ping)
 
     async def _shake_hands(self) -> list[Block[In] | Failed]:
         while True:
@@ -404,6 +419,8 @@ class RequestSession(Generic[In, Out]):
 
     def _end(self, error: ClientError) -> None:
         self._closed.set_result(error)
+        if self._noise is not None:
+            self._noise.cancel()
         pending, self._pending = self._pending, {}
         for batch, index in pending.values():
             batch.settle(index, error)
@@ -436,6 +453,8 @@ class RequestSession(Generic[In, Out]):
         await asyncio.wait([self._reader])
         if not self._closed.done():  # cancelled before its first step
             self._end(SessionClosed("the session was closed"))
+        if self._noise is not None:
+            await asyncio.wait([self._noise])
         if not self._reader.cancelled() and (failure := self._reader.exception()) is not None:
             raise failure
 

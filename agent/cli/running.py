@@ -116,6 +116,8 @@ async def agent(
         network=_network(args),
         session=session,
         services=args.services,
+        separate_sessions=args.separate_sessions,
+        cover_traffic=args.cover_traffic,
         proxy=ProxyConfig(
             policy=args.proxy, proxies=tuple(routers), known=tuple(routers), passwords=passwords
         ),

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ from agent.duplex.outgoing import next_delivery, queue_user_message, queue_user_
 from agent.duplex.queue_maker import QueueMaker
 from agent.duplex.records import Connection
 from agent.duplex.replies import HostFailure, TemporaryFailure, answer_to
-from agent.duplex.routers import RouterLink
+from agent.duplex.router_links import RouterLinks
 from agent.duplex.secrets import KemPairs, Secrets
 from agent.duplex.services import Logins
 from agent.duplex.store import Change, DuplexStore, Strand, Tx
@@ -50,7 +50,7 @@ from agent.duplex.tables import (
     connections,
     next_command,
     receive_queues,
-    receiving_servers,
+    receiving,
     unfinished,
 )
 from agent.duplex.workers import Wait, WorkerTasks
@@ -58,16 +58,16 @@ from agent.errors import AgentError, Prohibited, Stopped
 from agent.notifications.notifications import Notifications
 from agent.notifications.sessions import NtfSessions
 from agent.notifications.subscribing import NotificationConfig
-from protocol.addresses import NtfServer, SmpServer, parse_smp_server
+from protocol.addresses import NtfServer, SmpServer
 from protocol.agent.connection_requests import request_text
 from protocol.agent.e2e_params import E2eKeys
 from protocol.agent.errors import LinkError
 from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import CorrId
 from protocol.errors import DecodeError
-from protocol.smp_messages import Ack, Ldel, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
+from protocol.smp_messages import Ldel, LinkData, Lset, QueueMode, SmpCommand, SmpMessage
 from smp_client.dialer import Dialer, NetworkConfig
-from smp_client.proxy import ProxyConfig, ProxyPolicy, Sender, SenderCommand
+from smp_client.proxy import ProxyConfig, ProxyPolicy, SenderCommand
 from smp_client.requests import SESSION_DEFAULTS, Request, SessionConfig
 from smp_client.session import NtfSession, Service, SmpEvents, SmpSession, connect_ntf, connect_smp
 from transport.address_guard import AddressGuard
@@ -81,10 +81,6 @@ SYNC_INTERVAL = 10.0
 "Seconds between looks for synchronisations that do not end by themselves."
 EVENTS_WAITING = 1000
 "Events that nobody took: more messages are acknowledged only when there is room."
-
-
-MAX_VISITED = 200
-"Routers at which we have no queues, and stay connected to."
 
 
 def _wall_time() -> float:
@@ -109,6 +105,10 @@ class DuplexConfig:
     "Connect to routers that others name also in private networks and on this machine: for development."
     services: bool = False
     "Subscribe all queues of a router at once, as a service: for agents with thousands of connections."
+    separate_sessions: bool = False
+    "A session with the router for each queue: routers cannot tell which queues have the same owner."
+    cover_traffic: float | None = None
+    "Seconds between PINGs at random times, on average, in each session with a router; none without it."
     subscribe: bool = True
     "False for a device that sleeps: its queues are read when a push asks for it."
     notifications: NotificationConfig = field(default_factory=NotificationConfig)
@@ -116,6 +116,12 @@ class DuplexConfig:
     random: Callable[[int], bytes] = os.urandom
     kem_pairs: int = 8
     "Made ahead, in another process, from the first that is needed on; 0 makes each when it is needed."
+
+    def __post_init__(self) -> None:
+        if self.services and self.separate_sessions:
+            raise Prohibited("a service needs one session for all queues of a router")
+        if self.cover_traffic is not None and not self.cover_traffic > 0:
+            raise Prohibited("cover traffic needs a positive number of seconds")
 
     @property
     def sending(self) -> ProxyConfig:
@@ -140,13 +146,12 @@ class DuplexAgent:
         self._store = store
         self._config = config
         self._tasks = tasks
-        self._dialer = Dialer(config.network)
+        network = replace(config.network, isolated=config.separate_sessions)
+        self._dialer = Dialer(network)
         self._guard = AddressGuard(allow_private=config.private_servers, cache_time=0)
-        self._dialer_of_strangers = Dialer(config.network, guard=self._guard)
+        self._dialer_of_strangers = Dialer(network, guard=self._guard)
         chosen = (*config.servers, *config.sending.proxies, *config.sending.known)
         self._chosen = {server.canonical for server in chosen}
-        self._links: dict[SmpServer, RouterLink] = {}
-        self._kept: set[SmpServer] = set()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._room.set()
@@ -154,7 +159,13 @@ class DuplexAgent:
         self._secrets = secrets
         logins = Logins(self._transact, self._dial, config.servers, enabled=config.services)
         self._inbox = Inbox(store, self._transact, self._publish, self._room.wait, self._start, logins)
-        self._sender = Sender(self._session, config.sending)
+        self._links = RouterLinks(
+            self._inbox,
+            self._start,
+            config.sending,
+            subscribe=config.subscribe,
+            separate=config.separate_sessions,
+        )
         self._maker = QueueMaker(
             config.servers,
             self._secrets,
@@ -175,7 +186,7 @@ class DuplexAgent:
             tasks,
             store,
             self._transact,
-            self._session,
+            self._links.request_many,
             self._ntf_sessions,
             None if config.subscribe else self._fetches.start,
             config.now,
@@ -184,13 +195,13 @@ class DuplexAgent:
 
     async def start(self) -> None:
         """Go on with what an earlier run left."""
-        servers = await self._store.read(receiving_servers)
+        queues = await self._store.read(lambda db: receiving(db, each=self._config.separate_sessions))
         self._chosen.update(await self._store.read(chosen_servers))
         commands, deliveries = await self._store.read(unfinished)
         for event in (*await self._store.read(handshake.waiting), *await self._store.read(unacknowledged)):
             self._publish(event)
-        for server in servers:
-            self._keep(server)
+        for queue in queues:
+            self._links.keep(queue)
         for strand in commands:
             self._command_workers.wake(strand)
         for queue_id in deliveries:
@@ -212,9 +223,7 @@ class DuplexAgent:
             await asyncio.sleep(SYNC_INTERVAL)
 
     async def close(self) -> None:
-        for link in self._links.values():
-            with suppress(Stopped):
-                await link.close()
+        await self._links.close()
         await self._ntf_sessions.close()
         self._guard.close()
 
@@ -247,8 +256,8 @@ class DuplexAgent:
     def _act(self, tx: Tx) -> None:
         for event in tx.events:
             self._publish(event)
-        for server in tx.subscriptions:
-            self._keep(parse_smp_server(server)).subscribe_more()
+        for queue in tx.subscriptions:
+            self._links.keep(queue)
         for strand in tx.commands:
             self._command_workers.wake(strand, hurry=strand in tx.hurried)
         for queue_id in tx.deliveries:
@@ -321,28 +330,6 @@ class DuplexAgent:
 
     # Routers
 
-    def _link(self, server: SmpServer) -> RouterLink:
-        name = server.canonical
-        link = self._links.pop(name, None) or RouterLink(name, self._inbox.logins.connect, self._inbox)
-        self._links[name] = link
-        if len(self._links) - len(self._kept) > MAX_VISITED:
-            self._leave(next(name for name in self._links if name not in self._kept))
-        return link
-
-    def _leave(self, name: SmpServer) -> None:
-        """Peers name routers, as many as they like: the one that was used least recently is left."""
-        self._start(self._links.pop(name).close(), f"leaving {name.hosts[0]}")
-
-    async def _session(self, server: SmpServer) -> SmpSession:
-        return await self._link(server).session()
-
-    def _keep(self, server: SmpServer) -> RouterLink:
-        link = self._link(server)
-        if self._config.subscribe and server.canonical not in self._kept:
-            self._kept.add(server.canonical)
-            self._tasks.create_task(link.keep(), name=f"router {server.hosts[0]}")
-        return link
-
     async def _dial(self, server: SmpServer, on_events: SmpEvents, service: Service | None) -> SmpSession:
         """Peers name routers too: they must not lead us into our own network."""
         config, is_ours = self._config, server in self._chosen
@@ -351,7 +338,7 @@ class DuplexAgent:
             self._dialer if is_ours else self._dialer_of_strangers,
             service=service,
             on_events=on_events,
-            config=config.session,
+            config=replace(config.session, noise=config.cover_traffic),
             random=config.random,
         )
 
@@ -365,8 +352,8 @@ class DuplexAgent:
         """What senders say goes directly or through a proxy, as the policy says."""
         entity_id, command, key = request
         if isinstance(command, SenderCommand):
-            return await answer_to(self._sender.request(server, entity_id, command, key))
-        return await answer_to(self._link(server).request(request, corr_id))
+            return await answer_to(self._links.send(server, entity_id, command, key))
+        return await answer_to(self._links.request(server, request, corr_id))
 
     # Connections
 
@@ -482,7 +469,7 @@ class DuplexAgent:
         if queue is not None and not self._config.subscribe:
             self._fetches.acknowledge(queue, broker_id)
         elif queue is not None:
-            self._link(queue.server).acknowledge(queue.request(Ack(broker_id)))
+            self._links.acknowledge(queue, broker_id)
 
     async def accept(self, invitation_id: int, info: bytes, *, pq: bool = True) -> int:
         """Answer a request: a connection of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent.duplex.events import Event, Failed, ServerDown, ServerUp
@@ -47,12 +47,14 @@ class Inbox:
     "Waits until the application has taken events."
     _start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     logins: Logins
+    only: EntityId | None = field(default=None, repr=False)
+    "The one queue that the session is for; all of the router without it."
 
     async def queues(
         self, server: SmpServer, service_id: EntityId | None, after: int, limit: int
     ) -> list[ReceiveQueue]:
         """The next to be subscribed one by one: all, or those that are not this service's."""
-        return await self._store.read(lambda db: queues_at(db, server, service_id, after, limit))
+        return await self._store.read(lambda db: queues_at(db, server, service_id, after, limit, self.only))
 
     async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
         """What is the service's, as far as we know."""
@@ -112,5 +114,5 @@ class Inbox:
 
     async def lost(self, server: SmpServer, service_id: EntityId | None) -> None:
         """The session has ended; those of the service are told of by themselves."""
-        connection_ids = await self._store.read(lambda db: connections_at(db, server, service_id))
+        connection_ids = await self._store.read(lambda db: connections_at(db, server, service_id, self.only))
         self.publish(ServerDown(server, connection_ids))

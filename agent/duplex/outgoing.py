@@ -402,15 +402,15 @@ def _finish(tx: Tx, delivery: Delivery, *, sent: bool) -> None:
 
 
 def delivered(tx: Tx, delivery: Delivery) -> None:
-    """The router took it."""
+    """The router took it, perhaps after the queue was replaced and forgotten."""
     queue = send_queue(tx.db, delivery.queue.queue_id)
     is_first = mark_taken(tx, delivery.connection_id, delivery.local_id)
     _finish(tx, delivery, sent=True)
+    if delivery.kind is MessageKind.USER and is_first:
+        tx.events.append(MessageSent(delivery.connection_id, delivery.local_id))
     if queue is None:
         return
     match delivery.kind:
-        case MessageKind.USER if is_first:
-            tx.events.append(MessageSent(delivery.connection_id, delivery.local_id))
         case MessageKind.CONFIRMATION:
             set_send_queue(tx, queue.queue_id, status=QueueStatus.CONFIRMED)
         case MessageKind.REPLY:

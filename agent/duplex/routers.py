@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from agent.duplex.defects import survive
 from agent.duplex.inbox import Delivered, Inbox
@@ -28,7 +29,7 @@ Connect = Callable[[SmpServer, SmpEvents], Awaitable[SmpSession]]
 
 
 class RouterLink:
-    """A router: connected when needed, and while we have queues there, always."""
+    """A router: connected when needed, and always while we have queues there (`keep`)."""
 
     def __init__(self, server: SmpServer, connect: Connect, inbox: Inbox) -> None:
         self._server = server
@@ -62,10 +63,12 @@ class RouterLink:
         if self._subscriptions is not None:
             self._subscriptions.subscribe_more()
 
-    async def keep(self) -> None:
-        """Hold a session for our queues until cancelled."""
+    async def keep(self, only: EntityId | None = None) -> None:
+        """Hold a session for our queues until cancelled, or for `only` this one until it is to be deleted."""
+        if only is not None:
+            self._inbox = replace(self._inbox, only=only)
         clock, retry = asyncio.get_running_loop().time, first(RECONNECT)
-        while True:
+        while only is None or await self._inbox.queues(self._server, None, 0, 1):
             lived = 0.0
             try:
                 session, began = await self.session(), clock()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agent.duplex.database_file import check_key, locked, reader, writer
 from agent.duplex.events import Event
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.schema import is_current, prepare
 from agent.duplex.secrets import Secrets
 from store.policy import BUSY_TIMEOUT
@@ -57,8 +58,8 @@ class Tx:
     "Send queues and strands whose wait for the next attempt is over."
     commands: set[Strand] = field(default_factory=set)
     "Where there is something to do."
-    subscriptions: set[str] = field(default_factory=set)
-    "Servers with new receive queues."
+    subscriptions: list[ReceiveQueue] = field(default_factory=list)
+    "New ones."
     notifications: set[str] = field(default_factory=set)
     "Workers that have something to do about notifications: of routers, notification servers, and deletions."
 

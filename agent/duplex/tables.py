@@ -13,7 +13,7 @@ from agent.duplex.replies import RouterRefused
 from agent.duplex.store import Strand, Tx, insert
 from agent.errors import NoConnection
 from agent.notifications.rows import follow_wishes
-from protocol.addresses import SmpServer, parse_smp_server
+from protocol.addresses import SmpServer
 from protocol.agent.messages import QueueAddress
 from protocol.agent.retry import FAST, SECOND, Retry, RetryInterval
 from protocol.agent.versions import AGENT_VERSIONS
@@ -74,9 +74,9 @@ def add_receive_queue(tx: Tx, connection_id: int, queue: ReceiveQueue) -> Receiv
     """
     if receive_queue_of(tx.db, queue.server, queue.recipient_id) is not None:
         raise RouterRefused(INTERNAL)
-    tx.subscriptions.add(str(queue.server))
     added = replace(queue, connection_id=connection_id)
     added = replace(added, queue_id=_RECEIVE_QUEUES.add(tx, added))
+    tx.subscriptions.append(added)
     follow_wishes(tx, added.queue_id)
     return added
 
@@ -100,26 +100,37 @@ def receive_queue_of(
     return _RECEIVE_QUEUES.one(db, "server = ? AND recipient_id = ?", str(server), recipient_id)
 
 
-_ONE_BY_ONE = "server = ?1 AND NOT deleting AND (?2 IS NULL OR service_id IS NOT ?2)"
-"Queues that are subscribed by themselves: all, or those that do not belong to a service."
+_ONE_BY_ONE = (
+    "server = ?1 AND NOT deleting AND (?2 IS NULL OR service_id IS NOT ?2)"
+    " AND recipient_id = ifnull(?3, recipient_id)"
+)
+"Queues that are subscribed by themselves: all, those that do not belong to a service, or only one."
 
 
 def queues_at(
-    db: sqlite3.Connection, server: SmpServer, service_id: EntityId | None, after: int, limit: int
+    db: sqlite3.Connection,
+    server: SmpServer,
+    service_id: EntityId | None,
+    after: int,
+    limit: int,
+    only: EntityId | None,
 ) -> list[ReceiveQueue]:
     """The next queues to be subscribed one by one at a server."""
-    condition = f"{_ONE_BY_ONE} AND queue_id > ?3 ORDER BY queue_id LIMIT ?4"
-    return _RECEIVE_QUEUES.all(db, condition, str(server), service_id, after, limit)
+    condition = f"{_ONE_BY_ONE} AND queue_id > ?4 ORDER BY queue_id LIMIT ?5"
+    return _RECEIVE_QUEUES.all(db, condition, str(server), service_id, only, after, limit)
 
 
-def connections_at(db: sqlite3.Connection, server: SmpServer, service_id: EntityId | None) -> tuple[int, ...]:
+def connections_at(
+    db: sqlite3.Connection, server: SmpServer, service_id: EntityId | None, only: EntityId | None
+) -> tuple[int, ...]:
     sql = f"SELECT DISTINCT connection_id FROM receive_queues WHERE {_ONE_BY_ONE} ORDER BY connection_id"
-    return tuple(connection_id for (connection_id,) in db.execute(sql, (str(server), service_id)))
+    return tuple(connection_id for (connection_id,) in db.execute(sql, (str(server), service_id, only)))
 
 
-def receiving_servers(db: sqlite3.Connection) -> list[SmpServer]:
-    sql = "SELECT DISTINCT server FROM receive_queues WHERE NOT deleting"
-    return [parse_smp_server(server) for (server,) in db.execute(sql)]
+def receiving(db: sqlite3.Connection, *, each: bool) -> list[ReceiveQueue]:
+    """One queue of every server where we have any; or `each` of them."""
+    first = "SELECT min(queue_id) FROM receive_queues WHERE NOT deleting GROUP BY server"
+    return _RECEIVE_QUEUES.all(db, "NOT deleting" if each else f"queue_id IN ({first})")
 
 
 def find_address(queues: Sequence[AnyQueue], address: QueueAddress) -> AnyQueue | None:

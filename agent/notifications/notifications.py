@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -44,15 +44,16 @@ from agent.notifications.subscribing import (
 from agent.notifications.tokens import Superseded, Tokens, delete_token, registered
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
 from protocol.device_token import DeviceToken
-from protocol.smp_messages import SmpCommand
+from protocol.smp_messages import SmpCommand, SmpMessage
 from protocol.statuses import TokenStatus
 from smp_client.errors import ClientError
 from smp_client.requests import Request
-from smp_client.session import SmpSession
 from transport.cancellation import TaskGroup
 
 logger = logging.getLogger(__name__)
 
+AskRouter = Callable[[SmpServer, Sequence[Request[SmpCommand]]], Awaitable[list[SmpMessage | ClientError]]]
+"An answer, or the error in its place, per command."
 BATCH = 90
 "Rows that go to a server together."
 
@@ -65,7 +66,7 @@ class Notifications:
         tasks: TaskGroup,
         store: DuplexStore,
         transact: Transact,
-        router: Callable[[SmpServer], Awaitable[SmpSession]],
+        ask_router: AskRouter,
         sessions: NtfSessions,
         fetch: Callable[[list[int]], None] | None,
         now: Callable[[], float],
@@ -74,7 +75,7 @@ class Notifications:
         """`fetch` reads queues; without it they are subscribed, and messages come by themselves."""
         self._store = store
         self._transact = transact
-        self._router = router
+        self._ask_router = ask_router
         self._sessions = sessions
         self._fetch = fetch
         self._now = now
@@ -224,11 +225,7 @@ class Notifications:
         if not due:
             return False
         requests: list[Request[SmpCommand]] = [queue.request(router_command(row)) for row, queue in due]
-        try:
-            session = await self._router(server)
-            answers: list[Answer] = [*await session.request_many(requests)]
-        except ClientError as error:
-            answers = [error] * len(due)
+        answers: list[Answer] = [*await self._ask_router(server, requests)]
         _raise(await self._transact(lambda tx: take(tx, [row for row, _ in due], answers, after_router)))
         return True
 

@@ -23,12 +23,14 @@ from ntf_demo.demo import Playground, playground
 from protocol.addresses import parse_smp_server
 from protocol.agent.integrity import Skipped
 from protocol.agent.ratchet_sync import SyncState
-from protocol.smp_messages import QueueSet
+from protocol.smp_messages import Ping, QueueSet
 from smp_client.proxy import ProxyConfig, ProxyPolicy
 from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.agent.duplex.world import DEADLINE
 from tests.agent.notifications.world import DEVICE, message_push, verification
+from tests.ntf_server.subscriber.conftest import watch_commands
+from tests.waiting import until
 
 NOWHERE = "ntf://" + "A" * 43 + "=@127.0.0.1:1"
 NO_ROUTER = "smp://" + "A" * 43 + "=@127.0.0.1:1"
@@ -390,6 +392,29 @@ async def test_links_and_several_connections(alice: Terminal, bob: Terminal) -> 
 async def test_options_for_onion_routers_that_make_no_sense(options: tuple[str, ...], tmp_path: Path) -> None:
     terminal = Terminal(tmp_path / "alice", NO_ROUTER)
     assert "SOCKS" in (await terminal.run(*options, "create", code=1)).upper()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--separate-sessions", "--services"), "one session"), (("--cover-traffic", "0"), "positive")],
+)
+async def test_options_about_sessions_that_make_no_sense(
+    options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    terminal = Terminal(tmp_path / "alice", NO_ROUTER)
+    assert message in await terminal.run(*options, "create", code=1)
+
+
+async def test_separate_sessions_and_cover_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Router.start() as router:
+        terminal, seen = Terminal(tmp_path / "alice", router.address), watch_commands(router, monkeypatch)
+        for _ in range(2):
+            await terminal.run("create")
+        options = ("--separate-sessions", "--cover-traffic", "0.05", "receive", "--follow")
+        process = await terminal.start(*options)
+        await until(lambda: router.connections == 2 and seen.get(Ping, 0) >= 10)
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
 
 
 async def test_through_a_socks_proxy(tmp_path: Path) -> None:

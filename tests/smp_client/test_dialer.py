@@ -138,11 +138,15 @@ class SocksProxy:
         self.port = port
         self.refuse = refuse
         self.asked: list[tuple[str, int]] = []
+        self.users: list[bytes] = []
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _, methods = await reader.readexactly(2)
-        await reader.readexactly(methods)
-        writer.write(b"\x05\x00")
+        if 2 in await reader.readexactly(methods):
+            writer.write(b"\x05\x02")
+            await self._log_in(reader, writer)
+        else:
+            writer.write(b"\x05\x00")
         head = await reader.readexactly(5)
         assert head[:4] == b"\x05\x01\x00\x03", "the name must be left to the proxy"
         name = await reader.readexactly(head[4])
@@ -157,6 +161,12 @@ class SocksProxy:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_copy(reader, back))
             tasks.create_task(_copy(there, writer))
+
+    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, size = await reader.readexactly(2)
+        self.users.append(await reader.readexactly(size))
+        await reader.readexactly((await reader.readexactly(1))[0])
+        writer.write(b"\x01\x00")
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -184,6 +194,27 @@ async def test_socks(host: str, proxy_all: bool, through_proxy: bool) -> None:
             async with await connect_smp(named, Dialer(config)) as session:
                 assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
         assert proxy.asked == ([(host, server.port_number)] if through_proxy else [])
+
+
+@pytest.mark.parametrize(
+    ("user", "isolated", "names"), [("", True, 2), ("", False, 0), ("me:word@", True, 1)]
+)
+async def test_isolated_connections_have_user_names_of_their_own(
+    user: str, isolated: bool, names: int
+) -> None:
+    """Unless the proxy wants a certain one."""
+    async with scripted_router(accept_all) as server:
+        proxy = SocksProxy(server.port_number)
+        listener = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        config = NetworkConfig(socks_proxy=f"socks5://{user}127.0.0.1:{port}", isolated=isolated)
+        named = SmpServer(("abc.onion",), server.port, server.key_hash)
+        async with listener:
+            for _ in range(2):
+                async with await connect_smp(named, Dialer(config)) as session:
+                    assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+        assert len(proxy.asked) == 2
+        assert len(set(proxy.users)) == names
 
 
 async def test_socks_refusal_is_a_failure_to_connect() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent.duplex import agent as agent_module
-from agent.duplex import handshake, incoming, outgoing
+from agent.duplex import handshake, incoming, outgoing, router_links
 from agent.duplex.agent import open_duplex
 from agent.duplex.commands import waiting_messages
 from agent.duplex.inbox import Delivered
 from agent.duplex.outgoing import queue_message
 from agent.duplex.records import ReceiveQueue
+from agent.duplex.router_links import Purpose
 from agent.duplex.routers import RouterLink
 from agent.duplex.secrets import Secrets
 from agent.duplex.store import Tx
@@ -215,9 +215,9 @@ async def test_a_router_that_drops_every_session_is_left_alone_for_longer_and_lo
 async def test_routers_that_were_only_visited_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_module, "MAX_VISITED", LIMIT)
+    monkeypatch.setattr(router_links, "MAX_VISITED", LIMIT)
     async with open_duplex(config(tmp_path / "alice.db", *SERVERS)) as alice:
         servers = [SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(9)]
         for server in (*servers, servers[7]):
-            alice._link(server)
-        assert list(alice._links) == [servers[6], servers[8], servers[7]]
+            alice._links.link(Purpose(server.canonical))
+        assert [purpose.server for purpose in alice._links._links] == [servers[6], servers[8], servers[7]]

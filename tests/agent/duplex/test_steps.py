@@ -35,6 +35,7 @@ from tests.agent.duplex.simulation import (
     SERVERS,
     NoWait,
     Party,
+    Routers,
     carry,
     connected_parties,
     finish,
@@ -208,6 +209,32 @@ def test_what_wakes_the_peers_device(message: object, notifies: bool) -> None:
     assert delivery.command(bytes(24)).notification is notifies
 
 
+def next_notifies(party: Party) -> tuple[MessageKind, bool]:
+    (queue,) = send_queues(party.db, party.connection_id)
+    delivery = next_delivery(party.db, queue.queue_id)
+    assert delivery is not None
+    return delivery.kind, delivery.command(bytes(24)).notification
+
+
+def test_what_wakes_the_peers_device_in_handshakes_synchronisations_and_moves() -> None:
+    routers = Routers()
+    alice, bob = Party("alice", routers), Party("bob", routers)
+    bob.join(alice.create())
+    bob.command()
+    assert next_notifies(bob) == (MessageKind.CONFIRMATION, True)
+    bob.deliver()
+    alice.receive()
+    alice.command()
+    assert next_notifies(alice) == (MessageKind.REPLY, True)
+    settle(alice, bob)
+    alice.sync()
+    assert next_notifies(alice) == (MessageKind.RATCHET_KEY, True)
+    settle(alice, bob)
+    assert alice.switch()
+    alice.command()
+    assert next_notifies(alice) == (MessageKind.ADD, False)
+
+
 def sent_by(party: Party, body: bytes) -> Receipt:
     """What a receipt for this message says."""
     party.send(body)
@@ -291,6 +318,22 @@ def test_a_message_that_goes_to_two_queues_is_sent_once() -> None:
     assert bob.sent == [b"both ways"]
     assert MessageKind.USER.value == "A_MSG"
     assert UserMessage(b"both ways").body in alice.read
+
+
+def test_a_message_whose_queue_is_replaced_while_it_is_sent_is_told_of() -> None:
+    alice, bob = connected_parties()
+    assert alice.switch()
+    carry(alice, bob, 0)  # QADD
+    carry(bob, alice, 0)  # QKEY
+    alice.command()  # KEY
+    carry(alice, bob, 0)  # QUSE
+    bob.send(b"on its way")
+    old, new = 0, 1
+    bob.before_answer = lambda: bob.deliver(new)  # QTEST
+    bob.deliver(old)
+    assert bob.sends_to() == 1
+    settle(alice, bob)
+    assert bob.sent == alice.read == [b"on its way"]
 
 
 # Services

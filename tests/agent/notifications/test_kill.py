@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from agent.duplex.events import Fetched, MessageReceived
+from agent.duplex.events import Fetched, MessageReceived, ServerUp
+from agent.duplex.replies import RouterRefused
 from agent.duplex.store import DuplexStore
 from agent.errors import Stopped
 from agent.notifications.records import Mode, SubAction
@@ -20,10 +21,12 @@ from tests.agent.duplex.test_kill import Killed, MortalStore, mortal, until_dead
 from tests.agent.duplex.world import Person, connect
 from tests.agent.notifications.world import (
     DEVICE,
+    OTHER_DEVICE,
     known_token,
     message_push,
     phone,
     settle,
+    until,
     verification,
     verified,
     watched,
@@ -192,6 +195,126 @@ async def test_killed_while_notifications_end(
     await life.has_ended()
     if change is give_up:
         assert (await life.world.server.store.counts()).tokens == 0
+
+
+async def delete_contact(alice: Person) -> None:
+    for connection in await alice.agent.connections():
+        if not connection.deleted:
+            await alice.agent.delete(connection.connection_id)
+    await settle(alice)
+
+
+async def contact_is_gone(life: Life) -> None:
+    """Without another word of the application, unless nothing was stored of its first one."""
+    async with life.phone() as alice:
+        if any(not connection.deleted for connection in await alice.agent.connections()):
+            await alice.agent.delete(1)
+
+        async def is_gone() -> bool:
+            counts = await life.world.server.store.counts()
+            left = (len(life.world.router.state.queues), counts.subscriptions)
+            return left == (0, 0) and not await alice.agent.connections()
+
+        await until(is_gone)
+
+
+@both_sides
+@pytest.mark.parametrize("commits", range(1, 6))
+async def test_killed_while_a_contact_is_deleted(life: Life, commits: int, before: bool) -> None:
+    async with life.phone() as alice:
+        await life.set_up(alice)
+    kind = mortal(10_000, before)
+
+    async def script(alice: Person) -> None:
+        await settle(alice)
+        kind.lives_for = kind.used + commits
+        await delete_contact(alice)
+
+    await life.until_killed(kind, script)
+    await contact_is_gone(life)
+
+
+@pytest.mark.parametrize("side", ["router", "server"])
+async def test_killed_with_an_answer_while_a_contact_is_deleted(life: Life, side: str) -> None:
+    kind = mortal(10_000, True)
+    async with dying_with_an_answer(life, kind, side) as proxy:
+        async with life.phone() as alice:
+            await life.set_up(alice)
+
+        async def script(alice: Person) -> None:
+            await alice.event(ServerUp)
+            await settle(alice)
+            proxy.lose()
+            await delete_contact(alice)
+
+        await life.until_killed(kind, script)
+        assert proxy.lost == 1
+        await contact_is_gone(life)
+
+
+# Another device token
+
+
+async def replace_device(life: Life, alice: Person) -> None:
+    await alice.agent.notifications.register(OTHER_DEVICE, Mode.INSTANT, life.server)
+
+
+async def device_is_replaced(life: Life, pushes: int) -> None:
+    """The agent finishes what was stored, and never takes the token for active before the server does."""
+    async with life.phone() as alice:
+        notifications = alice.agent.notifications
+        if (await known_token(notifications)).replacement is None:
+            await replace_device(life, alice)
+        await settle(alice)
+        assert (await known_token(notifications)).status is TokenStatus.REGISTERED
+
+        async def is_active() -> bool:
+            """A replacement that was repeated has another code: the push of the first one is outdated."""
+            for push in life.world.accepted()[pushes:]:
+                if '"verification"' in push.body and push.token == OTHER_DEVICE.token.decode():
+                    with suppress(RouterRefused):
+                        await notifications.on_push(push.body)
+            return (await known_token(notifications)).status is TokenStatus.ACTIVE
+
+        await until(is_active)
+        token = await known_token(notifications)
+        assert (token.status, token.device_token) == (TokenStatus.ACTIVE, OTHER_DEVICE)
+        assert await notifications.check() is TokenStatus.ACTIVE
+        await watched(life.world, alice)
+    assert (await life.world.server.store.counts()).tokens == 1
+
+
+@both_sides
+@pytest.mark.parametrize("commits", [1, 2])
+async def test_killed_while_the_device_is_replaced(life: Life, commits: int, before: bool) -> None:
+    async with life.phone() as alice:
+        await life.set_up(alice)
+    pushes, kind = len(life.world.accepted()), mortal(10_000, before)
+
+    async def script(alice: Person) -> None:
+        await settle(alice)
+        kind.lives_for = kind.used + commits
+        await replace_device(life, alice)
+
+    await life.until_killed(kind, script)
+    await device_is_replaced(life, pushes)
+
+
+async def test_killed_with_the_answer_to_the_replacement(life: Life) -> None:
+    kind = mortal(10_000, True)
+    async with dying_with_an_answer(life, kind, "server") as proxy:
+        async with life.phone() as alice:
+            await life.set_up(alice)
+        pushes = len(life.world.accepted())
+
+        async def script(alice: Person) -> None:
+            await settle(alice)
+            proxy.lose()
+            await replace_device(life, alice)
+
+        await life.until_killed(kind, script)
+        assert proxy.lost == 1
+        await device_is_replaced(life, pushes)
 
 
 # Sleeping
