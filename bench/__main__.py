@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import before, page, results, since
+from bench import page, results, since
 from bench.compare import print_comparison
 from bench.earlier import NoHistory
 from bench.part import Part
@@ -45,9 +45,6 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("old", type=Path)
     compare.add_argument("new", type=Path)
     compare.add_argument("--all", action="store_true", help="show what stayed the same, too")
-    measured = commands.add_parser("before", help="every aim, with an earlier daemon and today's in turn")
-    measured.add_argument("--commit", default=before.COMMIT, help="of the earlier one; needs the history")
-    measured.add_argument("--json", type=Path, metavar="FILE", default=page.BEFORE)
     written = commands.add_parser("page", help="write the documentation's page from results")
     written.add_argument("results", type=Path, nargs="?", default=page.RESULTS)
     written.add_argument("--out", type=Path, default=page.PAGE)
@@ -87,12 +84,7 @@ def end(*_: object) -> None:
 
 def run(parts: Sequence[Part], args: argparse.Namespace) -> int:
     """What was measured is written down after each part, so an end in the middle loses one part."""
-    measuring = (
-        before.compare(args.commit, {})
-        if args.command == "before"
-        else run_all(parts, quick=args.quick, given=given(args.set))
-    )
-    for found in measuring:
+    for found in run_all(parts, quick=args.quick, given=given(args.set)):
         if args.json:
             results.write(found, args.json)
     print_table(found, parts)

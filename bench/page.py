@@ -17,8 +17,6 @@ from bench.table import COLUMNS, cells, number, spread
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "latest.json"
-BEFORE = RESULTS.with_name("before.json")
-"Of `python -m bench before`."
 ALONE = RESULTS.with_name("analytics.json")
 "Of `python -m bench --only analytics` with sizes that take longer than all other parts."
 PAGE = ROOT / "docs" / "performance.md"
@@ -39,12 +37,10 @@ scripts/setup dev
 .venv/bin/python -m bench --json new.json
 .venv/bin/python -m bench compare bench/results/latest.json new.json
 .venv/bin/python -m bench --since COMMIT        # the benchmark of an earlier commit and today's in turn
-.venv/bin/python -m bench before                # every aim, with an earlier daemon and today's in turn
 ```
 
 `compare` and `--since` show what got slower beyond the spread, and fail if anything did: the first between
-two runs, the second between two versions that it measures itself, with the same libraries. What was measured
-by hand: [history](performance-history.md).
+two runs, the second between two versions that it measures itself, with the same libraries.
 
 How to read it:
 
@@ -60,19 +56,16 @@ How to read it:
 
 
 def written(path: Path = RESULTS) -> str:
-    """The page of these results, with the newest figures of before and after."""
-    before, alone = (read(other) if other.exists() else None for other in (BEFORE, ALONE))
-    return render(read(path), before, alone)
+    """The page of these results."""
+    return render(read(path), read(ALONE) if ALONE.exists() else None)
 
 
-def render(results: Results, before: Results | None, alone: Results | None = None) -> str:
+def render(results: Results, alone: Results | None = None) -> str:
     """The parts of `alone`, a run of its own, are shown instead of those of `results`."""
     if alone is not None:
         others = [part for part in results.parts if alone.part(part.name) is None]
         results = replace(results, parts=[*others, *alone.parts])
     blocks = [INTRODUCTION, *_machine(results), *_aims(results)]
-    if before is not None:
-        blocks += _before(before)
     for part in PARTS:
         blocks += section(part, results.part(part.name))
         if alone is not None and alone.part(part.name) is not None:
@@ -120,26 +113,6 @@ def anchor(title: str) -> str:
     """As the site makes it."""
     kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
     return "-".join(kept.split())
-
-
-def _before(results: Results) -> Iterator[str]:
-    """A row for each figure: the earlier one is its peer."""
-    rows = [row for part in results.parts for row in part.rows]
-    commit = next((row.peer.name for row in rows if row.peer), "")
-    yield "## Before and after\n"
-    yield paragraph(
-        f"The daemon of commit `{commit}`, built from the history with its own libraries, and that of"
-        f" `{results.commit}`, in turn on one machine in one run ({results.started},"
-        f" {results.seconds / 60:.0f} minutes, load {results.load[0]}). Clients, routers, push service and"
-        " measuring code are today's for both. The ratio is how many times better it became."
-        " `python -m bench before`"
-    )
-    yield "| what | before | after | unit | ratio | aim |  |\n| --- | --- | --- | --- | --- | --- | --- |"
-    for row in rows:
-        name, after, _, unit, _, ratio, aim, met = cells(row)
-        before = number(median(row.peer.values)) if row.peer else ""
-        yield "| " + " | ".join((name, before, after, unit, ratio, aim, met)) + " |"
-    yield ""
 
 
 def section(part: Part, result: PartResult | None) -> Iterator[str]:

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import psutil
 
 from bench.bare_loop import check_cost
 from bench.devices import add_token, new_id, new_subscription
-from bench.earlier import HERE, PROGRAM, Version
+from bench.earlier import HERE, PROGRAM
 from bench.measure import Cores, Row, beside, figure, run_on
 from bench.part import Part
 from protocol.addresses import NtfServer, SmpQueueNtf, SmpServer, parse_ntf_server
@@ -61,28 +60,17 @@ class Daemon:
         return int(self.process.memory_info().rss)
 
 
-measured: ContextVar[Version] = ContextVar("measured", default=HERE)
-"Whose daemon is started; all that surrounds it is today's."
-
-
 def init(folder: Path) -> None:
     where = ("--config-dir", folder / "c", "--data-dir", folder / "d")
-    measured.get().run("init", "--ip", "127.0.0.1", "-a", "ED25519", *where)
-
-
-def fit_schema(folder: Path) -> None:
-    """Databases are filled by today's store; an earlier daemon knows an earlier schema."""
-    if (schema := measured.get().schema) != HERE.schema and database(folder).exists():
-        HERE.run("migrate", "--to", schema, "--yes", "--config-dir", folder / "c")
+    HERE.run("init", "--ip", "127.0.0.1", "-a", "ED25519", *where)
 
 
 @asynccontextmanager
 async def daemon(folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Daemon]:
     """The server in a process of its own, as an operator runs it."""
-    fit_schema(folder)
     arguments = ("start", "--config-dir", str(folder / "c"), "--log-level", "error")
     process = await asyncio.create_subprocess_exec(
-        *(str(measured.get().python), *PROGRAM, *arguments),
+        *(str(HERE.python), *PROGRAM, *arguments),
         stdout=subprocess.PIPE,
         env={**os.environ, **ENV, **env},
     )

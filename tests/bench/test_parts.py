@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import bench
 from bench import page, results
+from bench.measure import figure
 from bench.part import Part
 from bench.registry import PARTS
 from tests.docs.reference import GENERATED
@@ -57,3 +59,15 @@ def test_every_part_is_on_the_page() -> None:
 def test_the_committed_results_are_of_todays_parts() -> None:
     known = {part.name for part in PARTS}
     assert {part.name for part in results.read(page.RESULTS).parts} <= known
+
+
+def test_a_part_of_a_run_of_its_own_is_shown_instead() -> None:
+    whole = results.read(page.RESULTS)
+    (tls,) = [part for part in whole.parts if part.name == "tls"]
+    row = figure("measured apart", "s", 1.0)
+    alone = replace(whole, parts=[replace(tls, rows=[row])], started="one day", commit="a1b2")
+    shown = page.render(whole, alone)
+    (section,) = [text for text in shown.split("\n## ") if "--only tls`" in text]
+    assert "| measured apart |" in section
+    assert "This part was measured in a run of its own: one day, commit `a1b2`." in section
+    assert shown.count("in a run of its own") == 1

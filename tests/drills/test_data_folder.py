@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -18,7 +19,6 @@ from tests.drills.world import (
     DEADLINE,
     NOTIFICATIONS_PER_SECOND,
     PROGRAM,
-    PYTHON,
     Daemon,
     World,
     push_settings,
@@ -53,7 +53,7 @@ class Tried(NamedTuple):
 
 async def tried(folder: Path, drill: World, *arguments: str) -> Tried:
     process = await asyncio.create_subprocess_exec(
-        *(PYTHON, *PROGRAM, *arguments, "--config-dir", str(folder / "c")),
+        *(sys.executable, *PROGRAM, *arguments, "--config-dir", str(folder / "c")),
         stdout=PIPE,
         stderr=PIPE,
         env=os.environ | ANY_PORT | push_settings(drill.push),

@@ -17,14 +17,13 @@ from ntf_server.statements.openapi import SUBSCRIPTIONS
 from protocol.addresses import NtfServer
 from tests.drills.attacker import Attack
 from tests.drills.test_handshakes import FIRST_BYTE, OTHER_ADDRESS
-from tests.drills.world import IS_ANOTHER, NEWCOMERS_PER_SECOND, Asked, gateway_settings, world
+from tests.drills.world import NEWCOMERS_PER_SECOND, Asked, gateway_settings, world
 from tests.ports import free_port
 
 SECONDS = 5.0
 STORMING, STALLING = 300, 1000
 MEMORY = 60_000_000
 PORT = "DRILL_GATEWAY_PORT"
-pytestmark = pytest.mark.skipif(IS_ANOTHER, reason="an earlier server may have no gateway")
 
 
 async def storm(address: NtfServer, seconds: float) -> None:

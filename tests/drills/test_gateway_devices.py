@@ -12,13 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from ntf_demo.fake_node.server import FakeNode
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import GatewayClient, key_pair, signed_statement
 from tests.drills.world import (
-    IS_ANOTHER,
     NewToken,
     Service,
     World,
@@ -36,7 +34,6 @@ VICTIM = "a1" * 32
 TOPIC = b"1" * 32
 PER_MINUTE = 40
 "Pushes that a device gets; by default 60."
-pytestmark = pytest.mark.skipif(IS_ANOTHER, reason="an earlier server may have no gateway")
 
 
 @asynccontextmanager

@@ -25,7 +25,6 @@ from tests.drills.attacker import Attack
 from tests.drills.test_gateway import PORT, ask
 from tests.drills.test_handshakes import OTHER_ADDRESS
 from tests.drills.world import (
-    IS_ANOTHER,
     NEWCOMERS_PER_SECOND,
     Asked,
     Service,
@@ -47,7 +46,6 @@ NAMES_SENT = 200_000
 THIRD_ADDRESS = "127.0.0.4"
 HELLO_BEGINS = bytes.fromhex("160301020001")
 "The head of a ClientHello of 512 bytes."
-pytestmark = pytest.mark.skipif(IS_ANOTHER, reason="an earlier server may have no gateway")
 
 
 async def updates(address: NtfServer, seconds: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from protocol.smp_messages import (
 )
 from protocol.versions import SMP_VERSIONS
 from tests.drills.attacker import Attack, attacking, persist
-from tests.drills.world import DEADLINE, HONEST_ADDRESS, PYTHON, Asked
+from tests.drills.world import DEADLINE, HONEST_ADDRESS, Asked
 from tests.smp_router.wire import TestQueue, WireClient, connected, create_queue
 from transport.errors import TransportError
 
@@ -69,7 +70,7 @@ class Served:
 @asynccontextmanager
 async def running_router(folder: Path, settings: dict[str, str] | None = None) -> AsyncIterator[SmpServer]:
     """In a process of its own; its address is printed when it is ready."""
-    program = (PYTHON, "-P", "-m", "smp_router")
+    program = (sys.executable, "-P", "-m", "smp_router")
     made = await asyncio.create_subprocess_exec(
         *(*program, "init", "--ip", "127.0.0.1", "-a", "ED25519", "--config-dir", str(folder / "r")),
         stdout=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from protocol.ntf_commands import Err, IdSub, NtfResponse, Snew
 from protocol.smp_messages import Pong
 from smp_router.router import Router
 from tests.drills import odd_names
-from tests.drills.world import IS_ANOTHER, World, world
+from tests.drills.world import World, world
 from tests.ntf_server.ntf_client import Device, NtfClient
 from tests.ports import free_port
 from tests.postgres import PostgresCluster
@@ -88,8 +88,6 @@ def size(request: pytest.FixtureRequest) -> Size:
     """With PostgreSQL, which takes its time for new routers, a small one."""
     if request.param == "sqlite":
         return Size({}, CLIENTS, PER_ADDRESS)
-    if IS_ANOTHER:
-        pytest.skip("an earlier server may know no PostgreSQL")
     cluster: PostgresCluster = request.getfixturevalue("postgres")
     env = {"NTF_STORE_DATABASE": "postgres", "NTF_STORE_URL": cluster.new_database()}
     return Size(env | {"NTF_SUBSCRIBER_ROUTERS_PER_ADDRESS": str(EACH)}, 2, EACH)

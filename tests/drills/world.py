@@ -41,10 +41,6 @@ from transport.certificates import Credentials
 from transport.errors import TransportError
 
 DEADLINE = 60.0
-ANOTHER_PYTHON = "DRILL_PYTHON"
-"Environment: the Python in which another server is installed, such as an earlier one, to be attacked."
-PYTHON = os.environ.get(ANOTHER_PYTHON, sys.executable)
-IS_ANOTHER = sys.executable != PYTHON
 PROGRAM = ("-P", "-m", "ntf_server")
 DEVICES = 20
 "So many that each is pushed to about once a second: the interval of coalescing is no part of the latency."
@@ -410,7 +406,10 @@ async def connected(address: NtfServer, source: str) -> socket.socket:
 
 
 def command(
-    folder: Path, *arguments: object, python: str | Path = PYTHON, env: Mapping[str, str] | None = None
+    folder: Path,
+    *arguments: object,
+    python: str | Path = sys.executable,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Another command of the same server."""
     return subprocess.run(
@@ -429,7 +428,7 @@ async def running_daemon(
     env: Mapping[str, str] | None = None,
     *,
     log: str = "log",
-    python: str | Path = PYTHON,
+    python: str | Path = sys.executable,
     program: Sequence[str] = PROGRAM,
     wrapper: Sequence[str] = (),
 ) -> AsyncIterator[Daemon]:
