@@ -22,10 +22,11 @@ SELECT count(topic) FROM named
 """)
 _WAITING = shared("SELECT count(*) FROM pending_statements")
 _HEARD = shared("SELECT max(until) FROM statement_listening")
-# Whatever deletes a subscription deletes the pushes that wait for it, but not what is remembered of them.
+# Deleting a subscription deletes its waiting pushes, but not their records. The waiting push is looked up as a value:
+# PostgreSQL may answer NOT EXISTS by reading the whole table.
 _OUTCOME = f"""
 CASE WHEN p.outcome = '{Outcome.WAITING}'
-    AND NOT EXISTS (SELECT 1 FROM pending_statements n WHERE n.push_key = p.push_key)
+    AND (SELECT n.push_key FROM pending_statements n WHERE n.push_key = p.push_key) IS NULL
 THEN '{Outcome.REVOKED}' ELSE p.outcome END AS outcome
 """
 _OUTCOMES = shared(f"""
