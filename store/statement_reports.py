@@ -22,8 +22,8 @@ SELECT count(topic) FROM named
 """)
 _WAITING = shared("SELECT count(*) FROM pending_statements")
 _HEARD = shared("SELECT max(until) FROM statement_listening")
-# Deleting a subscription deletes its waiting pushes, but not their records. The waiting push is looked up as a value:
-# PostgreSQL may answer NOT EXISTS by reading the whole table.
+# Deleting a subscription deletes its waiting pushes, but not their records. Looked up as a value because
+# PostgreSQL may read the whole table for NOT EXISTS.
 _OUTCOME = f"""
 CASE WHEN p.outcome = '{Outcome.WAITING}'
     AND (SELECT n.push_key FROM pending_statements n WHERE n.push_key = p.push_key) IS NULL
