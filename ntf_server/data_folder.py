@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ MADE_MARK = "database.made"
 "In the folder of the identity, which is rarely on the same volume as the data."
 
 _PID_DIGITS = 32
+_ATTEMPTS, _PAUSE = 3, 0.02
+"Seconds between attempts to get the folder: `holder` has its lock for some microseconds."
 
 
 class FolderInUse(Exception):
@@ -35,18 +38,21 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    path = folder / LOCK_FILE
+    path, refusals = folder / LOCK_FILE, 0
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
+            # Else whoever held it before has removed it: the lock is on a file that nobody else sees.
         except BlockingIOError:
-            pid = _pid(descriptor)
-            os.close(descriptor)
-            raise FolderInUse(f"{folder} is in use by process {pid}: stop it first") from None
-        # Whoever held it before has removed it: the lock is on a file that nobody else sees.
+            refusals += 1
+            if refusals == _ATTEMPTS:
+                pid = _pid(descriptor)
+                os.close(descriptor)
+                raise FolderInUse(f"{folder} is in use by process {pid}: stop it first") from None
+            time.sleep(_PAUSE)
         os.close(descriptor)
 
 

@@ -250,7 +250,9 @@ async def _print_counts(source: ReadTables) -> None:
 
 async def cancel(config: Config) -> int:
     path = setup.database_path(config)
-    found = NewSqliteTables.remove(path)
+    if found := NewSqliteTables.is_there(path):
+        with held(path.parent):  # else a move or import is writing it
+            NewSqliteTables.remove(path)
     if path.exists():
         with store_errors(path), closing(SqliteTables(path)) as source:
             if source.has_change_log():  # else nothing is opened to write: a server may be using it

@@ -284,6 +284,7 @@ class Session:
         task = self._tasks.create_task(wait(), name="router forwarding")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(lambda _: response.close())  # it may have been cancelled before it began
 
     async def _send(self, client: Client) -> None:
         """Send what waits. A client that does not take it in time is cut off, which also ends `_receive`."""

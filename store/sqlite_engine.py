@@ -91,8 +91,8 @@ class DatabaseFile:
 
     def remember(self) -> None:
         """Called when the database is open; a program that shares it with nobody has no index."""
-        database, *others = beside(self.path)
-        self._opened = {database: database.stat()}
+        _, *others = beside(self.path)
+        self._opened = {self.path: self.path.stat()}  # also if it is a link that comes to name another
         self._opened |= {file: file.stat() for file in others if file.exists()}
 
     def check(self) -> None:

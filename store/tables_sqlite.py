@@ -209,12 +209,15 @@ class NewSqliteTables(SqliteTables):
         self.db.execute("CREATE TABLE IF NOT EXISTS moving_notes (name TEXT PRIMARY KEY, note TEXT)")
 
     @staticmethod
-    def remove(path: Path) -> bool:
-        """Whether there was one."""
-        found = path.with_name(f"{path.name}.moving").exists()
+    def is_there(path: Path) -> bool:
+        """Whether one is being made, or was begun."""
+        return path.with_name(f"{path.name}.moving").exists()
+
+    @staticmethod
+    def remove(path: Path) -> None:
+        """For whoever holds the folder."""
         for end in ("", "-wal", "-shm", "-journal"):
             path.with_name(f"{path.name}.moving{end}").unlink(missing_ok=True)
-        return found
 
     async def begin(self, source: str) -> None:
         before = await self.note(SOURCE_NOTE)

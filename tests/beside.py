@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import pytest
 
+from agent.duplex.database_file import KEY_VARIABLE
 from agent.duplex.events import Connected
 from ntf_demo.fake_push.server import FakePushServer
 from protocol.addresses import NtfServer, SmpServer, parse_ntf_server, parse_smp_server
@@ -116,13 +117,14 @@ class Live:
             assert file.exists(), f"{file} is gone after {after}"
             assert _identity(file) == identity, f"{file} is another after {after}"
         held = locked_files(pid)
+        database = self.database.resolve()
         for end in self.locked:
-            file = self.database.with_name(self.database.name + end)
+            file = database.with_name(database.name + end)
             assert file.stat().st_ino in held, f"nobody holds a lock on {file} after {after}"
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
                 target = str(descriptor.readlink())
-                assert not (target.startswith(str(self.database)) and "(deleted)" in target), (target, after)
+                assert not (target.startswith(str(database)) and "(deleted)" in target), (target, after)
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -155,8 +157,9 @@ class Promised:
 class Neighbours:
     """All of them. `start` and `kill` as often as needed; what was promised is for the whole time."""
 
-    def __init__(self, folder: Path, push: FakePushServer) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, push: FakePushServer, *, key: str = "", linked: bool = False) -> None:
+        """`key`: of Alice's file; `linked`: all databases are links to files elsewhere."""
+        self.folder, self.key, self.linked = folder, key, linked
         self.server_port, self.router_port = free_port(), free_port()
         self.programs = Programs(
             folder,
@@ -167,12 +170,14 @@ class Neighbours:
                 **{f"NTF_LIMITS_{name}": "0" for name in UNLIMITED},
                 "NTF_JOURNAL_ENABLED": "on",
                 **push_settings(push),
+                **({KEY_VARIABLE: key} if key else {}),
             },
         )
         self.config_dir, self.data_dir = folder / "c", folder / "d"
         self.router_dir, self.router_db = folder / "r", folder / "r" / "router.db"
         self.control = folder / "control"
         self.alice = folder / "alice"
+        self.alice_db = self.alice / "connections.db"
         self.promised = Promised()
         self.live: dict[str, Live] = {}
         self.heard: dict[str, Any] = {}
@@ -188,6 +193,13 @@ class Neighbours:
         await self._made("smp_router", "init", "--ip", "127.0.0.1", "--config-dir", self.router_dir)
         settings = f"[router]\nhost = 127.0.0.1\nport = {self.router_port}\n"
         (self.router_dir / "smp-router.ini").write_text(settings)
+        for database in (
+            (self.data_dir / "ntf-server.db", self.router_db, self.alice_db) if self.linked else ()
+        ):
+            place = self.folder / "elsewhere" / database.parent.name
+            for folder in (place, database.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database.symlink_to(place / database.name)
 
     async def _made(self, module: str, *arguments: object) -> str:
         done = await self.programs.run(module, *arguments)
@@ -230,14 +242,13 @@ class Neighbours:
     async def start_agent(self) -> None:
         process = await self.programs.start("agent", *self.agent_options(), "receive", "--follow")
         self._listening = asyncio.create_task(self._listen(process), name="what Alice hears")
-        database = self.alice / "connections.db"
 
         def is_open() -> bool:
-            files = [file for file in beside(database) if file.exists()]
+            files = [file for file in beside(self.alice_db) if file.exists()]
             return len(files) == 3 and files[2].stat().st_ino in locked_files(process.pid)
 
         await until(is_open)
-        self._live("agent", process, database, {"", "-shm"})
+        self._live("agent", process, self.alice_db, {"", "-shm"})
 
     def _live(self, name: str, process: asyncio.subprocess.Process, database: Path, locked: set[str]) -> None:
         self.live[name] = Live(process, database, locked)
@@ -256,7 +267,8 @@ class Neighbours:
             live.check(after)
             for opened in (self.programs.opened, self.programs.opened_by_commands):
                 files = opened.read_text().splitlines() if opened.exists() else []
-                assert not set(files) & set(map(str, beside(live.database))), f"{after} opens {live.database}"
+                own = map(str, (live.database, *beside(live.database)))
+                assert not set(files) & set(own), f"{after} opens {live.database}"
 
     def modes(self) -> set[tuple[Path, str]]:
         """The databases of live programs that commands opened since the last call, and how."""
@@ -264,7 +276,7 @@ class Neighbours:
         lines = opened.read_text().splitlines() if opened.exists() else []
         opened.unlink(missing_ok=True)
         named = [line.removeprefix(SQLITE.decode()) for line in lines if line.startswith(SQLITE.decode())]
-        databases = {live.database.as_uri(): live.database for live in self.live.values()}
+        databases = {live.database.resolve().as_uri(): live.database for live in self.live.values()}
         uris = [uri.partition("?mode=") for uri in named]
         return {(databases[uri], mode) for uri, _, mode in uris if uri in databases}
 
@@ -333,11 +345,11 @@ class Neighbours:
 
 
 @asynccontextmanager
-async def neighbours(folder: Path) -> AsyncIterator[Neighbours]:
+async def neighbours(folder: Path, *, key: str = "", linked: bool = False) -> AsyncIterator[Neighbours]:
     """All three at work, and Bob writes to Alice."""
     async with AsyncExitStack() as stack:
         push = await stack.enter_async_context(provider(folder))
-        made = Neighbours(folder, push)
+        made = Neighbours(folder, push, key=key, linked=linked)
         stack.push_async_callback(made.kill)
         await made.make()
         await made.start_servers()

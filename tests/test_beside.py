@@ -42,7 +42,7 @@ for path in sys.argv[1:]:
         db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=0.1)
         try:
             print(*db.execute("PRAGMA quick_check").fetchone())
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             print(error)
         db.close()
 """
@@ -183,6 +183,11 @@ GROUPS = {
     "analytics": by_full_name("ntf-analytics", ANALYTICS),
 }
 MATRIX = {command: cases for group in GROUPS.values() for command, cases in group.items()}
+AGAIN = (
+    *("ntf-server status", "ntf-server doctor", "ntf-server backup", "ntf-server start", "smp-router start"),
+    *("ntf-agent status", "ntf-agent receive", "ntf-agent rekey", "ntf-analytics snapshot"),
+)
+"Those that open databases, or try to."
 SPARK_MATRIX = by_full_name("ntf-analytics", ON_SPARK)
 
 
@@ -240,7 +245,8 @@ async def run_quick_check(live: Neighbours) -> None:
     )
     out, _ = await process.communicate()
     in_use = b"database is locked"  # the router keeps its own for itself
-    assert out.splitlines() == [b"ok", b"ok", in_use, in_use, b"ok", b"ok"]
+    agent = b"file is not a database" if live.key else b"ok"
+    assert out.splitlines() == [b"ok", b"ok", in_use, in_use, agent, agent]
 
 
 def tokens_in(database: Path) -> set[bytes]:
@@ -252,6 +258,12 @@ def tokens_in(database: Path) -> set[bytes]:
 @pytest.mark.parametrize("group", GROUPS)
 async def test_nothing_is_lost_beside_any_command(live: Neighbours, group: str) -> None:
     await check_nothing_is_lost(live, GROUPS[group])
+
+
+@needs_locks
+async def test_nothing_is_lost_beside_an_encrypted_agent_and_behind_links(tmp_path: Path) -> None:
+    async with neighbours(tmp_path, key="it's a key", linked=True) as live:
+        await check_nothing_is_lost(live, {command: MATRIX[command] for command in AGAIN})
 
 
 async def check_nothing_is_lost(live: Neighbours, matrix: Mapping[str, list[Beside]]) -> None:
@@ -275,13 +287,8 @@ async def check_nothing_is_lost(live: Neighbours, matrix: Mapping[str, list[Besi
     await live.check_promised()
 
 
-@needs_locks
-async def test_an_online_move_brings_what_clients_were_told(
-    live: Neighbours, postgres: PostgresCluster
-) -> None:
-    for command in ("ntf-server status", "ntf-server backup"):
-        await run(live, command, MATRIX[command][0])
-    live.programs.env["NTF_STORE_URL"] = postgres.new_database()
+async def online_move(live: Neighbours) -> asyncio.subprocess.Process:
+    """It has copied everything and waits for the server's end."""
     move = ("migrate", "--to", "postgres", "--online", "--config-dir", live.config_dir)
     mover = await live.programs.start("ntf_server", *move)
     assert mover.stdout is not None
@@ -289,6 +296,30 @@ async def test_an_online_move_brings_what_clients_were_told(
     while b"Stop the server now" not in line:
         line = await mover.stdout.readline()
         assert line, live.programs.log.read_text()
+    return mover
+
+
+@needs_locks
+async def test_an_online_move_brings_what_clients_were_told(
+    live: Neighbours, postgres: PostgresCluster
+) -> None:
+    for command in ("ntf-server status", "ntf-server backup"):
+        await run(live, command, MATRIX[command][0])
+    live.programs.env["NTF_STORE_URL"] = postgres.new_database()
+    mover = await online_move(live)
+    mover.kill()
+    await mover.wait()
+    live.check("migrate --online, killed")
+    await run(live, "ntf-server migrate", Beside(config("--cancel"), says="removed"))
+    live.check("migrate --cancel")
+    live.modes()
+    await run(
+        live, "ntf-server migrate", Beside(config("--to", "postgres", "--dry-run"), says="rows to move")
+    )
+    live.check("migrate --dry-run")
+    assert {mode for _, mode in live.modes()} == {"ro"}
+    mover = await online_move(live)
+    assert mover.stdout is not None
     before = len(live.promised.devices)
     await until(lambda: len(live.promised.devices) > before + 10)
     live.check("migrate --online")

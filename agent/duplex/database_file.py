@@ -41,8 +41,9 @@ def user_key(file: Path | None, environment: Mapping[str, str]) -> str | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One agent at a time: two would send the same things twice. The lock dies with the process."""
-    with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb+") as lock:
+    """One agent at a time, whatever link it comes by: two would send the same things twice. The lock dies
+    with the process."""
+    with open(os.open(path.resolve().with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "rb+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -95,6 +96,7 @@ def change_key(path: Path, old: str | None, new: str | None) -> None:
 
     It takes the place of the old one when it is complete and on the disk.
     """
+    path = path.resolve()  # of a link, only the link would be replaced
     with locked(path), store_errors(path):
         with closing(reader(path, old)()) as db:
             check_key(db, path, old)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from ntf_server.app import App, running
-from ntf_server.data_folder import LOCK_FILE, FolderInUse, expect_database, held, remember_database
+from ntf_server.data_folder import (
+    LOCK_FILE,
+    FolderInUse,
+    expect_database,
+    held,
+    holder,
+    remember_database,
+)
 from protocol.errors import ErrorType
-from protocol.ntf_commands import Err, Tchk
+from protocol.ntf_commands import Err, Tchk, Tkn
 from store.interface import StoreVanished
 from tests.ntf_server.conftest import active_device, make_app, make_config
 from tests.ntf_server.ntf_client import NtfClient
@@ -45,6 +55,18 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path) -> None:
         (tmp_path / LOCK_FILE).unlink()
     with held(tmp_path), pytest.raises(FolderInUse), held(tmp_path):
         pass
+
+
+def test_who_only_asks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status` and `doctor` lock the file for a moment to see whether a server does."""
+    with held(tmp_path):
+        pass
+    with (tmp_path / LOCK_FILE).open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        with held(tmp_path):
+            assert holder(tmp_path) == str(os.getpid())
+    assert holder(tmp_path) is None
 
 
 @pytest.mark.parametrize("loss", ["file", "empty file", "folder"])
@@ -112,7 +134,8 @@ def test_the_identity_remembers(tmp_path: Path) -> None:
 async def test_a_database_taken_away_ends_the_server_with_an_error(
     tmp_path: Path, end: str, loss: str
 ) -> None:
-    """Or its log, or the index of that: others would find none of what the server writes."""
+    """Or its log, or the index of that: others would find none of what the server writes. What it has written
+    to a log that was taken away is in the database afterwards."""
     app: App = make_app(tmp_path, make_config(tmp_path))
     database = tmp_path / "data" / f"ntf-server.db{end}"
     with pytest.raises(ExceptionGroup) as ended:
@@ -129,3 +152,8 @@ async def test_a_database_taken_away_ends_the_server_with_an_error(
             assert answer == Err(ErrorType(b"STORE unavailable"))
             assert await client.is_closed_by_server()
     assert ended.group_contains(StoreVanished, match="removed, emptied or replaced")
+    if end:
+        app = make_app(tmp_path, make_config(tmp_path))
+        async with running(app):
+            client = await NtfClient.open(app.address)
+            assert isinstance(await device.ask(client, Tchk()), Tkn)

@@ -230,5 +230,13 @@ async def test_what_was_left_can_be_removed(tmp_path: Path, postgres: PostgresCl
     async with connected(url) as db:
         await tables_postgres.NewPostgresTables(db).use()
     env, where = {"NTF_STORE_URL": url}, ("--config-dir", tmp_path / "c")
+    begun = path.with_name("ntf-server.db.moving")
+    begun.touch()
+    with held(path.parent):  # somebody is writing it
+        refused = ntf_server("migrate", "--cancel", *where, env=env)
+    assert refused.returncode == 2
+    assert "in use by process" in refused.stderr
+    assert begun.exists()
     assert ntf_server("migrate", "--cancel", *where, env=env).stdout == "removed\n"
+    assert not begun.exists()
     assert ntf_server("migrate", "--cancel", *where, env=env).stdout == "nothing to remove\n"

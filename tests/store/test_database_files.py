@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from store import migrate
 from store.database_files import beside, open_to_read, open_to_write
-from store.interface import StoreUnavailable
+from store.interface import StoreUnavailable, StoreVanished
 from store.sqlite import SqliteStore
 from store.sqlite_engine import DatabaseFile
 from store.sqlite_errors import store_errors
@@ -135,6 +136,69 @@ def test_any_name(tmp_path: Path, odd: str) -> None:
         db.execute("CREATE TABLE told (text)")
     assert told(path) == []
     assert [file.name for file in tmp_path.iterdir()] == [odd]
+
+
+def test_a_link_to_a_database(tmp_path: Path) -> None:
+    """SQLite makes the log beside the file itself: it is private, remembered, and missed when it is gone."""
+    (tmp_path / "volume").mkdir()
+    path, real = tmp_path / "ntf.db", tmp_path / "volume" / "real.db"
+    path.symlink_to("volume/real.db")
+    with closing(open_to_write(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE told (text)")
+        assert beside(path) == beside(real)
+        for file in beside(real):
+            file.chmod(0o644)
+        open_to_write(path).close()
+        assert {stat.S_IMODE(file.stat().st_mode) for file in beside(path)} == {0o600}
+        remembered = DatabaseFile(path)
+        remembered.remember()
+        remembered.check()
+        path.unlink()
+        path.symlink_to("volume/another.db")
+        (tmp_path / "volume" / "another.db").write_bytes(real.read_bytes())
+        with pytest.raises(StoreVanished, match=r"ntf\.db was removed"):
+            remembered.check()
+        path.unlink()
+        path.symlink_to("volume/real.db")
+        remembered.check()
+        beside(real)[1].unlink()
+        with pytest.raises(StoreVanished, match=r"real\.db-wal was removed"):
+            remembered.check()
+
+
+@needs_locks
+def test_a_file_that_is_being_created_is_not_yet_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing the descriptor that made it would drop the locks of whoever had opened it meanwhile."""
+    path = tmp_path / "ntf.db"
+    made, go_on = threading.Event(), threading.Event()
+    close = os.close
+
+    def hesitate(descriptor: int) -> None:
+        made.set()
+        go_on.wait()
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", hesitate)
+    creating = threading.Thread(target=lambda: open_to_write(path).close())
+    creating.start()
+    made.wait()
+    opened: list[str] = []
+    others = [
+        threading.Thread(target=lambda name=name, how=how: (how(path).close(), opened.append(name)))
+        for name, how in (("reader", open_to_read), ("writer", open_to_write))
+    ]
+    for other in others:
+        other.start()
+    others[0].join(0.2)
+    assert path.exists()
+    assert opened == []
+    go_on.set()
+    for thread in (creating, *others):
+        thread.join()
+    assert sorted(opened) == ["reader", "writer"]
 
 
 def test_others_get_no_permissions(tmp_path: Path) -> None:

@@ -103,6 +103,24 @@ async def test_another_key(tmp_path: Path, router: Router, old: str | None, new:
     assert belongings(path) == {"alice.db": 0o600, "alice.lock": 0o600}
 
 
+async def test_a_link_to_the_file(tmp_path: Path, router: Router) -> None:
+    """It is encrypted where it is, and one agent at a time has it, by whatever name."""
+    path, real = tmp_path / "alice.db", tmp_path / "volume" / "real.db"
+    real.parent.mkdir()
+    path.symlink_to(real)
+    async with alice_with(path, router, None):
+        assert b"CREATE TABLE" in everything(real)
+        for name in (path, real):
+            with pytest.raises(StoreUnavailable, match="in use"):
+                async with alice_with(name, router, None):
+                    pass
+    change_key(path, None, "first")
+    assert path.is_symlink()
+    assert b"CREATE TABLE" not in everything(real)
+    async with alice_with(real, router, "first"):
+        pass
+
+
 def test_where_a_key_comes_from(tmp_path: Path) -> None:
     file, environment = tmp_path / "key", {KEY_VARIABLE: "from the environment"}
     assert user_key(None, {}) is None
