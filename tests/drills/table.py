@@ -149,6 +149,12 @@ async def _own_hosts(folder: Path) -> Row:
     return _row(service, f"ready: {', '.join(sorted(seen))}", seen != {"HTTP/1.1 200 OK"})
 
 
+async def _unknown_queues(folder: Path) -> Row:
+    service, seen, sessions = await test_reach.unknown_queues(folder, SECONDS)
+    failed = seen != {"HTTP/1.1 200 OK"} or sessions > 1
+    return _row(service, f"ready: {', '.join(sorted(seen))}; {sessions} sessions", failed)
+
+
 DRILLS = (
     Drill("-", "nobody attacks", server()),
     Drill("-", "nobody attacks, gateway on", gateway()),
@@ -170,6 +176,7 @@ DRILLS = (
     Drill("7", "router: storage filled", router(fill, SMALL)),
     Drill("8", "names with 4,000 addresses", _many_addresses),
     Drill("9", "routers named at an own host", _own_hosts),
+    Drill("9", "queues that an own router does not have", _unknown_queues),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,10 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_server import own_routers, setup, store_watch
 from ntf_server.app import App, running
 from protocol.addresses import SmpQueueNtf, SmpServer
-from protocol.encoding import NO_ENTITY
+from protocol.crypto import Ed25519PrivateKey
+from protocol.encoding import NO_ENTITY, EntityId
 from protocol.ntf_commands import IdSub, Snew
+from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.drills.world import DEADLINE, World, world
 from tests.http import get
@@ -226,3 +229,34 @@ async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path)
             assert [known.name for known, _ in app.subscriber.own_routers()] == [name]
             assert await answers(port, READY) == "ready\n"
             assert named[0].host_port not in await get(port, "/metrics")
+
+
+async def test_queues_that_do_not_exist_do_not_end_readiness(tmp_path: Path) -> None:
+    """Any client may name them, as many as it likes; an own router refuses each."""
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with (
+        Router.start(RouterConfig(address_failures_burst=20), host="127.0.0.1") as router,
+        running(make_app(tmp_path, config)) as app,
+    ):
+        await subscribe(app, router, 3)
+        name = router.address.host_port
+        await figures(port, name, up=1, queues=3, pending=0)
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        for _ in range(5):
+            news = [
+                Snew(device.token_id, nowhere(router), Ed25519PrivateKey(os.urandom(32))) for _ in range(30)
+            ]
+            answers = await client.ask_many([(new, NO_ENTITY, device.key) for new in news])
+            assert all(isinstance(answer, IdSub) for answer in answers)
+            await until(lambda: app.subscriber.status()[0].waiting == 0)
+            await figures(port, name, up=1, queues=3, pending=0)
+            assert (await get(port, "/health/ready")).startswith(READY)
+        client.close()
+        assert router.counts["connections"] == 1
+
+
+def nowhere(router: Router) -> SmpQueueNtf:
+    return SmpQueueNtf(router.address, EntityId(os.urandom(24)))
