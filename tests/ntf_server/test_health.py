@@ -18,6 +18,7 @@ from ntf_server.app import App, running
 from protocol.addresses import SmpQueueNtf, SmpServer
 from protocol.crypto import Ed25519PrivateKey
 from protocol.encoding import NO_ENTITY, EntityId
+from protocol.errors import QUOTA
 from protocol.ntf_commands import IdSub, Snew
 from smp_router.config import RouterConfig
 from smp_router.router import Router
@@ -256,6 +257,30 @@ async def test_queues_that_do_not_exist_do_not_end_readiness(tmp_path: Path) -> 
             assert (await get(port, "/health/ready")).startswith(READY)
         client.close()
         assert router.counts["connections"] == 1
+
+
+async def test_queues_that_were_just_named_do_not_end_readiness(tmp_path: Path) -> None:
+    """However many: those that an own router refused for now do."""
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with Router.start(host="127.0.0.1") as router, running(make_app(tmp_path, config)) as app:
+        await subscribe(app, router, 3)
+        name = router.address.host_port
+        await figures(port, name, up=1, queues=3, pending=0)
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        router.faults.black_hole()  # the first of these is asked for without an answer; then the others wait
+        for _ in range(12):
+            await device.subscribe(client, nowhere(router), Ed25519PrivateKey(os.urandom(32)))
+        await figures(port, name, up=1, queues=3, pending=11)
+        assert (await get(port, "/health/ready")).startswith(READY)
+        router.faults.black_hole(False)
+        router.faults.answer_errors("NSUB", QUOTA)
+        router.faults.drop_connections()
+        missing = "- own routers: 3 of 15 queues are subscribed"
+        await answers(port, NOT_READY, missing)
+        client.close()
 
 
 def nowhere(router: Router) -> SmpQueueNtf:
