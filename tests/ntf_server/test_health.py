@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ntf_demo.fake_push.faults import Fault
-from ntf_server import own_routers, setup, store_watch
+from ntf_server import own_routers, setup, store_watch, subscriber
 from ntf_server.app import App, running
 from protocol.addresses import SmpQueueNtf, SmpServer
 from protocol.crypto import Ed25519PrivateKey
@@ -38,6 +38,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_watch, "INTERVAL", 0.05)
     monkeypatch.setattr(own_routers, "COUNT_INTERVAL", 0.05)
     monkeypatch.setattr(own_routers, "SHOW_INTERVAL", 0.05)
+    monkeypatch.setattr(subscriber, "STATUS_INTERVAL", 0.05)
 
 
 @asynccontextmanager
@@ -212,7 +213,7 @@ async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path)
             named = [
                 SmpServer(("127.0.0.1",), str(free_port()), router.address.key_hash),
                 SmpServer(("127.0.0.1",), router.address.port, bytes(32)),
-                SmpServer(("127.0.0.1", "localhost"), foreign.address.port, foreign.address.key_hash),
+                SmpServer(("127.0.0.2", "127.0.0.1"), foreign.address.port, foreign.address.key_hash),
             ]
             client = await NtfClient.open(app.address)
             device = await active_device(app, client)
@@ -225,11 +226,21 @@ async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path)
                 up = sum(status.subscribed for status in statuses)
                 return up == sum(status.last_error is not None for status in statuses) == 2
 
+            async def foreign_is_counted() -> bool:
+                lines = (await get(port, "/metrics")).splitlines()
+                return any(
+                    line.startswith("simplex_ntf_smp_") and "active_sub_count_other 1.0" in line
+                    for line in lines
+                )
+
             await until(attempted)
             client.close()
             assert [known.name for known, _ in app.subscriber.own_routers()] == [name]
             assert await answers(port, READY) == "ready\n"
-            assert named[0].host_port not in await get(port, "/metrics")
+            await until(foreign_is_counted)
+            page = await get(port, "/metrics")
+            assert named[0].host_port not in page
+            assert 'server="127.0.0.2' not in page
 
 
 async def test_queues_that_do_not_exist_do_not_end_readiness(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ async def test_what_an_agent_does_by_itself_shows_a_defect(
             await until(lambda: attempts > 2)
             hers, his = await connect(alice, bob)
             await still_talk(alice, hers, bob, his)
-    assert caplog.text.count("failed with ValueError") == 2
+    assert "failed with ValueError" in caplog.text
     assert SECRET not in caplog.text
 
 
