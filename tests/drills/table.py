@@ -147,13 +147,13 @@ async def _many_addresses(folder: Path) -> Row:
 
 async def _own_hosts(folder: Path) -> Row:
     service, seen = await test_reach.own_hosts(folder, SECONDS)
-    return _row(service, f"ready: {', '.join(sorted(seen))}", seen != {"HTTP/1.1 200 OK"})
+    return _row(service, f"{', '.join(sorted(seen))!r}", seen != {test_reach.READY})
 
 
 async def _unknown_queues(folder: Path) -> Row:
     service, seen, sessions = await test_reach.unknown_queues(folder, SECONDS)
-    failed = seen != {"HTTP/1.1 200 OK"} or sessions > 1
-    return _row(service, f"ready: {', '.join(sorted(seen))}; {sessions} sessions", failed)
+    failed = seen != {test_reach.READY} or sessions > 1
+    return _row(service, f"{', '.join(sorted(seen))!r}; {sessions} sessions", failed)
 
 
 DRILLS = (
