@@ -219,7 +219,7 @@ class StatementsConfig:
     """The statement gateway: pushes for signed statements of a statement store."""
 
     enabled: bool = key(False, SWITCH, "")
-    node: str = key("", WEBSOCKET, "The statement store's node.")
+    node: str = key("", WEBSOCKET, "The statement store's node.", secret=True)
     listen: str = key(LOCALHOST, LISTEN, "Address of the HTTP API; empty: all.")
     port: int = key(8443, PORT, "0: any free port.")
     hosts: tuple[str, ...] = key(

@@ -57,7 +57,7 @@ class Health:
     def _missing_queues(self) -> list[str]:
         routers = self._routers.now()
         queues = sum(router.queues for router in routers)
-        total = queues + sum(router.pending for router in routers)
+        total = queues + sum(router.missing for router in routers)
         if queues * 100 >= total * self._own_percent:
             return []
         down = ", ".join(router.name for router in routers if not router.up) or "none"

@@ -38,6 +38,8 @@ class OwnRouter(NamedTuple):
     up: bool
     queues: int
     pending: int
+    missing: int
+    "Of these, all but queues that clients have just named: strangers may name as many as they like."
     problem: str | None
 
 
@@ -77,10 +79,10 @@ class OwnRouters:
 
     def _own_router(self, known: KnownRouter, status: RouterStatus) -> OwnRouter:
         queues = status.service_queues + status.individual_queues
-        pending = status.waiting
+        pending, missing = status.waiting, status.put_off
         if not status.subscribed:  # else what is stored and not subscribed has ended: nothing waits for it
-            pending = max(pending, self._stored.get(known.key, 0) - queues)
-        return OwnRouter(known.name, status.connected, queues, pending, status.last_error)
+            pending = missing = max(pending, self._stored.get(known.key, 0) - queues)
+        return OwnRouter(known.name, status.connected, queues, pending, missing, status.last_error)
 
     def _show(self) -> None:
         for each in (UP, QUEUES, PENDING):

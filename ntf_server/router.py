@@ -81,6 +81,8 @@ class RouterStatus:
     service_queues: int
     individual_queues: int
     waiting: int
+    put_off: int
+    "Of those waiting: what the router could not subscribe before."
     taken_over: bool
     last_error: str | None
 
@@ -202,6 +204,7 @@ class Router:
             service_queues=0 if session is None else session.service_queues,
             individual_queues=0 if session is None else session.individual_queues,
             waiting=len(self.known.waiting),
+            put_off=self.known.waiting.put_off,
             taken_over=self._taken_over,
             last_error=self._last_error,
         )

@@ -68,6 +68,11 @@ class WaitingQueues(Generic[Q]):
         return len(self._ready) + len(self._later)
 
     @property
+    def put_off(self) -> int:
+        """How many are to be tried again."""
+        return len(self._later)
+
+    @property
     def overflowed(self) -> bool:
         """Whether some queues are only in the store."""
         return self._overflow_at is not None

@@ -14,7 +14,7 @@ from protocol.encoding import EntityId
 from protocol.errors import AUTH, INTERNAL, SERVICE, TE_BAD_SERVICE, HandshakeError, ProtocolError, TooLarge
 from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole, SmpServerHandshake
-from protocol.smp_messages import Err, SmpCommand, SmpMessage
+from protocol.smp_messages import Err, Nsub, SmpCommand, SmpMessage
 from protocol.versions import SMP_ALPN, SMP_BLOCK_SIZE, SMP_LEGACY
 from smp_router.authentication import is_authorised
 from smp_router.broker import Broker
@@ -227,10 +227,17 @@ class Session:
             self._push_answer(client, Outgoing(item.corr_id, item.entity_id, response), made)
             if isinstance(item, Received) and item.raw.auth:
                 denied = isinstance(response, Err) and response.error in DENIALS
-                failed, succeeded = failed + denied, succeeded + (not denied)
+                succeeded += not denied
+                failed += denied and not self._is_anothers_fault(client, item)
         else:
             end = len(items)
         return end, self._budget.authorised(self._source, succeeded=succeeded, failed=failed)
+
+    def _is_anothers_fault(self, client: Client, request: Received[SmpCommand]) -> bool:
+        """Whether a refusal says nothing about the client: a notification server subscribes the queues that
+        its own clients name, and strangers can name queues that do not exist. One that is subscribed to
+        others must not lose its connection by that. What it costs is charged to it as always."""
+        return isinstance(request.message, Nsub) and self._broker.notifiers.has(client)
 
     def _keys_to_try(self, item: Item) -> tuple[AuthPublicKey, ...]:
         return keys_to_try(self._broker, item) if isinstance(item, Received) else ()

@@ -33,6 +33,7 @@ class Subscriptions:
         self._single: dict[EntityId, Client] = {}
         self._single_of: dict[Client, set[EntityId]] = {}
         self._services: dict[Service, ServiceSubscription] = {}
+        self._speaks_for: dict[Client, Service] = {}
 
     def subscriber(self, queue_id: EntityId) -> Client | None:
         service = self._associations.owner(queue_id)
@@ -71,6 +72,7 @@ class Subscriptions:
         subscription = self._services.pop(service, None)
         if subscription is None:
             return None
+        del self._speaks_for[subscription.client]
         self._release_single(subscription.client)
         ids = subscription.queue_ids
         queues = service.queues if subscription.whole else QueueSet(len(ids), ids_hash(ids))
@@ -87,23 +89,26 @@ class Subscriptions:
         return first
 
     def _speaker(self, service: Service, client: Client) -> ServiceSubscription:
-        subscription = self._services.setdefault(service, ServiceSubscription(client))
+        subscription = self._services.get(service)
+        if subscription is None:
+            subscription = self._services[service] = ServiceSubscription(client)
+            self._speaks_for[client] = service
         assert subscription.client is client
         return subscription
 
     def forget_services(self) -> None:
         self._services.clear()
+        self._speaks_for.clear()
 
     def has(self, client: Client) -> bool:
         """The client is subscribed to a queue or speaks for a service."""
-        return bool(self._single_of.get(client)) or any(
-            held.client is client for held in self._services.values()
-        )
+        return client in self._speaks_for or bool(self._single_of.get(client))
 
     def release(self, client: Client) -> None:
         """The client is gone."""
         self._release_single(client)
-        for service in [s for s, held in self._services.items() if held.client is client]:
+        service = self._speaks_for.pop(client, None)
+        if service is not None:
             del self._services[service]
 
     def _release_single(self, client: Client) -> None:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from agent.duplex import deletion, handshake, rotation, synchronisation
 from agent.duplex.commands import CommandRunner, start_joining
 from agent.duplex.creation import chosen_servers, start_creation
+from agent.duplex.defects import survived
 from agent.duplex.delivery import after_attempt, attempt
 from agent.duplex.events import Event, MessageReceived, ReceiptsReceived
 from agent.duplex.fetching import Fetches
@@ -213,14 +214,17 @@ class DuplexAgent:
     async def _clean_up(self) -> None:
         await asyncio.sleep(FIRST_CLEANING)
         while True:
-            await self._transact(deletion.clean_up)
+            await survived(self._transact(deletion.clean_up), "cleaning up")
             await asyncio.sleep(CLEANING_INTERVAL)
 
     async def _synchronise_again(self) -> None:
         while True:
-            if await self._store.read(lambda db: synchronisation.due_rounds(db, int(self._config.now()))):
-                await self._transact(synchronisation.start_due_rounds)
+            await survived(self._start_due_rounds(), "synchronising again")
             await asyncio.sleep(SYNC_INTERVAL)
+
+    async def _start_due_rounds(self) -> None:
+        if await self._store.read(lambda db: synchronisation.due_rounds(db, int(self._config.now()))):
+            await self._transact(synchronisation.start_due_rounds)
 
     async def close(self) -> None:
         await self._links.close()

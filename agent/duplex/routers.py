@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from agent.duplex.defects import survive
@@ -51,6 +50,7 @@ class RouterLink:
     async def session(self) -> SmpSession:
         async with self._lock:
             if self._session is None or self._session.is_closed:
+                await self.close()
                 self._session = await self._connect(self._server, self._on_events)
             return self._session
 
@@ -156,7 +156,13 @@ class RouterLink:
         return True
 
     async def close(self) -> None:
+        """End the session. A defect in reading what the router sent shows now."""
         session, self._session = self._session, None
         if session is not None:
-            with suppress(ClientError):
+            try:
                 await session.close()
+            except ClientError:
+                pass
+            except Exception as defect:
+                raise_if_cancelled()
+                survive(defect, f"reading from {self._server.hosts[0]}")

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from agent.duplex.defects import survived
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.replies import HostFailure, RouterFailure, TemporaryFailure
 from agent.duplex.store import DuplexStore, Transact, Tx
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 AskRouter = Callable[[SmpServer, Sequence[Request[SmpCommand]]], Awaitable[list[SmpMessage | ClientError]]]
 "An answer, or the error in its place, per command."
+PAUSE_AFTER_DEFECT = 60.0
+"Seconds."
 BATCH = 90
 "Rows that go to a server together."
 
@@ -106,14 +109,19 @@ class Notifications:
     async def _watch(self) -> None:
         """What was planned for later is begun when it is due."""
         while True:
-            self._replanned.clear()
-            due = await self._store.read(lambda db: rows.next_due(db, int(self._now())))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else max(0.0, due - self._now())):
-                    await self._replanned.wait()
-                    continue
-            for server in await self._busy():
-                self._workers.wake(server)
+            if not await survived(self._next_check(), "checks of notifications"):
+                await asyncio.sleep(PAUSE_AFTER_DEFECT)
+
+    async def _next_check(self) -> None:
+        """Wait until something is due, and begin it; return also if there may be something earlier."""
+        self._replanned.clear()
+        due = await self._store.read(lambda db: rows.next_due(db, int(self._now())))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - self._now())):
+                await self._replanned.wait()
+                return
+        for server in await self._busy():
+            self._workers.wake(server)
 
     # The token
 

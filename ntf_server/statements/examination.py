@@ -10,7 +10,7 @@ from ntf_server import setup
 from ntf_server.clock import SystemClock
 from ntf_server.config import Config, ConfigError
 from ntf_server.findings import Finding, ok, problem
-from ntf_server.statements.summary import summary
+from ntf_server.statements.summary import node_name, summary
 from ntf_server.stores import make_store
 from store.interface import SchemaOld, StoreError
 
@@ -59,8 +59,10 @@ async def _ask_node(url: str) -> Finding:
                 reading.cancel()
                 await asyncio.wait([reading])
     except NodeError as error:
-        return problem("statements", f"node {url}: {error}; look at the node and at [STATEMENTS] node")
-    return ok("statements", f"node {url} answers")
+        return problem(
+            "statements", f"node {node_name(url)}: {error}; look at the node and at [STATEMENTS] node"
+        )
+    return ok("statements", f"node {node_name(url)} answers")
 
 
 async def _ignore(statements: list[bytes], is_stored: bool) -> None:

@@ -27,8 +27,8 @@ LONG_MESSAGE = 64 * 1024
 "Characters: longer messages are notifications,"
 READ_AT_ONCE = 64 * 1024
 "of which so many are read in one turn of the event loop: a millisecond or so."
-STATEMENT_COST = 512
-"Characters that reading a statement costs besides its length."
+VALUE_COST = 512
+"Characters that reading a statement, or anything else, costs besides its length."
 LONGEST_VALUE = 4096
 "Characters of whatever else is in a notification."
 NOTIFICATIONS = frozenset({"statement_statement", "statement_statements"})
@@ -275,7 +275,7 @@ class NotificationReader:
                 value = self._scanner.value(LONGEST_VALUE)
                 if name in _READ:
                     self._values[name] = value
-                yield len(name)
+                yield len(name) + VALUE_COST
             elif len(path) > 1:
                 yield from self._read(path[1:])
             else:
@@ -288,7 +288,7 @@ class NotificationReader:
                 self.statements.append(bytes.fromhex(statement.removeprefix("0x")))
             except ValueError:
                 MALFORMED.inc()
-            yield len(statement) + STATEMENT_COST
+            yield len(statement) + VALUE_COST
 
 
 _READ = frozenset({"method", "subscription", "remaining"})

@@ -14,6 +14,7 @@ from ntf_server.metrics import counter, gauge
 from ntf_server.outage import STORE_PAUSE
 from ntf_server.statements.api import GatewayApi
 from ntf_server.statements.pipeline import Pipeline, StatementSink
+from ntf_server.statements.summary import node_name
 from ntf_server.statements.topic_groups import MAX_GROUP
 from ntf_server.statements.watcher import TopicWatcher
 from store.interface import GatewayStore, LeaseLost, ReportStore, StatementStore, StoreError
@@ -124,7 +125,7 @@ class StatementGateway:
     def problem(self) -> str:
         """Why this daemon does not hear the node, in a few words; empty if it does or another one should."""
         if self._watcher.is_away and self._parts:
-            return f"{self._config.node} is unreachable: no statements are pushed"
+            return f"{node_name(self._config.node)} is unreachable: no statements are pushed"
         return ""
 
     # NewRules

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from ntf_server.config import StatementsConfig
 from store.interface import ReportStore
 from store.statement_records import GatewayCounts, Outcome, OutcomeCount
+from transport.hosts import bracketed
 
 NEWEST = 10_000
 "Statements that met a rule whose outcomes are counted."
+
+
+def node_name(url: str) -> str:
+    """The address of a node without what may be a secret: providers of nodes put keys of their customers into
+    the path, and a proxy may ask for a password."""
+    parts = urlsplit(url)
+    port = "" if parts.port is None else f":{parts.port}"
+    return f"{parts.scheme}://{bracketed(parts.hostname or '')}{port}"
 
 
 async def summary(store: ReportStore, config: StatementsConfig, now: float) -> list[str]:
@@ -23,9 +33,10 @@ async def summary(store: ReportStore, config: StatementsConfig, now: float) -> l
 
 
 def _node(config: StatementsConfig, counts: GatewayCounts, now: float) -> str:
+    node = node_name(config.node) if config.node else "no node"
     if counts.heard_at is None:
-        return f"{config.node}: never connected"
-    return f"{config.node}: last connected {_ago(now - counts.heard_at)}"
+        return f"{node}: never connected"
+    return f"{node}: last connected {_ago(now - counts.heard_at)}"
 
 
 def _ago(seconds: float) -> str:

@@ -34,6 +34,7 @@ from tests.drills.test_router_clients import (
     LOCAL,
     SMALL,
     ask_for_unknown,
+    ask_for_unknown_notifiers,
     fill,
     forward,
     measure,
@@ -150,7 +151,13 @@ async def _many_addresses(folder: Path) -> Row:
 
 async def _own_hosts(folder: Path) -> Row:
     service, seen = await test_reach.own_hosts(folder, SECONDS)
-    return _row(service, f"ready: {', '.join(sorted(seen))}", seen != {"HTTP/1.1 200 OK"})
+    return _row(service, f"{', '.join(sorted(seen))!r}", seen != {test_reach.READY})
+
+
+async def _unknown_queues(folder: Path) -> Row:
+    service, seen, sessions = await test_reach.unknown_queues(folder, SECONDS)
+    failed = seen != {test_reach.READY} or sessions > 1
+    return _row(service, f"{', '.join(sorted(seen))!r}; {sessions} sessions", failed)
 
 
 DRILLS = (
@@ -162,6 +169,7 @@ DRILLS = (
     Drill("3", "Ed448 signatures for unknown tokens", server(replay_unknown)),
     Drill("3", "valid Ed448 signatures", server(replay_own)),
     Drill("4", "router: unknown queues", router(ask_for_unknown)),
+    Drill("4", "router: unknown notifiers, of subscribed clients", router(ask_for_unknown_notifiers)),
     Drill("4", "router: many recipient keys", router(try_many_keys)),
     Drill("4", "router: commands forwarded to itself", router(forward, LOCAL)),
     Drill("5", "gateway: a body with 200,000 names", gateway(many_names)),
@@ -174,6 +182,7 @@ DRILLS = (
     Drill("7", "router: storage filled", router(fill, SMALL)),
     Drill("8", "names with 4,000 addresses", _many_addresses),
     Drill("9", "routers named at an own host", _own_hosts),
+    Drill("9", "queues that an own router does not have", _unknown_queues),
 )
 
 

@@ -20,6 +20,7 @@ from protocol.errors import HandshakeError
 from protocol.smp_messages import (
     Ack,
     Msg,
+    Nsub,
     Ok,
     Pfwd,
     Ping,
@@ -30,12 +31,13 @@ from protocol.smp_messages import (
     Rkey,
     Send,
     SmpCommand,
+    Sok,
     Sub,
 )
 from protocol.versions import SMP_VERSIONS
 from tests.drills.attacker import Attack, attacking, persist
 from tests.drills.world import DEADLINE, HONEST_ADDRESS, Asked
-from tests.smp_router.wire import TestQueue, WireClient, connected, create_queue
+from tests.smp_router.wire import TestQueue, WireClient, add_notifier, connected, create_queue
 from transport.errors import TransportError
 
 CALM_SECONDS, SECONDS = 3.0, 8.0
@@ -48,6 +50,8 @@ ENDED = (TransportError, OSError, HandshakeError, AssertionError, TimeoutError)
 LOCAL = {"private_relays": "on"}
 FORWARDED = 16 * 1000
 "Bytes of a forwarded command."
+Target = Callable[[WireClient], Awaitable[EntityId]]
+"Prepares a client, and returns what its commands are about."
 SMALL = {"max_message_bytes": "3000000", "max_queues": "400"}
 
 
@@ -145,6 +149,18 @@ async def ask_for_unknown(server: SmpServer, seconds: float) -> None:
     await _flood(server, target)
 
 
+async def ask_for_unknown_notifiers(server: SmpServer, seconds: float) -> None:
+    """The same as a notification server, which is subscribed to a queue that exists."""
+
+    async def target(client: WireClient) -> EntityId:
+        queue = await create_queue(client)
+        await add_notifier(client, queue)
+        assert isinstance(await client.ask(Nsub(), queue.notifier_id, queue.notifier_key), Sok)
+        return EntityId(os.urandom(24))
+
+    await _flood(server, target, Nsub())
+
+
 async def try_many_keys(server: SmpServer, seconds: float) -> None:
     """Subscribe a queue of many recipients with a key of none of them."""
 
@@ -159,20 +175,20 @@ async def try_many_keys(server: SmpServer, seconds: float) -> None:
     await _flood(server, target)
 
 
-async def _flood(server: SmpServer, target: Callable[[WireClient], Awaitable[EntityId]]) -> None:
+async def _flood(server: SmpServer, target: Target, message: SmpCommand | None = None) -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(ATTACKERS):
-            tasks.create_task(_flooder(server, target))
+            tasks.create_task(_flooder(server, target, message or Sub()))
 
 
-async def _flooder(server: SmpServer, target: Callable[[WireClient], Awaitable[EntityId]]) -> None:
+async def _flooder(server: SmpServer, target: Target, message: SmpCommand) -> None:
     """Without encryption of blocks, the same bytes can be sent again."""
     key = Ed448PrivateKey(os.urandom(57))
 
     async def flood() -> None:
         async with connected(server, encrypt=False) as client:
             entity = await target(client)
-            command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, Sub(), key)
+            command = Outgoing[SmpCommand](CorrId(secrets.token_bytes(24)), entity, message, key)
             data = client.connection.send([command] * PER_BLOCK)
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(_read(client))
@@ -249,6 +265,11 @@ async def _attacked(
 
 async def test_subscriptions_of_unknown_queues_delay_nobody(tmp_path: Path) -> None:
     await _attacked(tmp_path, ask_for_unknown, f"{ATTACKERS} connections subscribe unknown queues")
+
+
+async def test_subscriptions_of_unknown_notifiers_delay_nobody(tmp_path: Path) -> None:
+    name = f"{ATTACKERS} connections with a notifier each subscribe unknown ones"
+    await _attacked(tmp_path, ask_for_unknown_notifiers, name)
 
 
 async def test_many_recipient_keys_delay_nobody(tmp_path: Path) -> None:

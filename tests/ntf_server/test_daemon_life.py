@@ -36,6 +36,7 @@ def status(**changes: Any) -> RouterStatus:
         "service_queues": 7,
         "individual_queues": 2,
         "waiting": 1,
+        "put_off": 0,
         "taken_over": False,
         "last_error": None,
     }

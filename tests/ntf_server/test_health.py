@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 from ntf_demo.fake_push.faults import Fault
-from ntf_server import own_routers, setup, store_watch
+from ntf_server import own_routers, setup, store_watch, subscriber
 from ntf_server.app import App, running
 from protocol.addresses import SmpQueueNtf, SmpServer
-from protocol.encoding import NO_ENTITY
+from protocol.crypto import Ed25519PrivateKey
+from protocol.encoding import NO_ENTITY, EntityId
+from protocol.errors import QUOTA
 from protocol.ntf_commands import IdSub, Snew
+from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.drills.world import DEADLINE, World, world
 from tests.http import get
@@ -34,6 +38,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_watch, "INTERVAL", 0.05)
     monkeypatch.setattr(own_routers, "COUNT_INTERVAL", 0.05)
     monkeypatch.setattr(own_routers, "SHOW_INTERVAL", 0.05)
+    monkeypatch.setattr(subscriber, "STATUS_INTERVAL", 0.05)
 
 
 @asynccontextmanager
@@ -208,7 +213,7 @@ async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path)
             named = [
                 SmpServer(("127.0.0.1",), str(free_port()), router.address.key_hash),
                 SmpServer(("127.0.0.1",), router.address.port, bytes(32)),
-                SmpServer(("127.0.0.1", "localhost"), foreign.address.port, foreign.address.key_hash),
+                SmpServer(("127.0.0.2", "127.0.0.1"), foreign.address.port, foreign.address.key_hash),
             ]
             client = await NtfClient.open(app.address)
             device = await active_device(app, client)
@@ -221,8 +226,73 @@ async def test_hosts_of_ours_with_other_keys_are_not_our_routers(tmp_path: Path)
                 up = sum(status.subscribed for status in statuses)
                 return up == sum(status.last_error is not None for status in statuses) == 2
 
+            async def foreign_is_counted() -> bool:
+                lines = (await get(port, "/metrics")).splitlines()
+                return any(
+                    line.startswith("simplex_ntf_smp_") and "active_sub_count_other 1.0" in line
+                    for line in lines
+                )
+
             await until(attempted)
             client.close()
             assert [known.name for known, _ in app.subscriber.own_routers()] == [name]
             assert await answers(port, READY) == "ready\n"
-            assert named[0].host_port not in await get(port, "/metrics")
+            await until(foreign_is_counted)
+            page = await get(port, "/metrics")
+            assert named[0].host_port not in page
+            assert 'server="127.0.0.2' not in page
+
+
+async def test_queues_that_do_not_exist_do_not_end_readiness(tmp_path: Path) -> None:
+    """Any client may name them, as many as it likes; an own router refuses each."""
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with (
+        Router.start(RouterConfig(address_failures_burst=20), host="127.0.0.1") as router,
+        running(make_app(tmp_path, config)) as app,
+    ):
+        await subscribe(app, router, 3)
+        name = router.address.host_port
+        await figures(port, name, up=1, queues=3, pending=0)
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        for _ in range(5):
+            news = [
+                Snew(device.token_id, nowhere(router), Ed25519PrivateKey(os.urandom(32))) for _ in range(30)
+            ]
+            answers = await client.ask_many([(new, NO_ENTITY, device.key) for new in news])
+            assert all(isinstance(answer, IdSub) for answer in answers)
+            await until(lambda: app.subscriber.status()[0].waiting == 0)
+            await figures(port, name, up=1, queues=3, pending=0)
+            assert (await get(port, "/health/ready")).startswith(READY)
+        client.close()
+        assert router.counts["connections"] == 1
+
+
+async def test_queues_that_were_just_named_do_not_end_readiness(tmp_path: Path) -> None:
+    """However many: those that an own router refused for now do."""
+    port = free_port()
+    own = {"own_hosts": ("127.0.0.1",), "allow_private_routers": True}
+    config = make_config(tmp_path, METRICS={"port": port}, SUBSCRIBER=own)
+    async with Router.start(host="127.0.0.1") as router, running(make_app(tmp_path, config)) as app:
+        await subscribe(app, router, 3)
+        name = router.address.host_port
+        await figures(port, name, up=1, queues=3, pending=0)
+        client = await NtfClient.open(app.address)
+        device = await active_device(app, client)
+        router.faults.black_hole()  # the first of these is asked for without an answer; then the others wait
+        for _ in range(12):
+            await device.subscribe(client, nowhere(router), Ed25519PrivateKey(os.urandom(32)))
+        await figures(port, name, up=1, queues=3, pending=11)
+        assert (await get(port, "/health/ready")).startswith(READY)
+        router.faults.black_hole(False)
+        router.faults.answer_errors("NSUB", QUOTA)
+        router.faults.drop_connections()
+        missing = "- own routers: 3 of 15 queues are subscribed"
+        await answers(port, NOT_READY, missing)
+        client.close()
+
+
+def nowhere(router: Router) -> SmpQueueNtf:
+    return SmpQueueNtf(router.address, EntityId(os.urandom(24)))

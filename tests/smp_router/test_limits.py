@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,8 @@ from protocol.smp_messages import (
     Ids,
     Lset,
     New,
+    Nmsg,
+    Nsub,
     Ok,
     Ping,
     Pkey,
@@ -51,6 +53,7 @@ from tests.smp_router.wire import (
     DEADLINE,
     TestQueue,
     WireClient,
+    add_notifier,
     connected,
     create_queue,
     eventually,
@@ -313,6 +316,47 @@ async def test_an_address_that_fails_too_often_is_disconnected() -> None:
         assert await honest.ask(Sub(), queue.recipient_id, queue.key) == Sok()
         async with connected(router.address) as again:
             assert await again.ask(Ping()) == Pong()
+
+
+@pytest.mark.parametrize("with_service", [False, True])
+async def test_strangers_cannot_disconnect_a_notification_server(with_service: bool) -> None:
+    """It subscribes what its clients name, and they may name queues that do not exist. Whoever is subscribed
+    to nothing, or subscribes as a recipient, is disconnected as ever."""
+    service = make_service(datetime.now(UTC)) if with_service else None
+    async with (
+        Router.start(RouterConfig(address_failures_burst=100)) as router,
+        connected(router.address) as owner,
+        connected(router.address, service=service) as server,
+        connected(router.address) as hostile,
+    ):
+        queue = await create_queue(owner)
+        await add_notifier(owner, queue)
+        subscribed = await server.ask(
+            Nsub(), queue.notifier_id, queue.notifier_key, with_service=with_service
+        )
+        assert isinstance(subscribed, Sok)
+        for _ in range(3):
+            assert await refused(server, Nsub(), 100, with_service) == 100
+        assert router.counts["clients_unauthorised"] == 0
+        assert await refused(hostile, Nsub(), 150) < 150
+        assert await hostile.closed()
+        assert await refused(server, Nsub(), 10, with_service) == 10
+        assert await owner.ask(Send(True, b"message"), queue.sender_id) == Ok()
+        assert isinstance((await server.event())[1], Nmsg)
+        assert await refused(server, Sub(), 150) < 150
+        assert await server.closed()
+
+
+async def refused(client: WireClient, command: SmpCommand, count: int, with_service: bool = False) -> int:
+    """How many commands about queues that do not exist are answered."""
+    key, sent = new_key(), [CorrId(secrets.token_bytes(24)) for _ in range(count)]
+    client.write(*(Outgoing(corr_id, new_id(), command, key, with_service) for corr_id in sent))
+    answers = 0
+    with suppress(TransportError, OSError):
+        for corr_id in sent:
+            assert await client.answer(corr_id) == Err(AUTH)
+            answers += 1
+    return answers
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[str, str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.duplex import incoming
+from agent.duplex import agent as agent_module
+from agent.duplex import deletion, incoming, synchronisation
 from agent.duplex.agent import open_duplex
 from agent.duplex.commands import CommandRunner
 from agent.duplex.events import Failed
+from agent.duplex.inbox import Inbox
 from agent.duplex.replies import RouterRefused, TemporaryFailure
+from agent.duplex.router_links import Purpose
 from agent.duplex.subscribing import SessionSubscriptions
+from agent.notifications import notifications, rows
 from protocol.crypto import X25519PrivateKey
 from protocol.encoding import EntityId
 from protocol.smp_messages import Ids, New, Ok, QueueMode, SmpMessage
@@ -21,6 +26,7 @@ from smp_client.proxy import ProxyConfig, ProxyPolicy
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, config, connect, person
 from tests.smp_client.peer import PeerSession, scripted_router
+from tests.waiting import until
 
 SECRET = "what a peer sent"
 
@@ -119,6 +125,69 @@ async def test_a_session_that_shows_a_defect_is_made_again(
         monkeypatch.setattr(SessionSubscriptions, "run", fail_once)
         async with person(tmp_path / "alice", router.address) as alice:
             await still_talk(alice, hers, bob, his)
+
+
+async def test_an_event_that_shows_a_defect_ends_its_session_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its session is closed by a task of the agent's own."""
+    received = Inbox.received
+    fails = True
+
+    async def fail_at_first(inbox: Inbox, *arguments: Any) -> list[EntityId]:
+        if fails:
+            raise ValueError(SECRET)
+        return await received(inbox, *arguments)
+
+    async with (
+        Router.start() as router,
+        person(tmp_path / "alice", router.address) as alice,
+        person(tmp_path / "bob", router.address) as bob,
+    ):
+        hers, his = await connect(alice, bob)
+        link = alice.agent._links.link(Purpose(router.address.canonical))
+        session = await link.session()
+        monkeypatch.setattr(Inbox, "received", fail_at_first)
+        await bob.agent.send(his, b"repeated to the next session")
+        await session.wait_closed()
+        await alice.agent._start(link.close(), "leaving")
+        fails = False
+        assert (await alice.reads()).body == b"repeated to the next session"
+        await still_talk(alice, hers, bob, his)
+    assert "ValueError" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("work", ["deletion.clean_up", "synchronisation.due_rounds", "rows.next_due"])
+async def test_what_an_agent_does_by_itself_shows_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, work: str
+) -> None:
+    for module, pause in (
+        (agent_module, "FIRST_CLEANING"),
+        (agent_module, "CLEANING_INTERVAL"),
+        (agent_module, "SYNC_INTERVAL"),
+        (notifications, "PAUSE_AFTER_DEFECT"),
+    ):
+        monkeypatch.setattr(module, pause, 0.001)
+    name, _, function = work.partition(".")
+    module = {"deletion": deletion, "synchronisation": synchronisation, "rows": rows}[name]
+    good, attempts = getattr(module, function), 0
+
+    def fail_twice(*arguments: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise ValueError(SECRET)
+        return good(*arguments)
+
+    async with Router.start() as router, person(tmp_path / "bob", router.address) as bob:
+        monkeypatch.setattr(module, function, fail_twice)
+        async with person(tmp_path / "alice", router.address) as alice:
+            await until(lambda: attempts > 2)
+            hers, his = await connect(alice, bob)
+            await still_talk(alice, hers, bob, his)
+    assert "failed with ValueError" in caplog.text
+    assert SECRET not in caplog.text
 
 
 async def test_peers_cannot_lead_an_agent_into_its_own_network(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, key_pair, signed_statement
-from ntf_server.config import CONFIG_FILE, render_config
+from ntf_server.config import CONFIG_FILE, StatementsConfig, render_config
 from ntf_server.statements import service
+from ntf_server.statements.summary import node_name
 from protocol.statements import statement_hash
 from store.statement_rate import LIMIT
 from tests.http import get
@@ -102,6 +103,18 @@ async def test_status_and_doctor_show_the_gateway(tmp_path: Path) -> None:
         await world.node.stop()
         (unreachable,) = (await doctor(world))["problem"]
         assert unreachable.startswith(f"node {world.node.url}: ")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("wss://user:word@node.example/v1/0123key?token=word#word", "wss://node.example"),
+        ("ws://[2001:db8::1]:9944/", "ws://[2001:db8::1]:9944"),
+    ],
+)
+def test_what_is_secret_in_the_address_of_a_node_is_not_shown(url: str, shown: str) -> None:
+    assert node_name(url) == shown
+    assert "word" not in repr(StatementsConfig(node=url))
 
 
 async def doctor(world: GatewayWorld) -> dict[str, list[str]]:

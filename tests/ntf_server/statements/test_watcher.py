@@ -17,7 +17,9 @@ from ntf_server.statements import node_client
 from ntf_server.statements.node_client import (
     LONG_MESSAGE,
     MALFORMED,
+    READ_AT_ONCE,
     NodeError,
+    NotificationReader,
     _read_notification,
     connected,
 )
@@ -241,6 +243,13 @@ async def test_a_long_message_leaves_the_loop_free() -> None:
         await asyncio.sleep(0)
         turns += 1
     assert len((await reading).statements) == 20_000
+    assert turns > 50
+
+
+def test_values_that_nobody_asked_for_leave_the_loop_free() -> None:
+    """Short names cost as much to read as short statements do."""
+    text = json.dumps({f"{number}": 0 for number in range(10_000)} | json.loads(notification([])))
+    turns = sum(NotificationReader(text)) / READ_AT_ONCE
     assert turns > 50
 
 
