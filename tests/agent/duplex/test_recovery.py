@@ -128,6 +128,16 @@ def test_a_step_that_is_sent_again_although_it_was_read_changes_nothing(after: i
     talk(alice, bob)
 
 
+def test_a_step_that_waits_for_the_new_ratchet_is_sent_once() -> None:
+    alice, _ = connected_parties()
+    assert alice.switch()
+    alice.sync()
+    alice.command()
+    alice.run(lambda tx: rotation.send_again(tx, 1))
+    (waiting,) = alice.db.execute("SELECT count(*) FROM commands").fetchone()
+    assert waiting == 1, "QADD"
+
+
 def test_receipts_wait_for_the_new_ratchet() -> None:
     alice, bob = connected_parties()
     alice.send(b"hello")
