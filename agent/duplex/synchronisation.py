@@ -132,9 +132,8 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
     if conn.sync_state is SyncState.AGREED:
         enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
         tx.events.append(Failed(conn.connection_id, f"A_CRYPTO {RATCHET_SYNC}"))
-        # These were made before ours were read, and a second answer to an answer would miss them again.
-        has_answered = conn.sync_keys is None
-        _plan_round(tx, conn.connection_id, ANSWERED, None if has_answered else E2E_PARAMS.encode(theirs))
+        # If both only answered, or both only started, each would always miss the other's keys.
+        _plan_round(tx, conn.connection_id, ANSWERED, None if conn.joined else E2E_PARAMS.encode(theirs))
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
     if keys is None:

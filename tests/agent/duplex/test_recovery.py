@@ -12,6 +12,7 @@ from agent.duplex import rotation
 from agent.duplex.outgoing import MAX_ANSWERS
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.resending import MAX_UNREAD, UNREAD_TIME, clean_up_unread
+from agent.duplex.schema import prepare
 from agent.duplex.store import Tx
 from agent.duplex.synchronisation import MAX_ROUNDS
 from agent.duplex.tables import connection, receive_queues
@@ -21,6 +22,8 @@ from protocol.smp_messages import Del
 from tests.agent.duplex.simulation import Killed, Party, carry, connected_parties, settle
 
 OLD, NEW = 0, 1
+STEP_OF_JOINED = 7
+"Of the tables: before it nobody knew who had joined whom."
 
 
 def own_queue(party: Party) -> ReceiveQueue:
@@ -342,6 +345,16 @@ def test_keys_that_miss_each_other_while_a_queue_moves(hers: bool) -> None:
     settle(alice, bob)
     recover(alice, bob)
     agreed(alice, bob)
+
+
+def test_after_an_upgrade_both_sides_know_who_starts() -> None:
+    parties = connected_parties()
+    for party in parties:
+        party.db.execute("ALTER TABLE connections DROP COLUMN joined")
+        party.db.execute(f"PRAGMA user_version = {STEP_OF_JOINED - 1}")
+        prepare(party.db)
+    alice, bob = (connection(party.db, 1) for party in parties)
+    assert alice.joined is not bob.joined
 
 
 @pytest.mark.parametrize("seed", range(8))
