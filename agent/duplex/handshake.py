@@ -78,7 +78,8 @@ def start_join(
     ratchet = joiner_ratchet(keys, kem, theirs, E2E_VERSIONS.max, tx.secrets)
     put_ratchet(tx, connection_id, ratchet)
     put_keys(tx, connection_id, keys)
-    set_connection(tx, connection_id, kind=ConnectionKind.SND, agent_version=agent_version, pq_support=pq)
+    set_connection(tx, connection_id, kind=ConnectionKind.SND, joined=True)
+    set_connection(tx, connection_id, agent_version=agent_version, pq_support=pq)
     info = at_version(request.queues[0], client_version)
     new_send_queue(tx, connection_id, info, secured_with=secured_with)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,6 +60,15 @@ class Inbox:
     async def service_queues(self, server: SmpServer, service_id: EntityId) -> QueueSet:
         """What is the service's, as far as we know."""
         return await self._store.read(lambda db: service_queues(db, server, service_id))
+
+    async def stored(self, server: SmpServer, recipient_ids: Sequence[EntityId]) -> list[ReceiveQueue]:
+        """Those of these that we know."""
+
+        def look(db: sqlite3.Connection) -> list[ReceiveQueue]:
+            found = [receive_queue_of(db, server, recipient_id) for recipient_id in recipient_ids]
+            return [queue for queue in found if queue is not None]
+
+        return await self._store.read(look)
 
     async def received(
         self, server: SmpServer, messages: Sequence[Delivered], acknowledge: Acknowledge

@@ -242,6 +242,8 @@ def _synchronised(tx: Tx, conn: Connection) -> None:
         synchronisation.not_synchronised(tx, conn)
     if state is not conn.sync_state:
         synchronisation.enter(tx, conn.connection_id, state)
+        if conn.sync_state is SyncState.AGREED:
+            rotation.send_again(tx, conn.connection_id)
 
 
 def _not_opened(

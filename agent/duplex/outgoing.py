@@ -148,11 +148,16 @@ def send_when_possible(
     """Queue a message now, or as soon as the ratchet is synchronised."""
     if conn.sync_state.may_send:
         queue_message(tx, conn, message, queues=None if only_to is None else [only_to])
-        return
+    else:
+        postpone(tx, conn.connection_id, message, only_to=only_to)
+
+
+def postpone(tx: Tx, connection_id: int, message: AMessage, *, only_to: SendQueue | None = None) -> None:
+    """Queue a message with the next commands, as soon as the ratchet is synchronised."""
     w = Writer()
     w.push_int64(0 if only_to is None else only_to.queue_id)
     w.push_bytes(A_MESSAGE.encode(message))
-    add_command(tx, conn.connection_id, POSTPONED, w.value())
+    add_command(tx, connection_id, POSTPONED, w.value())
 
 
 def send_postponed(tx: Tx, command: StoredCommand) -> bool:

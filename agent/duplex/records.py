@@ -64,6 +64,8 @@ class Connection:
     last_snd_hash: bytes = field(repr=False)
     deleted: bool
     wants_notifications: bool
+    joined: bool = False
+    "The other side made the link."
     sync_rounds: int = 0
     "Synchronisations that were started again by themselves, since the ratchet last worked."
     sync_due: int | None = None

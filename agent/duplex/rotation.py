@@ -5,7 +5,7 @@ The owner of the queue offers (QADD) and secures (QUSE); its sender brings keys 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from agent.duplex.events import Failed, QueueDeleted, SwitchProgress
@@ -14,6 +14,7 @@ from agent.duplex.outgoing import (
     check_answers,
     drop_postponed,
     give_up_queue,
+    postpone,
     send_there_too,
     send_when_possible,
 )
@@ -23,6 +24,7 @@ from agent.duplex.records import (
     QueueStatus,
     RcvSwitch,
     ReceiveQueue,
+    SendQueue,
     SndSwitch,
 )
 from agent.duplex.store import Strand, Tx
@@ -56,7 +58,7 @@ from protocol.agent.messages import (
 )
 from protocol.encoding import EntityId
 from protocol.errors import DecodeError
-from protocol.queue_uri import SMP_CLIENT_VERSIONS
+from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueInfo
 
 SWITCH, SECURE_NEW = "switch", "secure_new"
 "Kinds of commands."
@@ -95,8 +97,12 @@ def offer(tx: Tx, connection_id: int, old: ReceiveQueue, new: ReceiveQueue) -> N
         delete_queue(tx, added, at_once=True)
         return
     set_receive_queue(tx, old.queue_id, switch=RcvSwitch.SENDING_QADD)
-    send_when_possible(tx, connection(tx.db, connection_id), QueueAdd((NewQueue(new.uri, old.address),)))
+    send_when_possible(tx, connection(tx.db, connection_id), _offer(old, new))
     _progress(tx, connection_id, "started", receiving=True)
+
+
+def _offer(old: ReceiveQueue, new: ReceiveQueue) -> QueueAdd:
+    return QueueAdd((NewQueue(new.uri, old.address),))
 
 
 def abort_switch(tx: Tx, connection_id: int) -> None:
@@ -119,6 +125,8 @@ def keys_received(tx: Tx, conn: Connection, brought_by: ReceiveQueue, message: Q
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
     if new.status not in (QueueStatus.NEW, QueueStatus.CONFIRMED):
+        if new.e2e_secret == new.e2e_key.exchange(info.dh_key):
+            return  # sent again
         raise PeerFault(A_QUEUE, "is secured already")
     if brought_by.switch is not RcvSwitch.SENDING_QADD or new.replaces != brought_by.queue_id:
         raise PeerFault(INTERNAL, "QKEY in another state of the switch")
@@ -143,8 +151,12 @@ def secured(tx: Tx, new: ReceiveQueue) -> None:
     conn = connection(tx.db, new.connection_id)
     set_secured(tx, new)
     set_receive_queue(tx, current.replaces, switch=RcvSwitch.SENDING_QUSE)
-    send_when_possible(tx, conn, QueuesUse((QueueUse(new.address, True),)))
+    send_when_possible(tx, conn, _usable(new))
     _progress(tx, conn.connection_id, "secured", receiving=True)
+
+
+def _usable(new: ReceiveQueue) -> QueuesUse:
+    return QueuesUse((QueueUse(new.address, True),))
 
 
 def used(tx: Tx, conn: Connection, new: ReceiveQueue) -> None:
@@ -233,11 +245,14 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
     check_answers(tx, conn.connection_id)
     offered, replaced = message.queues[0].queue, message.queues[0].replaced
     queues = send_queues(tx.db, conn.connection_id)
-    if any(queue.sender_id == offered.sender_id for queue in queues):
+    old = None if replaced is None else find_address(queues, replaced)
+    known = next((queue for queue in queues if queue.sender_id == offered.sender_id), None)
+    if known is not None:
+        if old is not None and known.replaces == old.queue_id:
+            return  # sent again
         raise PeerFault(A_QUEUE, "address is used already")
     if replaced is None:
         raise PeerFault(A_QUEUE, "replaces nothing")
-    old = find_address(queues, replaced)
     version = SMP_CLIENT_VERSIONS.common(offered.versions)
     if old is None:
         raise PeerFault(A_QUEUE, "replaced queue not found")
@@ -252,9 +267,13 @@ def queue_offered(tx: Tx, conn: Connection, message: QueueAdd) -> None:
     except DecodeError:
         raise PeerFault(A_QUEUE, "key") from None
     set_send_queue(tx, old.queue_id, switch=SndSwitch.SENDING_QKEY)
-    answer = replace(info, dh_key=new.e2e_key.public)
-    send_when_possible(tx, conn, QueueKeys((QueueKey(answer, new.auth_key.public),)))
+    send_when_possible(tx, conn, _keys(new))
     _progress(tx, conn.connection_id, "started", receiving=False)
+
+
+def _keys(new: SendQueue) -> QueueKeys:
+    info = QueueInfo(new.client_version, new.server, new.sender_id, new.e2e_key.public, new.mode)
+    return QueueKeys((QueueKey(info, new.auth_key.public),))
 
 
 def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
@@ -263,6 +282,8 @@ def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
     new = find_address(queues, message.queues[0].address)
     if new is None:
         raise PeerFault(A_QUEUE, "not found")
+    if new.status in (QueueStatus.SECURED, QueueStatus.ACTIVE):
+        return  # sent again
     old = next((queue for queue in queues if queue.queue_id == new.replaces), None)
     if old is None or old.switch is not SndSwitch.SENDING_QKEY:
         raise PeerFault(INTERNAL, "QUSE in another state of the switch")
@@ -271,3 +292,35 @@ def queue_usable(tx: Tx, conn: Connection, message: QueuesUse) -> None:
     send_there_too(tx, old, new)
     send_when_possible(tx, conn, QueueTest((new.address,)), only_to=new)
     _progress(tx, conn.connection_id, "secured", receiving=False)
+
+
+# After a synchronisation
+
+
+def send_again(tx: Tx, connection_id: int) -> None:
+    """The message that the other side waits for: it may have come with a ratchet that was gone there.
+
+    QTEST is not repeated: whatever comes on the new queue says the same.
+    """
+    for message in (*_of_owner(tx, connection_id), *_of_sender(tx, connection_id)):
+        drop_postponed(tx, connection_id, type(message))
+        postpone(tx, connection_id, message)
+
+
+def _of_owner(tx: Tx, connection_id: int) -> Iterator[QueueAdd | QueuesUse]:
+    queues = receive_queues(tx.db, connection_id)
+    by_id = {queue.queue_id: queue for queue in queues}
+    for new in queues:
+        old = by_id.get(new.replaces or 0)
+        if old is None or new.deleting:
+            continue
+        if old.switch is RcvSwitch.SENDING_QADD and new.status is QueueStatus.NEW:
+            yield _offer(old, new)
+        elif old.switch is RcvSwitch.SENDING_QUSE:
+            yield _usable(new)
+
+
+def _of_sender(tx: Tx, connection_id: int) -> Iterator[QueueKeys]:
+    queues = send_queues(tx.db, connection_id)
+    waiting = {queue.queue_id for queue in queues if queue.switch is SndSwitch.SENDING_QKEY}
+    return (_keys(queue) for queue in queues if queue.replaces in waiting)

@@ -80,7 +80,7 @@ class RouterLinks:
         if purpose not in self._kept:
             self._kept.add(purpose)
             self._start(self._hold(purpose, link, queue), f"router {purpose.server.hosts[0]}")
-        link.subscribe_more()
+        link.subscribe_more(queue)
 
     async def _hold(self, purpose: Purpose, link: RouterLink, queue: ReceiveQueue) -> None:
         await link.keep(queue.recipient_id if self._separate else None)

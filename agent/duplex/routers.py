@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agent.duplex.defects import survive
 from agent.duplex.inbox import Delivered, Inbox
+from agent.duplex.records import ReceiveQueue
 from agent.duplex.subscribing import SUBSCRIBED_AT_ONCE, SessionSubscriptions
 from protocol.addresses import SmpServer
 from protocol.agent.retry import RECONNECT, first
@@ -21,6 +22,8 @@ from smp_client.subscriptions import ServiceBalance
 from transport.cancellation import TaskGroup, raise_if_cancelled
 
 MAX_UNACKNOWLEDGED = 100_000
+MAX_EARLY = 1000
+"Queues with a message that are not stored: more are not of our making."
 SHORT_SESSION = 1.0
 "Seconds: after one that was shorter, a router is left alone for a while, as after none."
 
@@ -39,6 +42,10 @@ class RouterLink:
         self._acks: asyncio.Queue[Request[SmpCommand]] = asyncio.Queue()
         self._unacknowledged: set[EntityId] = set()
         "Queues with a message that this session has brought: a router has to wait with their next."
+        self._early: set[EntityId] = set()
+        "Queues that brought a message before they were stored."
+        self._unread: list[ReceiveQueue] = []
+        "Those of them that are stored now: the router repeats the message after SUB."
         self._balance = ServiceBalance()
         self._subscriptions: SessionSubscriptions | None = None
 
@@ -58,8 +65,11 @@ class RouterLink:
         """In the background; if the ACK gets lost, the router repeats the message in the next session."""
         self._acks.put_nowait(ack)
 
-    def subscribe_more(self) -> None:
-        """There are queues that the current session does not know."""
+    def subscribe_more(self, queue: ReceiveQueue) -> None:
+        """It was stored; the current session may not know it."""
+        if queue.recipient_id in self._early:
+            self._early.discard(queue.recipient_id)
+            self._unread.append(queue)
         if self._subscriptions is not None:
             self._subscriptions.subscribe_more()
 
@@ -89,7 +99,7 @@ class RouterLink:
     async def _serve(self, session: SmpSession) -> None:
         self._unacknowledged.clear()
         self._subscriptions = subscriptions = SessionSubscriptions(
-            self._server, session, self._inbox, self._received, self._balance
+            self._server, session, self._inbox, self._received, self._balance, self._unread
         )
         async with TaskGroup() as tasks:
             work = [
@@ -125,7 +135,16 @@ class RouterLink:
     async def _received(self, messages: Sequence[Delivered]) -> None:
         if messages:
             unknown = await self._inbox.received(self._server, messages, self.acknowledge)
-            self._unacknowledged.difference_update(unknown)
+            if unknown:
+                await self._came_early(unknown)
+
+    async def _came_early(self, unknown: Sequence[EntityId]) -> None:
+        self._unacknowledged.difference_update(unknown)
+        if len(self._early) >= MAX_EARLY:
+            self._early.clear()
+        self._early.update(unknown)
+        for queue in await self._inbox.stored(self._server, unknown):  # in the meantime
+            self.subscribe_more(queue)
 
     async def _on_events(self, events: list[Received[SmpMessage]]) -> None:
         messages = [

@@ -265,6 +265,15 @@ INSERT INTO commands (connection_id, kind, arguments, delay, queue_id)
     SELECT connection_id, 'delete_queue', x'', 2000000, queue_id FROM receive_queues
     WHERE deleting AND queue_id NOT IN (SELECT queue_id FROM commands);
 """,
+    # Who joined is not known of connections that were made before; what matters is that both sides differ.
+    """
+ALTER TABLE connections ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
+UPDATE connections AS c SET joined = ifnull((
+    SELECT r.sender_id > s.sender_id FROM receive_queues r JOIN send_queues s USING (connection_id)
+    WHERE connection_id = c.connection_id
+    ORDER BY r.is_primary DESC, r.replaces IS NOT NULL, s.is_primary DESC, s.replaces IS NOT NULL LIMIT 1
+), 0);
+""",
 )
 
 

@@ -42,7 +42,9 @@ class SessionSubscriptions:
         inbox: Inbox,
         received: Callable[[Sequence[Delivered]], Awaitable[None]],
         balance: ServiceBalance,
+        unread: list[ReceiveQueue],
     ) -> None:
+        """`unread`: queues that are subscribed one by one even if they are our service's."""
         self._server = server
         self._session = session
         self._inbox = inbox
@@ -53,9 +55,10 @@ class SessionSubscriptions:
         self.bulk = Bulk.NONE
         self._all_sent = False
         self._changed = asyncio.Event()
+        self._unread = unread
 
     def subscribe_more(self) -> None:
-        """There are queues that this session does not know."""
+        """There are queues that this session does not know, or has to ask for."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -139,7 +142,9 @@ class SessionSubscriptions:
     async def _subscribe_rest(self, last: int, without: EntityId | None) -> int:
         """All after the queue `last` that are not of this service; the last one found."""
         self._changed.clear()
-        unanswered: list[ReceiveQueue] = []
+        unread = self._unread.copy()
+        self._unread.clear()
+        unanswered = await self._subscribe_batch(unread) if unread else []
         while queues := await self._inbox.queues(self._server, without, last, SUBSCRIBED_AT_ONCE):
             last = queues[-1].queue_id
             unanswered += await self._subscribe_batch(queues)

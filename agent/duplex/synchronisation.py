@@ -10,7 +10,7 @@ from agent.duplex.ratchets import keys_of, put_keys, replace_ratchet, seen_befor
 from agent.duplex.records import Connection, ConnectionKind
 from agent.duplex.resending import forget_unread
 from agent.duplex.store import Strand, Tx
-from agent.duplex.tables import connection, receive_queues, send_queues, set_connection
+from agent.duplex.tables import connection, set_connection
 from agent.errors import A_PROHIBITED, A_VERSION, INTERNAL, AgentError, PeerFault, Prohibited
 from protocol.agent.e2e_params import E2E_PARAMS, E2eKeys, E2eParams
 from protocol.agent.envelopes import RatchetKeyEnvelope
@@ -79,12 +79,6 @@ def _plan_round(tx: Tx, connection_id: int, span: Span, keys: bytes | None = Non
         set_connection(tx, connection_id, sync_due=min(due, conn.sync_due or due), sync_keys=keys)
 
 
-def _starts_again(tx: Tx, connection_id: int) -> bool:
-    """One of the two sides: which one, both know by the ids of their queues."""
-    (receiving, *_), (sending, *_) = receive_queues(tx.db, connection_id), send_queues(tx.db, connection_id)
-    return receiving.sender_id > sending.sender_id
-
-
 def not_synchronised(tx: Tx, conn: Connection) -> None:
     """The peer uses a ratchet that it should not have any more: it may have forgotten the synchronisation."""
     if conn.sync_state in (SyncState.STARTED, SyncState.AGREED):
@@ -139,8 +133,7 @@ def keys_received(tx: Tx, conn: Connection, envelope: RatchetKeyEnvelope) -> Non
         enter(tx, conn.connection_id, SyncState.REQUIRED, RATCHET_SYNC)
         tx.events.append(Failed(conn.connection_id, f"A_CRYPTO {RATCHET_SYNC}"))
         # If both only answered, or both only started, each would always miss the other's keys.
-        answers = not _starts_again(tx, conn.connection_id)
-        _plan_round(tx, conn.connection_id, ANSWERED, E2E_PARAMS.encode(theirs) if answers else None)
+        _plan_round(tx, conn.connection_id, ANSWERED, None if conn.joined else E2E_PARAMS.encode(theirs))
         return
     keys = keys_of(tx.db, conn.connection_id) if conn.sync_state is SyncState.STARTED else None
     if keys is None:

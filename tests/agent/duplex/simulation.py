@@ -78,7 +78,7 @@ from smp_client.requests import Request
 
 T = TypeVar("T")
 
-MAX_ROUNDS = 5000
+MAX_ROUNDS = 1000
 "Many more than two parties need until nothing is left to do."
 SERVERS = tuple(SmpServer((f"router{number}.example",), "", bytes(32)) for number in range(3))
 

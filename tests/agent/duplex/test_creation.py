@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from agent.duplex.events import ContactRequested, Deleted, LinkReady
+from agent.duplex.agent import open_duplex
+from agent.duplex.events import ContactRequested, Deleted, LinkReady, ServerUp, ServiceUp
 from agent.duplex.links import PreparedLink, own_request
 from agent.duplex.replies import TemporaryFailure
+from agent.duplex.store import Change, DuplexStore, Tx
 from agent.duplex.tables import connections
 from protocol.agent.connection_requests import request_text
 from protocol.link_crypto import sender_id_of
 from protocol.queue_uri import SMP_CLIENT_VERSIONS, QueueUri
 from smp_router.router import Router
 from tests.agent.duplex.simulation import Killed, Party, Routers, settle
-from tests.agent.duplex.world import person
+from tests.agent.duplex.world import Person, config, person
 from tests.agent.proxy import lossy_proxy
+from transport.cancellation import TaskGroup
+
+T = TypeVar("T")
 
 
 def request_of(prepared: PreparedLink) -> str:
@@ -147,3 +154,45 @@ async def test_an_invitation_whose_answer_is_lost_leaves_nothing_behind(tmp_path
         assert len(router.state.queues) == 0
         _, link = await alice.agent.create_short_invitation(b"profile")
         assert link
+
+
+class LateStore(DuplexStore):
+    """Stores a prepared queue only after its first message was looked at."""
+
+    looked: asyncio.Event
+    asked = 0
+
+    async def run(self, change: Change[T]) -> tuple[T, Tx]:
+        name, cls = change.__qualname__, type(self)
+        if name.startswith("CommandRunner.create."):
+            cls.asked += 1
+            if cls.asked == 2:  # NEW was answered
+                await cls.looked.wait()
+        result = await super().run(change)
+        if name.startswith("Inbox.received."):
+            cls.looked.set()
+        return result
+
+
+@pytest.mark.parametrize("has_others", [False, True], ids=["first queue", "later queue"])
+@pytest.mark.parametrize("services", [False, True], ids=["one by one", "service"])
+async def test_a_message_that_comes_before_its_queue_is_stored(
+    tmp_path: Path, services: bool, has_others: bool
+) -> None:
+    late = type("Late", (LateStore,), {"looked": asyncio.Event()})
+    async with (
+        Router.start() as router,
+        open_duplex(config(tmp_path / "alice.db", router.address, services=services), late) as agent,
+        person(tmp_path / "bob.db", router.address) as bob,
+        TaskGroup() as tasks,
+    ):
+        alice = Person(agent)
+        if has_others:
+            await agent.create_address()
+            await alice.event(ServiceUp if services else ServerUp)
+        prepared = agent.prepare_address(agent.new_root_key())
+        tasks.create_task(agent.create_prepared(prepared), name="creation")
+        while len(router.state.queues) <= has_others:
+            await asyncio.sleep(0.01)
+        await bob.agent.join(prepared.link().text(), b"Bob")
+        assert (await alice.event(ContactRequested)).info == b"Bob"

@@ -23,6 +23,9 @@ from tests.agent.duplex.simulation import (
     settle,
 )
 
+pytestmark = pytest.mark.timeout(240)
+"Seconds for one test. An example takes 0.2, and each time that everything is to arrive has a limit of its own."
+
 TALK = (
     "send",
     "send",

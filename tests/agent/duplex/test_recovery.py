@@ -8,9 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.duplex import rotation
 from agent.duplex.outgoing import MAX_ANSWERS
 from agent.duplex.records import ReceiveQueue
 from agent.duplex.resending import MAX_UNREAD, UNREAD_TIME, clean_up_unread
+from agent.duplex.schema import prepare
 from agent.duplex.store import Tx
 from agent.duplex.synchronisation import MAX_ROUNDS
 from agent.duplex.tables import connection, receive_queues
@@ -20,6 +22,8 @@ from protocol.smp_messages import Del
 from tests.agent.duplex.simulation import Killed, Party, carry, connected_parties, settle
 
 OLD, NEW = 0, 1
+STEP_OF_JOINED = 7
+"Of the tables: before it nobody knew who had joined whom."
 
 
 def own_queue(party: Party) -> ReceiveQueue:
@@ -79,6 +83,62 @@ def test_death_in_a_rotation_that_meets_a_synchronisation(who: str) -> None:
         if not died:
             return
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("lost", ["QADD", "QKEY", "QUSE", "QTEST"])
+def test_a_step_of_a_rotation_that_a_new_ratchet_makes_unreadable(lost: str) -> None:
+    """Its receiver has given up the ratchet that it was sealed with: it is sent again with the next one."""
+    alice, bob = connected_parties()
+    old = own_queue(alice)
+    assert alice.switch()
+    for name, who, peer, choice in (
+        ("QADD", alice, bob, OLD),
+        ("QKEY", bob, alice, OLD),
+        ("QUSE", alice, bob, OLD),
+        ("QTEST", bob, alice, NEW),
+    ):
+        who.command()
+        who.deliver(choice)
+        if name == lost:
+            peer.disturb("lose", 0)
+            break
+        peer.receive(choice)
+    bob.sync()
+    settle(alice, bob)
+    talk(alice, bob)
+    settle(alice, bob)
+    assert own_queue(alice).recipient_id != old.recipient_id
+    assert own_queue(alice).switch is None
+    assert bob.sends_to() == 1
+    assert not alice.errors + bob.errors
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_a_step_that_is_sent_again_although_it_was_read_changes_nothing(after: int) -> None:
+    """Neither before nor after the other side has gone on, nor when the new queue is in use."""
+    alice, bob = connected_parties()
+    assert alice.switch()
+    for step, (who, peer) in enumerate([(alice, bob), (bob, alice)] * 2, 1):
+        carry(who, peer, NEW)
+        if step == after:
+            break
+    for who in (alice, bob):
+        who.run(lambda tx: rotation.send_again(tx, 1))
+    settle(alice, bob)
+    assert not alice.errors + bob.errors
+    assert own_queue(alice).switch is None
+    assert bob.sends_to() == 1
+    talk(alice, bob)
+
+
+def test_a_step_that_waits_for_the_new_ratchet_is_sent_once() -> None:
+    alice, _ = connected_parties()
+    assert alice.switch()
+    alice.sync()
+    alice.command()
+    alice.run(lambda tx: rotation.send_again(tx, 1))
+    (waiting,) = alice.db.execute("SELECT count(*) FROM commands").fetchone()
+    assert waiting == 1, "QADD"
 
 
 def test_receipts_wait_for_the_new_ratchet() -> None:
@@ -265,6 +325,36 @@ def test_keys_that_come_after_an_agreement() -> None:
     settle(alice, bob)
     recover(alice, bob)
     agreed(alice, bob)
+
+
+@pytest.mark.parametrize("hers", [True, False], ids=["owner", "sender"])
+def test_keys_that_miss_each_other_while_a_queue_moves(hers: bool) -> None:
+    """Of the queues of the connection, each side knows others."""
+    alice, bob = connected_parties()
+    until_quse(alice, bob)
+    carry(alice, bob, OLD)  # QUSE
+    while bob.deliver(OLD):
+        pass
+    assert bob.sends_to() == 1, "QTEST was sent"
+    alice.disturb("lose", 0)
+    who, peer = (alice, bob) if hers else (bob, alice)
+    for _ in range(2):
+        who.sync()
+        carry(who, peer, 0)
+    assert peer.sync_state is SyncState.REQUIRED
+    settle(alice, bob)
+    recover(alice, bob)
+    agreed(alice, bob)
+
+
+def test_after_an_upgrade_both_sides_know_who_starts() -> None:
+    parties = connected_parties()
+    for party in parties:
+        party.db.execute("ALTER TABLE connections DROP COLUMN joined")
+        party.db.execute(f"PRAGMA user_version = {STEP_OF_JOINED - 1}")
+        prepare(party.db)
+    alice, bob = (connection(party.db, 1) for party in parties)
+    assert alice.joined is not bob.joined
 
 
 @pytest.mark.parametrize("seed", range(8))
