@@ -23,9 +23,10 @@ SELECT count(topic) FROM named
 _WAITING = shared("SELECT count(*) FROM pending_statements")
 _HEARD = shared("SELECT max(until) FROM statement_listening")
 # Whatever deletes a subscription deletes the pushes that wait for it, but not what is remembered of them.
+# No EXISTS: PostgreSQL would sometimes read all that wait for it first.
 _OUTCOME = f"""
 CASE WHEN p.outcome = '{Outcome.WAITING}'
-    AND NOT EXISTS (SELECT 1 FROM pending_statements n WHERE n.push_key = p.push_key)
+    AND (SELECT n.push_key FROM pending_statements n WHERE n.push_key = p.push_key) IS NULL
 THEN '{Outcome.REVOKED}' ELSE p.outcome END AS outcome
 """
 _OUTCOMES = shared(f"""

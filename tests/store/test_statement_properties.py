@@ -8,6 +8,7 @@ of the machine, in the order in which the gateway's watcher and dispatcher ask t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -53,10 +54,10 @@ MakeStore = Callable[[], NtfStore]
 
 
 class Gateway(RuleBasedStateMachine):
-    def __init__(self, make_store: MakeStore) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.make_store = make_store
+        self.make_store = self.new_data()
         self.now = float(NOW)
         self.node: dict[bytes, ReceivedStatement] = {}
         self.connected = False
@@ -71,6 +72,10 @@ class Gateway(RuleBasedStateMachine):
         "What must be pushed, unless all these rules go before."
         self.sent: Counter[Pair] = Counter()
         self.count = 0
+
+    def new_data(self) -> MakeStore:
+        """Stores of empty data."""
+        raise NotImplementedError
 
     def do(self, call: Awaitable[T]) -> T:
         async def awaited() -> T:
@@ -124,7 +129,9 @@ class Gateway(RuleBasedStateMachine):
         made, self.now = self.devices[number], self.now + 2
         assert made is not None
         ids = made.client_id, made.subscription_id
-        self.do(self.store.edit_rules(*ids, how, sorted(chosen), None, now=self.now))
+        self.do(
+            self.store.edit_rules(*ids, how, sorted(chosen), None, now=self.now, caps=DEFAULT_GATEWAY_CAPS)
+        )
         self.now += 2
         kept = self.kept_rules[number]
         gone = chosen if how is RuleEdit.REMOVE else set(kept) - chosen if how is RuleEdit.REPLACE else set()
@@ -276,18 +283,20 @@ FEWER = settings(EXAMPLES, max_examples=15)
 
 def test_any_interleaving_with_sqlite() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        files = (Path(folder) / f"{number}.db" for number in range(10_000))
+        files = (Path(folder) / f"{number}.db" for number in itertools.count())
 
-        def machine() -> Gateway:
-            file = next(files)
-            return Gateway(lambda: SqliteStore(file))
+        class WithSqlite(Gateway):
+            def new_data(self) -> MakeStore:
+                file = next(files)
+                return lambda: SqliteStore(file)
 
-        run_state_machine_as_test(machine, settings=EXAMPLES)
+        run_state_machine_as_test(WithSqlite, settings=EXAMPLES)
 
 
 def test_any_interleaving_with_postgres(postgres: PostgresCluster) -> None:
-    def machine() -> Gateway:
-        url = postgres.new_database()
-        return Gateway(lambda: PostgresStore(url))
+    class WithPostgres(Gateway):
+        def new_data(self) -> MakeStore:
+            url = postgres.new_database()
+            return lambda: PostgresStore(url)
 
-    run_state_machine_as_test(machine, settings=FEWER)
+    run_state_machine_as_test(WithPostgres, settings=FEWER)

@@ -11,7 +11,7 @@ import pytest
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import HOUR, GatewayWorld, gateway_parts, key_pair, signed_statement
 from ntf_server.push.composing import STATEMENTS_DROPPED
-from ntf_server.statements import api, node_client
+from ntf_server.statements import api, node_client, service
 from ntf_server.statements.openapi import SUBSCRIPTIONS
 from ntf_server.statements.pipeline import REPEATED, STORED_BEFORE
 from store.statement_rate import LIMIT
@@ -126,6 +126,20 @@ async def test_what_came_while_the_connection_was_lost_is_pushed_once(tmp_path: 
     assert datas(world) == {
         f"{token} {what}": 1 for token in ("a1", "b2") for what in ("missed", "killed", "live")
     }
+
+
+async def test_a_call_that_was_missed_right_after_its_rule_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway did not note yet that it hears the node, but a new statement is not older than its rule."""
+    monkeypatch.setattr(service, "LISTENING_INTERVAL", SLOW)
+    async with gateway_parts(tmp_path, call_max_age=SLOW) as world, world.serving():
+        bob = world.client("bob")
+        await bob.allow(await bob.register("voip", VOIP), (ALICE[0], TOPIC))
+        await world.node.stop()
+        await world.node.submit(signed_statement(ALICE, TOPIC, data=b"missed"))
+        await world.node.start()
+        await until(lambda: len(world.accepted) == 1)
 
 
 async def test_what_the_limit_dropped_is_never_pushed(tmp_path: Path) -> None:
