@@ -51,7 +51,7 @@ async def test_the_watcher_is_killed(tmp_path: Path, postgres: PostgresCluster) 
 async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
     """Seconds from the watcher's death until what was published then reached every device; each push is made
     once, also that of which nobody knows whether it was."""
-    async with gateway_parts(folder, postgres_url=url) as world:
+    async with gateway_parts(folder, postgres_url=url, call_max_age=LONG) as world:
         store = replace(world.config.STORE, lease_seconds=lease_seconds)
         world.config = replace(world.config, STORE=store)
         async with daemon(world, "one") as one, daemon(world, "two") as two:
