@@ -488,4 +488,6 @@ def _pending_row(key: PushKey, one: Candidate, now: float) -> Row:
         statement.signature,
         statement.expiry,
     )
-    return key, one.match.key, *carried, statement.expires_at, min(statement.received_at, now)
+    # One that the node had stored, and that is not older than the rule, came after the rule was made.
+    received_at = min(max(statement.received_at, one.match.made_at), now)
+    return key, one.match.key, *carried, statement.expires_at, received_at

@@ -20,7 +20,9 @@ CONNECT_TIMEOUT = 20.0
 CALL_TIMEOUT = 30.0
 "Seconds in which nothing comes from the node: an answer stands behind what it has stored."
 HEARTBEAT = 30.0
-"Seconds of silence after which the node is asked for a sign of life; without one the connection ends."
+"Seconds of silence after which the node is asked for a sign of life;"
+PONG_SHARE = 0.5
+"without one within this part of them, as the library has it, the connection ends."
 MAX_MESSAGE = 16 * 1024 * 1024
 "Bytes: a batch of stored statements; a node that sends more is disconnected."
 LONG_MESSAGE = 64 * 1024
@@ -48,6 +50,14 @@ OnStatements = Callable[[list[bytes], bool], Awaitable[None]]
 
 class NodeError(Exception):
     """The node cannot be reached, went away, or refused a call; the message names no secret."""
+
+
+class NodeSilent(NodeError):
+    """Nothing came from the node for so many seconds, though the connection seemed to be there."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class NodeClient:
@@ -112,6 +122,8 @@ class NodeClient:
             raise NodeError(f"the connection failed: {type(error).__name__}") from None
         finally:
             self._end_calls()
+        if isinstance(self._socket.exception(), aiohttp.ServerTimeoutError):
+            raise NodeSilent("the node fell silent", HEARTBEAT * (1 + PONG_SHARE))
         raise NodeError("the node closed the connection")
 
     def _end_calls(self) -> None:
@@ -132,7 +144,7 @@ class NodeClient:
                 await self._socket.send_json(request)
             return await self._answer(future)
         except TimeoutError:
-            raise NodeError(f"no answer to {method}") from None
+            raise NodeSilent(f"no answer to {method}", CALL_TIMEOUT) from None
         except (ConnectionError, aiohttp.ClientError):
             raise NodeError("the connection ended") from None
         finally:

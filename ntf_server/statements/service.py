@@ -79,7 +79,11 @@ class StatementGateway:
         self._listening_until = 0.0
         "When the node was last heard of; what it has stored when it is next may have come since then."
         self._watcher = TopicWatcher(
-            config.node, self._take, most_topics=config.watched_topics, new_rules=self
+            config.node,
+            self._take,
+            most_topics=config.watched_topics,
+            new_rules=self,
+            on_silence=self._note_silence,
         )
 
     async def run(self) -> None:
@@ -106,6 +110,10 @@ class StatementGateway:
                     ):  # whatever is wrong with the store is told by others
                         await self._store.note_listening(list(self._parts), now)
             await asyncio.sleep(LISTENING_INTERVAL)
+
+    def _note_silence(self, seconds: float) -> None:
+        """What the node stored meanwhile may be as old."""
+        self._listening_until -= seconds
 
     async def _read_listening(self, parts: Collection[int]) -> float:
         """Until when this process, or another daemon, heard of topics of these parts before."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from ntf_server.metrics import counter, gauge
-from ntf_server.statements.node_client import NodeClient, NodeError, OnStatements, connected
+from ntf_server.statements.node_client import NodeClient, NodeError, NodeSilent, OnStatements, connected
 from ntf_server.statements.topic_groups import TopicGroups
 from smp_client.backoff import Backoff
 from transport.cancellation import TaskGroup, raise_if_cancelled
@@ -48,9 +48,12 @@ class TopicWatcher:
         *,
         most_topics: int,
         new_rules: NewRules | None = None,
+        on_silence: Callable[[float], None] = lambda seconds: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """`on_silence` hears for how many seconds the watcher only seemed to listen."""
         self._new_rules = new_rules
+        self._on_silence = on_silence
         self._url = url
         self._on_statements = on_statements
         self._most_topics = most_topics
@@ -90,6 +93,8 @@ class TopicWatcher:
             except NodeError as error:
                 logger.warning("statement store: %s; trying again", error)
                 self.is_away = True
+                if isinstance(error, NodeSilent) and self.is_listening:
+                    self._on_silence(error.seconds)
             finally:
                 self.is_listening = False
                 CONNECTED.set(0)
@@ -113,11 +118,12 @@ class TopicWatcher:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            topics = self._topics
             if self.watches_all:
                 await _change(client, names, [None], [group for group in names if group is not None])
                 groups = TopicGroups()
             else:
-                changes = groups.set(self._topics)
+                changes = groups.set(topics)
                 ended = [*changes.ended, *([None] if None in names else [])]
                 await _change(client, names, changes.started, ended)
             SUBSCRIPTIONS.set(len(names))
@@ -129,7 +135,7 @@ class TopicWatcher:
             if self._is_complete and not self._changed.is_set():
                 self.is_listening = True
             if self._new_rules is not None:
-                await self._read_baselines(client, self._new_rules, None if None in names else self._topics)
+                await self._read_baselines(client, self._new_rules, None if None in names else topics)
 
     async def _read_baselines(
         self, client: NodeClient, new_rules: NewRules, watched: Collection[bytes] | None

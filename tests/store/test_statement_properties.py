@@ -1,23 +1,33 @@
 """Any interleaving of rules, statements, replays, outages, restarts and time: a device gets a statement
 at most once, and only one that is newer than the rule; and once if it was new, allowed and deliverable.
 
-The store is real. The node, its connection and the provider are played by the rules of the machine, in the
-order in which the gateway's watcher and dispatcher ask the store.
+The store is real: SQLite and PostgreSQL. The node, its connection and the provider are played by the rules
+of the machine, in the order in which the gateway's watcher and dispatcher ask the store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from store.interface import NtfStore
+from store.postgres import PostgresStore
 from store.sqlite import SqliteStore
 from store.statement_records import (
     DEFAULT_GATEWAY_CAPS,
@@ -28,6 +38,7 @@ from store.statement_records import (
     Rule,
     RuleEdit,
 )
+from tests.postgres import PostgresCluster
 from tests.store.test_contract_statements import NOW, new
 
 T = TypeVar("T")
@@ -38,13 +49,15 @@ LIFE = 300
 rules = st.sampled_from(RULES)
 Pair = tuple[int, bytes]
 "A device, by its number, and a statement."
+MakeStore = Callable[[], NtfStore]
+"Another store of the same data."
 
 
 class Gateway(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
+        self.make_store = self.new_data()
         self.now = float(NOW)
         self.node: dict[bytes, ReceivedStatement] = {}
         self.connected = False
@@ -53,12 +66,16 @@ class Gateway(RuleBasedStateMachine):
         self.kept_rules: dict[int, dict[Rule, int]] = {0: {}, 1: {}}
         "Rules of each device, with the number of the moment when they were made."
         self.moment = 0
+        self.published_at: dict[bytes, int] = {}
+        "The moment of each statement, by its hash."
         self.owed: dict[Pair, set[Rule]] = {}
         "What must be pushed, unless all these rules go before."
-        self.new: set[Pair] = set()
-        "Statements that came when there was a rule for them."
         self.sent: Counter[Pair] = Counter()
         self.count = 0
+
+    def new_data(self) -> MakeStore:
+        """Stores of empty data."""
+        raise NotImplementedError
 
     def do(self, call: Awaitable[T]) -> T:
         async def awaited() -> T:
@@ -68,7 +85,7 @@ class Gateway(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = SqliteStore(Path(self.folder.name) / "ntf.db")
+        self.store = self.make_store()
         self.do(self.store.open())
         for number in range(2):
             self.register(number)
@@ -78,7 +95,6 @@ class Gateway(RuleBasedStateMachine):
         if hasattr(self, "store"):
             self.do(self.store.close())
         self.loop.close()
-        self.folder.cleanup()
 
     # Clients
 
@@ -113,7 +129,9 @@ class Gateway(RuleBasedStateMachine):
         made, self.now = self.devices[number], self.now + 2
         assert made is not None
         ids = made.client_id, made.subscription_id
-        self.do(self.store.edit_rules(*ids, how, sorted(chosen), None, now=self.now))
+        self.do(
+            self.store.edit_rules(*ids, how, sorted(chosen), None, now=self.now, caps=DEFAULT_GATEWAY_CAPS)
+        )
         self.now += 2
         kept = self.kept_rules[number]
         gone = chosen if how is RuleEdit.REMOVE else set(kept) - chosen if how is RuleEdit.REPLACE else set()
@@ -140,6 +158,7 @@ class Gateway(RuleBasedStateMachine):
         name = b"%032d" % self.count
         came = ReceivedStatement(name, sender, tuple(topics), b"", int(self.now) + LIFE, received_at=self.now)
         self.node[name] = came
+        self.published_at[came.statement_hash] = self.moment
         if self.connected:
             self._owe(came)
             self._accept(came)
@@ -153,8 +172,6 @@ class Gateway(RuleBasedStateMachine):
     def _owe(self, came: ReceivedStatement, *, settled_only: bool = False) -> None:
         for number, kept in self.kept_rules.items():
             allowed = {Rule(came.sender, topic) for topic in came.topics} & set(kept)
-            if allowed:
-                self.new.add((number, came.statement_hash))
             if settled_only:
                 unsettled = set(self.do(self.store.new_rule_topics(100)))
                 allowed = {one for one in allowed if one.topic not in unsettled}
@@ -217,8 +234,8 @@ class Gateway(RuleBasedStateMachine):
             claim = self.do(self.store.claim_statement_pushes(keys, self.now, LIMITS))
             for push in self.do(self.store.statement_pushes(sorted(claim.claimed))):
                 pair = self._number(push.device_token), push.statement_hash
-                assert Rule(push.sender, push.topic) in self.kept_rules[pair[0]]
-                assert pair in self.new
+                made_at = self.kept_rules[pair[0]][Rule(push.sender, push.topic)]
+                assert made_at <= self.published_at[push.statement_hash], "older than its rule"
                 self.sent[pair] += 1
                 self.owed.pop(pair, None)
             if lost:
@@ -244,7 +261,7 @@ class Gateway(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.do(self.store.close())
-        self.store = SqliteStore(Path(self.folder.name) / "ntf.db")
+        self.store = self.make_store()
         self.do(self.store.open())
         self.do(self.store.abandon_claimed_pushes())
         self.connected = False
@@ -257,7 +274,29 @@ class Gateway(RuleBasedStateMachine):
         assert all(count == 1 for count in self.sent.values())
 
 
-TestGateway = Gateway.TestCase
-TestGateway.settings = settings(
+EXAMPLES = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+FEWER = settings(EXAMPLES, max_examples=15)
+"Each has a database of its own, which takes a second."
+
+
+def test_any_interleaving_with_sqlite() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = (Path(folder) / f"{number}.db" for number in itertools.count())
+
+        class WithSqlite(Gateway):
+            def new_data(self) -> MakeStore:
+                file = next(files)
+                return lambda: SqliteStore(file)
+
+        run_state_machine_as_test(WithSqlite, settings=EXAMPLES)
+
+
+def test_any_interleaving_with_postgres(postgres: PostgresCluster) -> None:
+    class WithPostgres(Gateway):
+        def new_data(self) -> MakeStore:
+            url = postgres.new_database()
+            return lambda: PostgresStore(url)
+
+    run_state_machine_as_test(WithPostgres, settings=FEWER)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ntf_demo.fake_node.server import FakeNode
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.statement_gateway import HOUR, GatewayWorld, gateway_parts, key_pair, signed_statement
+from ntf_server.clock import SystemClock
 from ntf_server.push.composing import STATEMENTS_DROPPED
-from ntf_server.statements import api, node_client
+from ntf_server.statements import api, node_client, service
 from ntf_server.statements.openapi import SUBSCRIPTIONS
 from ntf_server.statements.pipeline import REPEATED, STORED_BEFORE
+from ntf_server.statements.watcher import CONNECTED
 from store.statement_rate import LIMIT
 from store.statement_records import Outcome
 from tests.ntf_server.statements.process import ALICE, TOPIC, daemon, of
@@ -128,6 +134,20 @@ async def test_what_came_while_the_connection_was_lost_is_pushed_once(tmp_path: 
     }
 
 
+async def test_a_call_that_was_missed_right_after_its_rule_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway did not note yet that it hears the node, but a new statement is not older than its rule."""
+    monkeypatch.setattr(service, "LISTENING_INTERVAL", SLOW)
+    async with gateway_parts(tmp_path, call_max_age=SLOW) as world, world.serving():
+        bob = world.client("bob")
+        await bob.allow(await bob.register("voip", VOIP), (ALICE[0], TOPIC))
+        await world.node.stop()
+        await world.node.submit(signed_statement(ALICE, TOPIC, data=b"missed"))
+        await world.node.start()
+        await until(lambda: len(world.accepted) == 1)
+
+
 async def test_what_the_limit_dropped_is_never_pushed(tmp_path: Path) -> None:
     async with gateway_parts(tmp_path) as world:
         async with daemon(world) as running:
@@ -196,6 +216,66 @@ async def test_a_call_does_not_ring_late(tmp_path: Path) -> None:
         world.push.clear_faults()
         await until(lambda: len(world.accepted) == 1)
         assert datas(world) == {"a1 ring": 1}
+
+
+class Wire:
+    """Between the gateway and its node."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self._node = node
+        self.passes = asyncio.Event()
+        "While it is not set, nothing does, and nobody is told."
+        self.passes.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """The address."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._node.port)
+        with suppress(OSError):
+            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
+        writer.transport.abort()
+        back.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self.passes.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
+
+
+async def test_a_call_during_the_silence_of_the_node_does_not_ring_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection seemed to be there long after the statement was made."""
+    age = 5.0
+    monkeypatch.setattr(node_client, "HEARTBEAT", 4.0)
+    async with gateway_parts(tmp_path, call_max_age=age) as world:
+        wire = Wire(world.node)
+        async with wire.running() as url:
+            world.config = replace(world.config, STATEMENTS=replace(world.config.STATEMENTS, node=url))
+            async with world.serving():
+                bob = world.client("bob")
+                for kind, token in (("voip", VOIP), ("apns", APNS)):
+                    await bob.allow(await bob.register(kind, token), (ALICE[0], TOPIC))
+                await until(lambda: CONNECTED._value.get() == 1)
+                allowed_at = SystemClock().now()
+                wire.passes.clear()
+                await world.node.submit(signed_statement(ALICE, TOPIC, data=b"ring"))
+                late = dropped(Outcome.LATE)
+                await until(lambda: CONNECTED._value.get() == 0)
+                await until(lambda: SystemClock().now() > allowed_at + age)
+                wire.passes.set()
+                await until(lambda: dropped(Outcome.LATE) == late + 1)
+                await until(lambda: len(world.accepted) == 1)
+    assert datas(world) == {"a1 ring": 1}
 
 
 async def test_a_call_without_an_answer_is_cut_off(tmp_path: Path) -> None:

@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from ntf_demo.fake_push.faults import Fault
 from ntf_demo.fake_push.server import wall_clock
-from ntf_demo.statement_gateway import GatewayWorld, gateway_parts, key_pair, signed_statement
-from store.leases import STATEMENTS, TOPIC_PARTS, Duty, Lease, of_topic
+from ntf_demo.statement_gateway import (
+    GatewayWorld,
+    gateway_parts,
+    gateway_world,
+    key_pair,
+    signed_statement,
+)
+from ntf_server.statements import service
+from store.leases import STATEMENTS, TOPIC_PARTS, Duty, Lease, of_topic, of_topic_part
+from store.postgres_leases import PostgresLeases
 from tests.ntf_server.statements.process import ALICE, DEVICES, daemon, of, register
 from tests.postgres import PostgresCluster
 from tests.waiting import DEADLINE, until
@@ -25,6 +34,8 @@ TOPICS = [bytes([number]) * 32 for number in range(40)]
 MOST = 120
 "Statements published while parts move: more of them would meet the limit of their senders."
 TAKEN_OVER = 30.0
+LONG = 600.0
+"Seconds, of which a busy machine does not take so many."
 _OWNER = "SELECT name FROM ntf.leases JOIN ntf.daemons ON daemon_id = owner WHERE duty = $1 AND id = $2"
 _SHARES = """
 SELECT array_agg(parts)
@@ -40,7 +51,7 @@ async def test_the_watcher_is_killed(tmp_path: Path, postgres: PostgresCluster) 
 async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
     """Seconds from the watcher's death until what was published then reached every device; each push is made
     once, also that of which nobody knows whether it was."""
-    async with gateway_parts(folder, postgres_url=url) as world:
+    async with gateway_parts(folder, postgres_url=url, call_max_age=LONG) as world:
         store = replace(world.config.STORE, lease_seconds=lease_seconds)
         world.config = replace(world.config, STORE=store)
         async with daemon(world, "one") as one, daemon(world, "two") as two:
@@ -73,6 +84,24 @@ async def taken_over(folder: Path, url: str, lease_seconds: float) -> float:
     for data in (b"before", b"in flight", b"while nobody watches", b"after"):
         assert Counter(push.token for push in of(world, data)) == Counter(DEVICES.values())
     return seconds
+
+
+async def test_leases_are_lost_for_a_moment(
+    tmp_path: Path, postgres: PostgresCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the start, before it is noted that the node is heard: calls ring all the same."""
+    monkeypatch.setattr(service, "LISTENING_INTERVAL", LONG)
+    async with gateway_world(tmp_path, postgres_url=postgres.new_database(), call_max_age=LONG) as world:
+        bob = world.client("bob")
+        for kind, token in DEVICES.items():
+            await bob.allow(await bob.register(kind, token), (ALICE[0], TOPICS[0]))
+        leases = world.server.store.ownership
+        assert isinstance(leases, PostgresLeases)
+        for part in range(TOPIC_PARTS):
+            leases.refused(of_topic_part(part))
+        await until(lambda: world.node.subscriptions == 0)
+        await world.node.submit(signed_statement(ALICE, TOPICS[0], data=b"meanwhile"))
+        await until(lambda: len(of(world, b"meanwhile")) == 3)
 
 
 async def test_topics_move_between_daemons_while_statements_come(

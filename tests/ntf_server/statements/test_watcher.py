@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from ntf_demo.fake_node.server import FakeNode
+from ntf_demo.fake_node.server import FakeNode, NodeConnection
 from ntf_server.statements import node_client
 from ntf_server.statements.node_client import (
     LONG_MESSAGE,
@@ -24,7 +24,7 @@ from ntf_server.statements.node_client import (
     connected,
 )
 from ntf_server.statements.topic_groups import MAX_GROUP
-from ntf_server.statements.watcher import TopicWatcher
+from ntf_server.statements.watcher import NewRules, TopicWatcher
 from tests.ntf_server.statements.builders import sender, signed, topic
 from tests.waiting import until
 
@@ -45,8 +45,10 @@ class Heard:
 
 
 @asynccontextmanager
-async def watching(url: str, heard: Heard, most_topics: int = 100_000) -> AsyncIterator[TopicWatcher]:
-    watcher = TopicWatcher(url, heard.take, most_topics=most_topics, chance=lambda: 0.0)
+async def watching(
+    url: str, heard: Heard, most_topics: int = 100_000, new_rules: NewRules | None = None
+) -> AsyncIterator[TopicWatcher]:
+    watcher = TopicWatcher(url, heard.take, most_topics=most_topics, new_rules=new_rules, chance=lambda: 0.0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(watcher.run())
         yield watcher
@@ -63,6 +65,50 @@ async def test_new_statements_of_watched_topics(node: FakeNode) -> None:
         assert await node.submit(wanted) == "new"
         await until(lambda: bool(heard.statements))
     assert heard.statements == [wanted]
+
+
+class SlowNode(FakeNode):
+    """Answers no subscription until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.may_answer = asyncio.Event()
+
+    async def _subscribe(self, client: NodeConnection, parameter: object) -> str:
+        self.asked += 1
+        await self.may_answer.wait()
+        return await super()._subscribe(client, parameter)
+
+
+class Baselines:
+    """No rule is new; what was watched when the watcher asked."""
+
+    def __init__(self, node: FakeNode) -> None:
+        self._node = node
+        self.seen: list[tuple[frozenset[bytes], frozenset[bytes]]] = []
+        "Topics that the watcher takes to be watched, and those that are."
+
+    async def begin_baseline(self, watched: Collection[bytes] | None) -> list[bytes]:
+        assert watched is not None
+        self.seen.append((frozenset(watched), self._node.watched))
+        return []
+
+    async def settle(self, topics: Sequence[bytes]) -> None:
+        raise AssertionError
+
+
+async def test_what_new_rules_name_is_watched_before_they_are_looked_at() -> None:
+    """Also a topic that came while others were subscribed."""
+    async with SlowNode() as node:
+        baselines = Baselines(node)
+        async with watching(node.url, Heard(), new_rules=baselines) as watcher:
+            watcher.watch([topic(1)])
+            await until(lambda: node.asked == 1)
+            watcher.watch([topic(1), topic(2)])
+            node.may_answer.set()
+            await until(lambda: any(topic(2) in taken for taken, _ in baselines.seen))
+    assert [taken - watched for taken, watched in baselines.seen if taken - watched] == []
 
 
 async def test_stored_statements_come_first(node: FakeNode) -> None:
