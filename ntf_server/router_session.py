@@ -30,6 +30,7 @@ from smp_client.errors import BadAnswer, ClientError, RequestTimeout
 from smp_client.requests import Nonsense, Request
 from smp_client.session import FormerSession, SmpSession
 from smp_client.subscriptions import (
+    DELETED,
     QUEUE_EVENTS,
     SERVICE_REFUSED,
     Balance,
@@ -294,8 +295,8 @@ class RouterSession:
         before = await self._subscribe_service()
         if before is not None and before.balance is Balance.EQUAL:
             return
-        # What was deleted before the start is no drift: the sweep shows whether it is all of the difference.
-        is_known = self._router.balance.is_complete or before is None or before.surplus <= 0
+        # What was deleted here is no drift: the sweep shows whether it is all of the difference.
+        is_known = before is None or not self._router.balance.explains(before.surplus)
         if before is not None and before.balance is Balance.DRIFTED and is_known:
             self._report_drift(before.ours.count, before.routers.count)
         started = self._clock.monotonic()
@@ -440,6 +441,7 @@ class RouterSession:
         if notifier_ids:
             self.has_queues = True
             moves = await self._store.set_subscribed(self._router.key, notifier_ids, service_id=service_id)
+            self._router.balance.no_surplus(notifier_ids)  # queues that were given up and are ours again
             self._record_moves(moves)
             SUBSCRIBED.inc(len(notifier_ids))
 
@@ -534,7 +536,9 @@ class RouterSession:
             moves = await self._parts.patiently(lambda: self._move(ended), self._router.name)
         except LeaseLost:
             return  # their new owner knows; notifications of other queues may still be on their way
-        self.session.blame(Nonsense.UNKNOWN, len(ended) - len(moves))
+        deleted = [event.notifier_id for event in ended if event.event is DELETED]
+        given_up = self._router.balance.no_surplus(deleted)
+        self.session.blame(Nonsense.UNKNOWN, max(0, len(ended) - len(moves) - given_up))
         self.individual_queues = max(0, self.individual_queues - len(moves))
         self._wake.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,8 @@ SERVICE_REFUSED = SubEvent(SubInput.SERVICE_REFUSED)
 
 _TEMPORARY_ERRORS = frozenset({"INTERNAL", "STORE", "QUOTA"})
 "Errors that describe the router's condition, not the queue or the service."
+SURPLUS_IDS = 1000
+"Of queues that were deleted here and not at the router: remembered one by one. Others count."
 
 QUEUE_EVENTS: Mapping[type[SmpMessage], SubEvent] = {End: ENDED, Deld: DELETED}
 "What messages of a router mean for the state of their queue."
@@ -234,11 +237,13 @@ class ServiceBalance:
     """Compares our associated queues with the router's.
 
     There is no command to give a queue up, so the router keeps queues whose subscriptions were deleted here.
-    This surplus is remembered by count and hash, as otherwise it would look like drift for ever.
+    This surplus is remembered by count and hash, as otherwise it would look like drift for ever; some of it
+    also by id, as the router says which queues it deletes.
     """
 
     def __init__(self) -> None:
         self._surplus = QueueSet(0, NO_IDS)
+        self._surplus_ids: OrderedDict[EntityId, None] = OrderedDict()
         self.is_complete = False
         "The surplus includes what was deleted before this object was made."
 
@@ -247,6 +252,22 @@ class ServiceBalance:
         self._surplus = QueueSet(
             self._surplus.count + len(notifier_ids), xor(_hash(self._surplus), ids_hash(notifier_ids))
         )
+        self._surplus_ids.update(dict.fromkeys(notifier_ids))
+        while len(self._surplus_ids) > SURPLUS_IDS:
+            self._surplus_ids.popitem(last=False)
+
+    def no_surplus(self, notifier_ids: Iterable[EntityId]) -> int:
+        """The router deleted these queues, or they are ours again; returns how many had been given up."""
+        found = [queue_id for queue_id in notifier_ids if queue_id in self._surplus_ids]
+        for queue_id in found:
+            del self._surplus_ids[queue_id]
+        count = self._surplus.count - len(found)
+        self._surplus = QueueSet(count, xor(_hash(self._surplus), ids_hash(found)))
+        return len(found)
+
+    def explains(self, surplus: int) -> bool:
+        """Whether so many queues more at the router may be ones that were deleted here."""
+        return surplus > 0 and (not self.is_complete or surplus <= self._surplus.count)
 
     def compare(self, ours: QueueSet, routers: QueueSet) -> Balance:
         if routers.ids_hash is None:
@@ -257,12 +278,15 @@ class ServiceBalance:
             return Balance.DRIFTED
         if routers != known:
             self._surplus = QueueSet(0, NO_IDS)
+            self._surplus_ids.clear()
         self.is_complete = True
         return Balance.EQUAL
 
     def settle(self, ours: QueueSet, routers: QueueSet) -> None:
         """Every queue of ours was just confirmed one by one: what remains is the router's surplus."""
         self._surplus = QueueSet(routers.count - ours.count, xor(_hash(ours), _hash(routers)))
+        if not self._surplus.count:
+            self._surplus_ids.clear()
         self.is_complete = True
 
 

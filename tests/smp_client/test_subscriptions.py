@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from protocol.errors import AUTH, CRYPTO, INTERNAL, QUOTA, SERVICE_ERRORS, store
 from protocol.ids_hash import ids_hash
 from protocol.smp_messages import Err, Ok, Pong, QueueSet, SmpMessage, Sok
 from protocol.statuses import SubEvent, SubInput
+from smp_client import subscriptions
 from smp_client.backoff import Backoff
 from smp_client.errors import BadAnswer, CannotSend, ClientError, RequestTimeout, SessionClosed
 from smp_client.requests import Batch
@@ -180,6 +182,30 @@ def test_what_was_given_up_is_no_drift() -> None:
         "the router lost it at last"
     )
     assert balance.compare(queue_set([A, B]), queue_set([A, B, C])) is Balance.DRIFTED
+
+
+def test_surplus_that_the_router_deletes_or_that_is_ours_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    balance = ServiceBalance()
+    balance.given_up([A, B, C])
+    assert balance.no_surplus([A, EntityId(b"unknown")]) == 1
+    assert balance.no_surplus([A]) == 0
+    assert balance.compare(queue_set([]), queue_set([B, C])) is Balance.EQUAL
+    assert balance.compare(queue_set([]), queue_set([C])) is Balance.DRIFTED
+    balance.settle(queue_set([]), queue_set([]))
+    assert balance.no_surplus([B]) == 0
+    monkeypatch.setattr(subscriptions, "SURPLUS_IDS", 2)
+    balance.given_up([A, B, C])
+    assert balance.no_surplus([A, B, C]) == 2, "the first one only counts"
+    assert balance.compare(queue_set([]), queue_set([A])) is Balance.EQUAL
+
+
+def test_what_may_explain_that_the_router_has_more() -> None:
+    balance = ServiceBalance()
+    assert balance.explains(1), "deleted before the start"
+    assert not balance.explains(0)
+    balance.compare(queue_set([A]), queue_set([A]))
+    balance.given_up([B, C])
+    assert [balance.explains(surplus) for surplus in (-1, 1, 2, 3)] == [False, True, True, False]
 
 
 @given(st.sets(st.binary(min_size=1, max_size=3)), st.sets(st.binary(min_size=1, max_size=3)))

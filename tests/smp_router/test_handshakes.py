@@ -146,7 +146,7 @@ async def test_an_idle_client_is_dropped() -> None:
 
 async def test_clients_with_subscriptions_are_never_idle() -> None:
     """Until another client takes over: then the same silence ends the connection."""
-    config = RouterConfig(idle_timeout=0.5)
+    config = RouterConfig(idle_timeout=1.0)
     async with Router.start(config) as router, connected(router.address) as client:
         queue = await create_queue(client, subscribe=True)
         async with connected(router.address) as idle:
@@ -160,7 +160,7 @@ async def test_clients_with_subscriptions_are_never_idle() -> None:
 
 @pytest.mark.parametrize("role", [ServiceRole.NOTIFIER, ServiceRole.MESSAGING])
 async def test_subscribed_services_are_never_idle(role: ServiceRole) -> None:
-    config, credentials = RouterConfig(idle_timeout=0.05), service_credentials()
+    config, credentials = RouterConfig(idle_timeout=1.0), service_credentials()
     command = Nsubs(NO_QUEUES) if role is ServiceRole.NOTIFIER else Subs(NO_QUEUES)
     async with (
         Router.start(config) as router,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ntf_server.router_session import REFUSED
 from ntf_server.service_credentials import SERVICE_RESETS
 from protocol.errors import AUTH, INTERNAL, QUOTA, ErrorType, store_error
 from protocol.smp_messages import Nsub, Nsubs
@@ -184,6 +185,54 @@ async def test_deleted_queues_that_were_never_associated_are_no_surplus(
         await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 18)
         assert Nsub not in seen
     assert not drift_events(daemon)
+
+
+async def test_of_two_deleted_queues_the_router_keeps_one(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their owner also deletes one of them at the router, which tells so; another one is subscribed again."""
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(20)
+        await daemon.add(router.address, queues)
+        await until(lambda: is_watched(router, daemon, queues))
+        for queue in queues[:3]:
+            await daemon.delete(queue)
+        deleted = REFUSED.labels(SubState.DELETED)
+        told = deleted._value.get()
+        router.faults.send_deld(notifier_ids(queues[:1]))
+        await until(lambda: deleted._value.get() == told + 1)
+        await daemon.add(router.address, queues[1:2])
+        await until(lambda: daemon.count(SubState.ACTIVE) == 18)
+        seen = watch_commands(router, monkeypatch)
+        await daemon.see_drop(router)
+        await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 19, 18) in daemon.journal.events)
+        await until(lambda: daemon.status().subscribed)
+        assert Nsub not in seen
+    assert not drift_events(daemon)
+
+
+async def test_a_deleted_queue_that_the_router_loses_unseen_is_no_drift(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two: the numbers cannot tell it from a queue of ours that is lost, a look at each queue can."""
+    async with Router.start() as router, daemon.running():
+        queues = router.load.create_queues(20)
+        await daemon.add(router.address, queues)
+        await until(lambda: is_watched(router, daemon, queues))
+        await daemon.see_drop(router)
+        await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 20, 20) in daemon.journal.events)
+        await until(lambda: daemon.status().subscribed)
+        for queue in queues[:2]:
+            await daemon.delete(queue)
+        router.faults.delete_queues(notifier_ids(queues[:1]))
+        seen = watch_commands(router, monkeypatch)
+        for drops, commands in ((1, 3), (2, 4)):
+            await daemon.see_drop(router)
+            await until(lambda commands=commands: seen.get(Nsubs) == commands)
+            await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 18)
+            assert seen[Nsub] == 18, f"subscribed again after drop {drops}"
+    assert not drift_events(daemon)
+    assert not daemon.journal.count(JournalEvent.SMP_HEALED)
 
 
 async def test_a_different_set_of_the_same_size_is_logged_as_such(
