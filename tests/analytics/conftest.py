@@ -1,6 +1,7 @@
 """One Spark session for the tests that need it, and short ways to make journals and rollups."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from analytics.generator import Answers, Plan, write_journal
 from analytics.inputs import Limits, Window
 from analytics.job import REPORTS
 from analytics.results import Rows
-from analytics.session import SparkOptions, spark_session
+from analytics.session import QUICK_START, SparkOptions, spark_session
 from analytics.times import DAY_US
 from analytics.warehouse import Rollups, Warehouse, open_warehouse
 from ntf_server.journal_segments import write_jsonl
@@ -60,13 +61,11 @@ class Tables(Mapping[str, Rows]):
 
 
 @pytest.fixture(scope="package", autouse=True)
-def no_class_archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Writing one costs more than many tests, and the user's cache is not ours. Tests of other packages need
-    their tools' caches: the variable is set for those of this one only."""
+def no_class_archive() -> Iterator[None]:
+    """Processes write none: it costs more than many tests, and the user's cache is not ours. Tests of other
+    packages need their tools' caches: the variable is set for those of this one only."""
     with pytest.MonkeyPatch.context() as patch:
-        no_folder = tmp_path_factory.mktemp("cache") / "file"
-        no_folder.touch()
-        patch.setenv("XDG_CACHE_HOME", str(no_folder))
+        patch.setenv("XDG_CACHE_HOME", os.devnull)
         yield
 
 
@@ -74,6 +73,7 @@ def no_class_archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Small queries: compiling them costs far more than running them interpreted.
     settings = {
+        "spark.driver.extraJavaOptions": QUICK_START,  # this session begins before `no_class_archive` does
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": f"file://{tmp_path_factory.mktemp('spark-events')}",

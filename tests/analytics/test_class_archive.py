@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from analytics.class_archive import WRITTEN_AFTER, archive_options
 
@@ -55,3 +56,7 @@ def test_without_a_place_there_is_none(java: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert archive_options(java, {"XDG_CACHE_HOME": str(tmp_path / "file")}) == ""
     assert archive_options(java, {"XDG_CACHE_HOME": str(tmp_path / "a space")}) == ""
+
+
+def test_the_session_of_the_tests_writes_none(spark: SparkSession) -> None:
+    assert "Archive" not in str(spark.conf.get("spark.driver.extraJavaOptions"))

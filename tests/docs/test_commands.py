@@ -297,6 +297,8 @@ def journal(home: Path) -> Iterator[Callable[[str], None]]:
         "1000000": "1000",
     }
     with terminal(home, replaced) as shell:
+        # Writing an archive of Spark's classes takes as long as the report; no later command would use it.
+        shell.env["XDG_CACHE_HOME"] = os.devnull
         shell.do("export NTF_JOURNAL_ENABLED=on")
         shell.run("ntf-server init --ip 127.0.0.1 --data-dir /var/lib/ntf")
         shell.start("ntf-server start")

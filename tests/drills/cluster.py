@@ -22,6 +22,7 @@ from protocol.encoding import EntityId
 from smp_router.router import Router
 from tests.drills.world import (
     DEADLINE,
+    Address,
     Daemon,
     World,
     provider,
@@ -41,7 +42,6 @@ TAKEN_OVER = 30.0
 IN_FLIGHT = 1.0
 "Seconds that a notification may take from a router into the database while both cores are busy."
 
-Address = tuple[str, int]
 
 _AUDIT = """
 SET search_path = ntf;
@@ -158,7 +158,7 @@ class Cluster:
     def kill(self, daemon: Daemon) -> None:
         """What is under way to it now will never be stored."""
         self.ended.append(daemon)
-        self.connections_of_the_dead |= connections(daemon)
+        self.connections_of_the_dead |= daemon.connections()
         daemon.process.kill()
         self.killed_at = wall_clock()
 
@@ -198,7 +198,7 @@ class Cluster:
         """Subscribe so many queues, one after the other, at a daemon that does not own their router; seconds
         from each answer until the queue was subscribed."""
         receiver = world.router.receiver(next(iter(world.queues)))
-        (other,) = [daemon for daemon in self.daemons if receiver not in connections(daemon)]
+        (other,) = [daemon for daemon in self.daemons if receiver not in daemon.connections()]
         client = await NtfClient.open(other.address)
         device = await world.device(client)
         clock, seconds = asyncio.get_running_loop().time, []
@@ -240,12 +240,6 @@ class Cluster:
                 for duty in ("router", "pushes"):
                     while not await daemon.metric(f'leases_owned{{duty="{duty}"}}'):
                         await asyncio.sleep(0.1)
-
-
-def connections(daemon: Daemon) -> set[Address]:
-    """Its ends of them."""
-    found = daemon.process.net_connections("tcp")
-    return {(connection.laddr.ip, connection.laddr.port) for connection in found}
 
 
 @asynccontextmanager

@@ -54,6 +54,7 @@ QUIET = 10_000
 CALM_AFTER = 1.0
 "The last notifications of a drill are given this long after the attack ended."
 NewToken = Callable[[], ApnsToken | FcmToken]
+Address = tuple[str, int]
 
 
 @dataclass
@@ -157,6 +158,11 @@ class Daemon:
     def logged(self) -> bytes:
         return self.log.read_bytes()
 
+    def connections(self) -> set[Address]:
+        """Its ends of them."""
+        found = self.process.net_connections("tcp")
+        return {(connection.laddr.ip, connection.laddr.port) for connection in found}
+
     def is_alive(self) -> bool:
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
@@ -206,8 +212,10 @@ class World:
     "Queues of the devices. Each is notified once, so that no notification replaces another."
     queues: set[EntityId] = field(default_factory=set)
     "Notifiers of all of them."
-    receivers: dict[EntityId, tuple[str, int] | None] = field(default_factory=dict)
+    receivers: dict[EntityId, Address | None] = field(default_factory=dict)
     "To which connection each notification was sent, by the queue's notifier; None: the router kept it."
+    dead: set[Address] = field(default_factory=set)
+    "Connections of a server that ended: what was sent to them and was not stored never comes."
     _read: int = 0
 
     async def measure(
@@ -216,10 +224,8 @@ class World:
         *,
         attack: Attack | None = None,
         beside: Awaitable[None] | None = None,
-        patience: float = DEADLINE,
     ) -> Service:
-        """Serve for so long while `attack` runs in another process, or `beside` in this one. `patience`: how
-        many seconds the last pushes are waited for."""
+        """Serve for so long while `attack` runs in another process, or `beside` in this one."""
         service = Service()
         memory, logged = self.daemon.memory(), self.daemon.logged()
         ran, waited = self.daemon.scheduled()
@@ -241,7 +247,7 @@ class World:
                 if hostile is not None:
                     hostile.cancel()
         sent |= await self.notify(CALM_AFTER)
-        await self.pushed(sent, service.pushes, patience)
+        await self.pushed(sent, service.pushes)
         ran_then, waited_then = self.daemon.scheduled()
         service.busy += max(0, waited_then - waited) / max(1, ran_then - ran)
         log = self.daemon.logged()[len(logged) :]
@@ -342,15 +348,13 @@ class World:
             await asyncio.sleep(max(0.0, started + len(sent) / NOTIFICATIONS_PER_SECOND - clock()))
         return sent
 
-    async def pushed(
-        self, sent: Mapping[EntityId, float], asked: Asked, patience: float = DEADLINE
-    ) -> dict[EntityId, float]:
-        """Wait until all of it arrived at the provider; what did not."""
+    async def pushed(self, sent: Mapping[EntityId, float], asked: Asked) -> dict[EntityId, float]:
+        """Wait until all of it arrived at the provider that was not sent to the dead; what did not."""
         asked.asked += len(sent)
         missing = dict(sent)
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while missing:
+            async with asyncio.timeout(DEADLINE):
+                while any(self.receivers.get(notifier_id) not in self.dead for notifier_id in missing):
                     asked.seconds += self.take_pushes(missing)
                     await asyncio.sleep(0.02)
         return missing

@@ -58,9 +58,18 @@ def test_workflows_run_the_one_script() -> None:
         assert "scripts/test" in workflow.read_text()
 
 
-def test_every_declared_python_is_tested() -> None:
+def declared_pythons() -> list[str]:
     prefix = "Programming Language :: Python :: 3."
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    declared = [f"3.{name.removeprefix(prefix)}" for name in classifiers if name.startswith(prefix)]
+    return [f"3.{name.removeprefix(prefix)}" for name in classifiers if name.startswith(prefix)]
+
+
+def test_every_declared_python_is_tested() -> None:
     for workflow in SCHEMAS["vendor.github-workflows"]:
-        assert f"python: {json.dumps(declared)}\n" in workflow.read_text()
+        assert f"python: {json.dumps(declared_pythons())}\n" in workflow.read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
+def test_documents_promise_the_declared_pythons(page: str) -> None:
+    first, *_, last = declared_pythons()
+    assert f"Python {first} to {last}" in (ROOT / page).read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import lzma
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,3 +280,10 @@ def test_signed_with_our_own_libraries() -> None:
         Signed(Scheme.ED25519, edwards.sign(message).signature, bytes(edwards.verify_key)),
     ):
         assert genuine(unsigned._replace(proof=proof))
+
+
+def test_python_ends_in_order_after_the_import_of_wallycore() -> None:
+    """Its types warn when they are made: where that is an error they stay half made, and Python crashes."""
+    collect = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", __file__)
+    done = subprocess.run(collect, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
