@@ -62,7 +62,7 @@ def split_batch(content: bytes) -> list[bytes]:
     for _ in range(content[0]):
         item = start + 2
         start = item + int.from_bytes(content[start:item], "big")
-        if start > end or item > end:
+        if start > end:
             raise DecodeError
         items.append(content[item:start])
     if start != end:

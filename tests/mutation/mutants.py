@@ -131,6 +131,8 @@ def _decisions(tree: ast.AST) -> set[ast.AST]:
             tests.update(node.ifs)
         elif isinstance(node, ast.UnaryOp):
             tests.add(node.operand)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool":
+            tests.update(node.args)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _gives_bool(node):
             tests.update(one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value)
         elif isinstance(node, ast.BoolOp) and (node in tests or any(map(_is_boolean, node.values))):

@@ -57,13 +57,13 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._items = {item.nodeid: item for item in session.items if not _needs_postgres(item)}
-        gc.collect()
-        gc.freeze()
+        functions = Functions(Path.cwd())
+        gc.freeze()  # children share its pages; hides what Functions looks for
         records = Records(self._path("records.json"))
         self._record(records)
         files = {item.path for item in self._items.values()}
         tests = Tests({name: one for name, one in records.of(files).items() if name in self._items})
-        self.is_complete = self._try_all(tests)
+        self.is_complete = self._try_all(tests, functions)
         return True
 
     @property
@@ -108,10 +108,9 @@ class Session:
         )
         return 0
 
-    def _try_all(self, tests: Tests) -> bool:
+    def _try_all(self, tests: Tests, functions: Functions) -> bool:
         """False if there was no time for all mutants."""
         results = Results(self.order.folder / f"{self.order.area}.json")
-        functions = Functions(Path.cwd())
         for path in self._area.modules(Path.cwd()):
             module = path.relative_to(Path.cwd()).as_posix()
             source = path.read_text()
@@ -147,7 +146,7 @@ class Session:
             return _run_apart(chosen)
 
         with in_place(path, mutant.source):
-            code = forked(work, self._path("log"), *_sums(passed))
+            code = forked(work, self._path("log"), *_usual(passed))
         entry = {"line": mutant.line, "tests": len(chosen)}
         if code == 0:
             tests.count(chosen, "")
@@ -181,8 +180,9 @@ def _with_following(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item,
     return zip(items, [*items[1:], None], strict=True)
 
 
-def _sums(passed: Sequence[Passed]) -> tuple[float, float]:
-    return sum(test.cpu for test in passed), sum(test.wall for test in passed)
+def _usual(passed: Sequence[Passed]) -> tuple[float, float]:
+    """CPU seconds of all, seconds of the longest."""
+    return sum(test.cpu for test in passed), max(test.wall for test in passed)
 
 
 def _cpu() -> float:

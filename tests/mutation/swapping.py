@@ -17,6 +17,7 @@ class Functions:
 
     def __init__(self, folder: Path) -> None:
         self._found: dict[_Key, list[FunctionType]] = defaultdict(list)
+        gc.collect()
         for thing in gc.get_objects():
             if isinstance(thing, FunctionType) and thing.__code__.co_filename.startswith(f"{folder}/"):
                 self._found[_key(thing.__code__)].append(thing)
