@@ -7,8 +7,8 @@ A check decides what the program does; these are the forms it has:
 - `negation`: a comparison that is not a guard of its own is turned round.
 - `check`: a call of a function that only raises (`check_...`) is left out.
 
-No check: assertions, what only `repr`, logs and type checkers see, and `and` or `or` that give a default
-(`name or ""`).
+No check: assertions, what only `repr` and type checkers see, what is only logged, counted or recorded, and
+`and` or `or` that give a default (`name or ""`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-CHECKS = re.compile(r"_?(check|verify|require|ensure|limit|refuse|expect|raise_if)(_|$)")
+CHECKS = re.compile(r"_?check(_|$)|_?(verify|require|ensure|limit|refuse|expect)_")
+TELLS = frozenset({"inc", "observe", "debug", "info", "warning", "error", "record", "_record"})
+"Methods that tell people what happens."
 ENDS = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 NEGATED: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=",
@@ -154,12 +156,17 @@ def _is_literal(node: ast.AST) -> bool:
 
 
 def _is_for_people(node: ast.AST) -> bool:
-    """What only type checkers, logs and `repr` see."""
+    """What only type checkers, operators and `repr` see."""
     if isinstance(node, ast.Assert):
         return True
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
-        return node.test.id == "TYPE_CHECKING"
+    if isinstance(node, ast.If):
+        only_typed = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return only_typed or all(map(_tells, (*node.body, *node.orelse)))
     return isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__")
+
+
+def _tells(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and _called(node.value) in TELLS
 
 
 def _changes_at(node: ast.AST) -> Iterator[_Change]:
