@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.mutants import Mutant, Places
+from tests.mutation.mutants import Mutant
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Tests:
         """No more than there is CPU time for. What runs during the import belongs to all its tests."""
         place = mutant.place
         found = set(self._by_place.get((module, *place), ())) or self._by_function.get((module, place[0]))
-        if not found and not Places.is_function(mutant):
+        if not found:
             found = set().union(*(names for (of, _), names in self._by_function.items() if of == module))
         chosen: list[str] = []
         total = 0.0
@@ -81,6 +81,10 @@ class Tests:
                 continue
             chosen.append(name)
         return chosen
+
+    def come_by(self, module: str, mutant: Mutant) -> bool:
+        """False for what runs during the import only, or never."""
+        return bool(self._by_function.get((module, mutant.place[0])))
 
     def count(self, tried: Iterable[str], killer: str) -> None:
         self._tries.update(tried)

@@ -80,19 +80,12 @@ class Places:
         for inner, node in self._known:
             if node.lineno <= line <= (node.end_lineno or 0):
                 name, first = inner, node.lineno
-                if isinstance(node, ast.ClassDef):
-                    name += ":"
         return name, line - first
 
     def text(self, line: int) -> str:
         """Of the innermost function or class; outside of them the line itself."""
         around = [node for _, node in self._known if node.lineno <= line <= (node.end_lineno or 0)]
         return _segment(self._source, around[-1]) if around else self._source.splitlines()[line - 1]
-
-    @staticmethod
-    def is_function(mutant: Mutant) -> bool:
-        """False for what runs during the import."""
-        return bool(mutant.place[0]) and not mutant.place[0].endswith(":")
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:

@@ -141,7 +141,7 @@ class Session:
         passed = [tests.passed[name] for name in chosen]
 
         def work() -> int:
-            if functions.exchange(path, source, mutant.source):
+            if tests.come_by(module, mutant) and functions.exchange(path, source, mutant.source):
                 return self._run(chosen, at)
             return _run_apart(chosen)
 

@@ -24,21 +24,21 @@ class Functions:
 
     def exchange(self, path: Path, original: str, changed: str) -> bool:
         """Return False, with nothing exchanged, if the change concerns what runs during the import."""
-        before, after = (list(_codes(compile(text, str(path), "exec"))) for text in (original, changed))
-        pairs = list(zip(before, after, strict=True))
-        if any(_runs_at_import(old) and _own(old) != _own(new) for old, new in pairs):
+        before, after = (compile(text, str(path), "exec") for text in (original, changed))
+        if _at_import(before) != _at_import(after):
             return False
+        old, new = _by_key(before), _by_key(after)
         swaps = []
-        for old, new in pairs:
-            if _runs_at_import(old) or old == new:
-                continue
-            if [_key(code) for code in before].count(_key(old)) > 1:
-                return False
-            swaps += [(function, new) for function in self._found[_key(old)]]
-        if any(len(function.__code__.co_freevars) != len(new.co_freevars) for function, new in swaps):
-            return False
-        for function, new in swaps:
-            function.__code__ = new
+        for key, codes in old.items():
+            functions = self._found.get(key, ())
+            if functions and codes != new[key]:
+                if len(codes) > 1 or [len(code.co_freevars) for code in codes] != [
+                    len(code.co_freevars) for code in new[key]
+                ]:
+                    return False
+                swaps += [(function, new[key][0]) for function in functions]
+        for function, code in swaps:
+            function.__code__ = code
         return bool(swaps)
 
 
@@ -46,20 +46,23 @@ def _key(code: CodeType) -> _Key:
     return code.co_filename, code.co_qualname, code.co_firstlineno
 
 
+def _by_key(module: CodeType) -> dict[_Key, list[CodeType]]:
+    found: dict[_Key, list[CodeType]] = defaultdict(list)
+    for code in _codes(module):
+        found[_key(code)].append(code)
+    return found
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """In the order of the source, down to functions: what is defined in a function belongs to it."""
     yield code
-    if _runs_at_import(code):
-        for const in code.co_consts:
-            if isinstance(const, CodeType):
-                yield from _codes(const)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
 
 
-def _runs_at_import(code: CodeType) -> bool:
-    """A module or the body of a class."""
-    return not code.co_flags & inspect.CO_OPTIMIZED
-
-
-def _own(code: CodeType) -> tuple[object, ...]:
-    """What a code does without the functions that it defines."""
-    return code.co_code, code.co_names, [const for const in code.co_consts if not isinstance(const, CodeType)]
+def _at_import(code: CodeType) -> list[tuple[object, ...]]:
+    """What a module and the bodies of its classes do, without the functions that they define."""
+    consts = [const for const in code.co_consts if isinstance(const, CodeType)]
+    others = [const for const in code.co_consts if not isinstance(const, CodeType)]
+    inner = [const for const in consts if not const.co_flags & inspect.CO_OPTIMIZED]
+    return [(code.co_code, code.co_names, others), *(each for body in inner for each in _at_import(body))]
