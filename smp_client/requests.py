@@ -102,7 +102,7 @@ class Batch(Generic[In]):
     def settle(self, index: int, answer: In | ClientError) -> None:
         self.answers[index] = answer
         self.waiting -= 1
-        if not self.waiting and not self.done.done():
+        if not self.waiting:
             self.done.set_result(None)
 
 

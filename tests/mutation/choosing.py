@@ -86,9 +86,10 @@ class Tests:
         """False for what runs during the import only, or never."""
         return bool(self._by_function.get((module, mutant.place[0])))
 
-    def count(self, tried: Iterable[str], killer: str) -> None:
+    def count(self, tried: Iterable[str], killer: str | None = None) -> None:
         self._tries.update(tried)
-        self._kills[killer] += 1
+        if killer is not None:
+            self._kills[killer] += 1
 
     def _promise(self, name: str) -> tuple[float, str]:
         """Kills to be expected for a second of CPU time, as a number that is smaller for more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import time
@@ -15,9 +14,9 @@ from itertools import count
 from pathlib import Path
 
 POLL, LOOK = 0.01, 1.0
-MORE_CPU, LEAST_CPU = 3.0, 5.0
-"Beyond that it does not end: times what the tests took before, and seconds."
-MORE_WALL, LEAST_WALL = 3.0, 6.0
+MORE_CPU, LEAST_CPU = 3.0, 3.0
+"Beyond that a test does not end: times what it took before, and seconds."
+MORE_WALL, LEAST_WALL = 3.0, 5.0
 "As long as that it may stand still: nothing of it runs or is ready to."
 STANDSTILL = 0.01
 "Share of a CPU that a waiting process may use all the same."
@@ -39,12 +38,21 @@ def in_place(path: Path, source: str) -> Iterator[None]:
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def forked(work: Callable[[], int], log: Path, cpu: float, wall: float) -> int | None:
-    """The exit code of a child that usually takes so long; None if it does not end."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a child is at, and the seconds that it usually takes."""
+
+    name: str
+    cpu: float
+    wall: float
+
+
+def forked(work: Callable[[], int], log: Path, stage: Callable[[], Stage]) -> int | None:
+    """The exit code of a child; None if one of its stages does not end."""
     pid = os.fork()
     if not pid:
-        _run(work, log, cpu * MORE_CPU + LEAST_CPU)
-    watch = _Watch(pid, cpu * MORE_CPU + LEAST_CPU, wall * MORE_WALL + LEAST_WALL)
+        _run(work, log)
+    watch = _Watch(pid, stage, stage())
     code = None
     while not watch.is_over():
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -56,15 +64,14 @@ def forked(work: Callable[[], int], log: Path, cpu: float, wall: float) -> int |
         os.killpg(pid, signal.SIGKILL)
     if code is None:
         os.waitpid(pid, 0)
-    return None if code == -signal.SIGXCPU else code
+    return code
 
 
-def _run(work: Callable[[], int], log: Path, most_cpu: float) -> None:
+def _run(work: Callable[[], int], log: Path) -> None:
     """The child: with a group of its own, so that what its tests start ends with it."""
     code = 99
     try:
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(most_cpu) + 1, int(most_cpu) + 2))
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -82,11 +89,13 @@ class _Watch:
     """Tells a child that stands still or turns round and round from one on a machine that is busy."""
 
     pid: int
-    most_cpu: float
-    most_idle: float
+    stage: Callable[[], Stage]
+    at: Stage
     _looked: float = 0.0
     _moved: float = 0.0
     _cpu: float = 0.0
+    _before: float = 0.0
+    "CPU seconds of earlier stages."
 
     def is_over(self) -> bool:
         now = time.monotonic()
@@ -94,9 +103,12 @@ class _Watch:
             return False
         self._looked = now
         cpu, is_ready = _usage(self.pid)
+        if (stage := self.stage()) != self.at:
+            self.at, self._before, self._moved = stage, cpu, 0.0
         if not self._moved or is_ready or cpu - self._cpu > STANDSTILL * (now - self._moved):
             self._moved, self._cpu = now, cpu
-        return cpu > self.most_cpu or now - self._moved > self.most_idle
+        is_idle = now - self._moved > stage.wall * MORE_WALL + LEAST_WALL
+        return is_idle or cpu - self._before > stage.cpu * MORE_CPU + LEAST_CPU
 
 
 def _usage(session: int) -> tuple[float, bool]:

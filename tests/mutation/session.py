@@ -22,13 +22,14 @@ import pytest
 from coverage import Coverage
 
 from tests.mutation.areas import AREAS, Area
-from tests.mutation.choosing import Passed, Records, Tests
+from tests.mutation.choosing import Records, Tests
 from tests.mutation.mutants import Mutant, Places, mutants_of
 from tests.mutation.results import UNDETECTED, Results
-from tests.mutation.running import forked, in_place
+from tests.mutation.running import Stage, forked, in_place
 from tests.mutation.swapping import Functions
 
 OPTIONS = ("-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "-o", "timeout=60")
+APART = Stage("a process of its own", cpu=60.0, wall=60.0)
 FILE_SECONDS = 300.0
 "CPU time for one test file."
 
@@ -80,7 +81,8 @@ class Session:
                 answer = self._path("recorded")
                 answer.unlink(missing_ok=True)
                 log = self._path("recording.log")
-                forked(partial(self._run_recorded, items, answer), log, FILE_SECONDS, FILE_SECONDS)
+                whole = Stage(str(file), FILE_SECONDS, FILE_SECONDS)
+                forked(partial(self._run_recorded, items, answer), log, lambda whole=whole: whole)
                 tests = json.loads(answer.read_text()) if answer.exists() else {}
                 records.add(file, tests)
                 _say(f"{file.relative_to(Path.cwd())}: {len(tests)} of {len(items)} tests recorded")
@@ -138,21 +140,26 @@ class Session:
             return {"outcome": "uncovered", "line": mutant.line, "tests": 0}
         at = self._path("at")
         at.write_text(chosen[0])
-        passed = [tests.passed[name] for name in chosen]
+
+        def stage() -> Stage:
+            test = tests.passed.get(name := at.read_text())
+            return APART if test is None else Stage(name, test.cpu, test.wall)
 
         def work() -> int:
             if tests.come_by(module, mutant) and functions.exchange(path, source, mutant.source):
                 return self._run(chosen, at)
+            at.write_text(APART.name)
             return _run_apart(chosen)
 
         with in_place(path, mutant.source):
-            code = forked(work, self._path("log"), *_usual(passed))
+            code = forked(work, self._path("log"), stage)
         entry = {"line": mutant.line, "tests": len(chosen)}
         if code == 0:
-            tests.count(chosen, "")
+            tests.count(chosen)
             return {"outcome": "survived", **entry}
         killer = at.read_text()
-        tests.count(chosen[: chosen.index(killer) + 1], killer)
+        if killer in chosen:
+            tests.count(chosen[: chosen.index(killer) + 1], killer)
         return {"outcome": "timeout" if code is None else "killed", "by": killer, **entry}
 
     def _run(self, chosen: Sequence[str], at: Path) -> int:
@@ -178,11 +185,6 @@ def _needs_postgres(item: pytest.Item) -> bool:
 
 def _with_following(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
     return zip(items, [*items[1:], None], strict=True)
-
-
-def _usual(passed: Sequence[Passed]) -> tuple[float, float]:
-    """CPU seconds of all, seconds of the longest."""
-    return sum(test.cpu for test in passed), max(test.wall for test in passed)
 
 
 def _cpu() -> float:

@@ -386,6 +386,40 @@ async def test_a_router_that_says_nothing() -> None:
     await listener.wait_closed()
 
 
+async def test_a_router_that_breaks_off_in_the_handshake() -> None:
+    identity = make_identity()
+
+    async def break_off(stream: TlsStream) -> None:
+        stream.write(b"half a block")
+        stream.abort()
+
+    listener = await serve(break_off, "127.0.0.1", 0, context=server_context(identity, [b"smp/1"]))
+    server = SmpServer(("127.0.0.1",), str(listener.port), identity.identity)
+    with pytest.raises(SessionClosed):
+        await connect_smp(server, Dialer())
+    listener.close()
+    await listener.wait_closed()
+
+
+async def test_noise_is_made_on_request_only() -> None:
+    """A PING on a session that has nothing else to say."""
+    heard = asyncio.Event()
+
+    async def listen(peer: PeerSession) -> None:
+        while commands := await peer.receive():
+            peer.answer([(ping.corr_id, ping.entity_id, Pong()) for ping in commands])
+            heard.set()
+
+    noisy = SessionConfig(noise=0.01)
+    async with scripted_router(listen) as server:
+        async with asyncio.timeout(60), await connect_smp(server, Dialer(), config=noisy):
+            await heard.wait()
+        heard.clear()
+        async with await connect_smp(server, Dialer()):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(heard.wait(), 0.2)
+
+
 async def test_a_session_is_no_longer_usable_after_the_with_block() -> None:
     async with scripted_router(accept_all) as server:
         session: SmpSession = await connect_smp(server, Dialer())
