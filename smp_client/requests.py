@@ -375,8 +375,7 @@ class RequestSession(Generic[In, Out]):
             if isinstance(block, Failed):
                 await self._consume(events)
                 raise SessionClosed(f"the peer broke the protocol: {block.error}")
-            if isinstance(block, HandshakeDone):
-                continue
+            assert isinstance(block, Block)  # the handshake is over
             new = [item for item in block.items if not item.corr_id and isinstance(item, Received)]
             if len(new) < len(block.items):
                 await self._consume(events)  # what came before an answer

@@ -425,7 +425,7 @@ async def test_a_session_is_no_longer_usable_after_the_with_block() -> None:
         session: SmpSession = await connect_smp(server, Dialer())
         async with session:
             pass
-        with pytest.raises(SessionClosed):
+        with pytest.raises(SessionClosed, match="the session was closed"):
             await session.request(EntityId(b"q"), Nsub(), new_key())
 
 
