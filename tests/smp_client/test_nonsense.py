@@ -71,6 +71,7 @@ async def test_an_event_that_cannot_be_read_is_no_event() -> None:
     came = asyncio.Event()
 
     async def consume(received: list[Received[SmpMessage]]) -> None:
+        assert received
         events.extend(event.message for event in received)
         came.set()
 

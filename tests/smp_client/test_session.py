@@ -401,6 +401,15 @@ async def test_a_router_that_breaks_off_in_the_handshake() -> None:
     await listener.wait_closed()
 
 
+async def test_events_that_nobody_wants_are_dropped() -> None:
+    async def script(peer: PeerSession) -> None:
+        peer.events(nmsgs(1))
+        await accept_all(peer)
+
+    async with scripted_router(script) as server, await connect_smp(server, Dialer()) as session:
+        assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+
+
 async def test_noise_is_made_on_request_only() -> None:
     """A PING on a session that has nothing else to say."""
     heard = asyncio.Event()
