@@ -29,7 +29,12 @@ AREAS = {
     "transport": Area(
         ("transport",),
         ("transport/*.py",),
-        ("tests/transport", "tests/smp_client", "tests/ntf_server/test_limits.py"),
+        (
+            "tests/transport",
+            "tests/smp_client",
+            "tests/ntf_server/test_limits.py",
+            "tests/ntf_server/test_side_outputs.py",
+        ),
         without=("transport/cancellation.py", "transport/shared_attempts.py"),
     ),
     "smp_client": Area(

@@ -8,7 +8,16 @@ from ntf_server.config import LimitsConfig
 from ntf_server.limits import AddressLimits
 from smp_router.client_limits import ClientLimits
 from smp_router.config import RouterConfig
-from transport.limits import NETWORK_PART, Bucket, ConnectionCounter, Rate, RateLimiter, network_of, source_of
+from transport.limits import (
+    NETWORK_PART,
+    UNLIMITED,
+    Bucket,
+    ConnectionCounter,
+    Rate,
+    RateLimiter,
+    network_of,
+    source_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +80,16 @@ def test_a_network_may_do_no_more_than_some_sources() -> None:
     assert limiter.allows(sources(2)[0], 0)
     limiter.give_back(sources(1)[0], 1)
     assert limiter.take_at_most(sources(1)[-1], 0, 2) == 1
+
+
+def test_giving_back_what_nobody_counted() -> None:
+    """To a source that was forgotten, and where there is no limit."""
+    limiter = RateLimiter(Rate(per_second=0.001, burst=2), capacity=1)
+    assert limiter.take_at_most("a", 0, 3) == 2
+    assert limiter.allows("b", 0)
+    limiter.give_back("a", 2)
+    assert limiter.take_at_most("b", 0, 3) == 1
+    assert RateLimiter(UNLIMITED).take_at_most("a", 0, 3) == 3
 
 
 async def test_a_network_has_one_share_of_a_routers_storage() -> None:
