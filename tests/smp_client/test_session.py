@@ -355,6 +355,15 @@ async def test_no_service_below_its_version() -> None:
         assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Ok()
 
 
+async def test_no_service_where_tls_did_not_ask_for_its_certificate() -> None:
+    async with (
+        scripted_router(accept_all, ask_client_certificate=False) as server,
+        await connect_smp(server, Dialer(), service=make_service_login()) as session,
+    ):
+        assert session.params.service is None
+        assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+
+
 def make_service_login() -> Service:
     return Service(make_service(datetime.now(UTC)))
 
