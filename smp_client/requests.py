@@ -434,7 +434,8 @@ class RequestSession(Generic[In, Out]):
         Events are sent once. Those on the way are read to the end, as long as the peer does not need more
         than `finish_limit` to notice.
         """
-        if self._reader is None or self._reader.done():
+        assert self._reader is not None
+        if self._reader.done():
             return
         self._stream.end_writing()
         await asyncio.wait([self._reader], timeout=self._config.finish_limit)
@@ -444,9 +445,7 @@ class RequestSession(Generic[In, Out]):
 
     async def close(self) -> None:
         """End the connection and the reading task; every open request fails."""
-        if self._reader is None:
-            self._stream.abort()
-            return
+        assert self._reader is not None
         self._stream.close()
         self._reader.cancel()
         await asyncio.wait([self._reader])
