@@ -116,6 +116,10 @@ def test_all_routers_share_a_room_but_each_has_some_places() -> None:
     greedy.clear()
     modest.clear()
     assert room.taken == 0
+    alone = WaitingQueues[Row](8, WaitingRoom(places=99, share=99))
+    for row in rows(0, 9):
+        alone.add(row)
+    assert (len(alone), alone.overflowed) == (8, True)
 
 
 def test_outcomes() -> None:
