@@ -45,7 +45,25 @@ def test_a_bucket_refills() -> None:
     assert not bucket.take(rate, 10_000)
 
 
+def test_no_limit() -> None:
+    assert Bucket(UNLIMITED, now=0).take(UNLIMITED, 0, amount=1_000_000)
+    without, in_all, per_source = ConnectionCounter(0, 0), ConnectionCounter(2, 0), ConnectionCounter(0, 2)
+    assert [without.admit("a") for _ in range(3)] == [True] * 3
+    assert [in_all.admit("a") for _ in range(3)] == [True, True, False]
+    assert [per_source.admit("a") for _ in range(3)] == [True, True, False]
+    assert per_source.admit("b")
+
+
+def test_connections_in_all_and_of_a_source() -> None:
+    counter = ConnectionCounter(40, 2)
+    assert [counter.admit("192.0.2.1") for _ in range(3)] == [True, True, False]
+    assert all(counter.admit(f"192.0.2.{2 + number // 2}") for number in range(38))
+    assert not counter.admit("192.0.2.99")
+
+
 def test_sources_have_buckets_of_their_own_and_memory_is_bounded() -> None:
+    devices = RateLimiter(Rate(per_second=0.001, burst=1))
+    assert [devices.allows(device, 0) for device in (b"one", b"one", b"other")] == [True, False, True]
     limiter = RateLimiter(Rate(per_second=0.001, burst=1), capacity=3)
     assert [limiter.allows(source, 0) for source in "abc"] == [True] * 3
     assert not limiter.allows("a", 0)
