@@ -149,7 +149,7 @@ class ControlPort:
             return json.dumps(
                 {"python": sys.version.split()[0], "routers": len(statuses), "connected": connected}
             )
-        wanted = [status for status in statuses if not argument or argument in status.server]
+        wanted = [status for status in statuses if argument in status.server]
         return "\n".join(json.dumps(asdict(status)) for status in wanted) or "no such router"
 
     async def _resubscribe(self, server: str) -> str:

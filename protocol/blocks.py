@@ -58,14 +58,11 @@ def split_batch(content: bytes) -> list[bytes]:
         raise DecodeError
     items: list[bytes] = []
     start = 1
-    end = len(content)
     for _ in range(content[0]):
         item = start + 2
         start = item + int.from_bytes(content[start:item], "big")
-        if start > end or item > end:
-            raise DecodeError
         items.append(content[item:start])
-    if start != end:
+    if start != len(content):  # also if an item ends beyond it: those that follow begin there
         raise DecodeError
     return items
 

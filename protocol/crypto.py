@@ -286,11 +286,9 @@ def box(secret: bytes, nonce: bytes, message: bytes) -> bytes:
 
 
 def open_box(secret: bytes, nonce: bytes, boxed: bytes) -> bytes:
-    if len(boxed) < TAG_SIZE:
-        raise BoxError
     try:
         return sodium.crypto_secretbox_open_easy(boxed, nonce, _hsalsa20(secret))
-    except CryptoError:
+    except CryptoError:  # also of what is shorter than a tag
         raise BoxError from None
 
 

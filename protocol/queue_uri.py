@@ -11,7 +11,6 @@ from urllib.parse import quote
 from protocol.addresses import SmpServer, parse_smp_server, pull_smp_server, push_smp_server
 from protocol.crypto import X25519PublicKey, decode_x25519_public, pull_x25519_public, push_key
 from protocol.encoding import EntityId, Reader, Writer, short
-from protocol.errors import DecodeError
 from protocol.query import bytes_text, parse_bytes, parse_versions, split_query, versions_text
 from protocol.smp_messages import QueueMode
 from protocol.versions import VersionRange, pull_version_range, push_version_range
@@ -74,10 +73,8 @@ class QueueInfo:
 
 def parse_queue_uri(text: str) -> QueueUri:
     """Unknown parameters are ignored; DecodeError for anything that is no queue."""
-    address, hash_mark, query = text.partition("#")
-    address, slash, sender_id = address.removesuffix("/").rpartition("/")
-    if not hash_mark or not slash:
-        raise DecodeError
+    address, _, query = text.partition("#")
+    address, _, sender_id = address.removesuffix("/").rpartition("/")
     parameters = split_query(query.removeprefix("/").removeprefix("?"))
     server = parse_smp_server(address)
     if later_hosts := parameters.get("srv"):

@@ -88,7 +88,7 @@ def parse_transmission(params: SessionParams, data: bytes) -> RawTransmission:
     auth, content = split_short(data)
     service_signature = None
     fault = None if len(auth) in AUTH_SIZES else BLOCK
-    if auth and params.service_signatures:
+    if params.service_signatures:  # then the session id is implied: there is an authorisation
         service_signature, content = _split_service_signature(content)
     if not params.implied_session_id:
         session, content = split_short(content)

@@ -102,7 +102,7 @@ class Batch(Generic[In]):
     def settle(self, index: int, answer: In | ClientError) -> None:
         self.answers[index] = answer
         self.waiting -= 1
-        if not self.waiting and not self.done.done():
+        if not self.waiting:
             self.done.set_result(None)
 
 
@@ -375,8 +375,7 @@ class RequestSession(Generic[In, Out]):
             if isinstance(block, Failed):
                 await self._consume(events)
                 raise SessionClosed(f"the peer broke the protocol: {block.error}")
-            if isinstance(block, HandshakeDone):
-                continue
+            assert isinstance(block, Block)  # the handshake is over
             new = [item for item in block.items if not item.corr_id and isinstance(item, Received)]
             if len(new) < len(block.items):
                 await self._consume(events)  # what came before an answer
@@ -435,7 +434,8 @@ class RequestSession(Generic[In, Out]):
         Events are sent once. Those on the way are read to the end, as long as the peer does not need more
         than `finish_limit` to notice.
         """
-        if self._reader is None or self._reader.done():
+        assert self._reader is not None
+        if self._reader.done():
             return
         self._stream.end_writing()
         await asyncio.wait([self._reader], timeout=self._config.finish_limit)
@@ -445,9 +445,7 @@ class RequestSession(Generic[In, Out]):
 
     async def close(self) -> None:
         """End the connection and the reading task; every open request fails."""
-        if self._reader is None:
-            self._stream.abort()
-            return
+        assert self._reader is not None
         self._stream.close()
         self._reader.cancel()
         await asyncio.wait([self._reader])

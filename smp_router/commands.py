@@ -300,7 +300,7 @@ def _get(broker: Broker, client: Client, request: Received[smp.Get], queue: Queu
 def _ack(broker: Broker, client: Client, request: Received[smp.Ack], queue: Queue) -> SmpMessage:
     reception = client.receptions.get(queue.recipient_id)
     message_id = request.message.message_id
-    if reception is None or reception.delivered is None or reception.delivered != message_id:
+    if reception is None or reception.delivered != message_id:
         raise ProtocolError(NO_MSG)
     reception.delivered = None
     broker.state.acknowledge(queue, message_id)

@@ -131,6 +131,7 @@ def smp_twins(
     session_key: X25519PrivateKey | None = None,
     service: ServiceLogin | None = None,
     tls_client_chain: Sequence[bytes] | None = None,
+    proxy: bool = False,
 ) -> Twins[SmpCommand, SmpMessage]:
     """As ntf_twins. `session_key` turns block encryption on; a service's chain is shown in TLS by default."""
     session_id, chain = fixed("sessionId"), chain or server_chain()
@@ -152,6 +153,7 @@ def smp_twins(
         session_key,
         service,
         client_versions,
+        proxy=proxy,
     )
     return Twins(smp_client(client), smp_router(router))
 

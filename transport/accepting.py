@@ -34,7 +34,7 @@ class Acceptor:
     async def listen(self, host: str | None, port: int) -> None:
         """Start to accept connections."""
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        absent: OSError | None = None
+        absent = OSError(errno.EADDRNOTAVAIL, f"no address of {host} to listen on")
         for family, _, _, _, address in dict.fromkeys(found):
             try:
                 self._listening.append(_listen(family, address, self._reuse_port))
@@ -43,7 +43,7 @@ class Acceptor:
                     self.close()
                     raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
                 absent = error
-        if not self._listening and absent is not None:
+        if not self._listening:
             raise absent
         self._start()
 

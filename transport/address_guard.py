@@ -33,7 +33,6 @@ MAX_ADDRESSES: Final = 4
 MAX_CHECKED: Final = 64
 "Addresses of one name that are looked at: checking thousands would hold up the event loop for 50 ms or more."
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 
 
 class ForbiddenAddressError(OSError):
@@ -50,8 +49,6 @@ class UnresolvedError(OSError):
 def is_public(address: IpAddress) -> bool:
     """Whether an address belongs to the open internet, also when it is wrapped in an IPv6 one."""
     if isinstance(address, ipaddress.IPv6Address):
-        if address in NAT64_LOCAL or address.teredo is not None:
-            return False
         inner = address.ipv4_mapped or address.sixtofour
         if address in NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
@@ -59,7 +56,7 @@ def is_public(address: IpAddress) -> bool:
             return is_public(inner)
         if address.is_site_local:
             return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 def resolve_name(host: str) -> Sequence[str]:

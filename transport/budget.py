@@ -145,8 +145,9 @@ class CpuBudget:
     def admits(self, source: str) -> bool:
         """Whether a new connection may be accepted."""
         state, now = self._sources.get(source), self._clock()
-        if state is None or now >= state.suspect_until or state.admissions is None:
+        if state is None or now >= state.suspect_until:
             return True
+        assert state.admissions is not None  # since it is suspect
         return state.admissions.take(self.config.admissions, now)
 
     def _source(self, source: str) -> _Source:

@@ -94,7 +94,7 @@ class RateLimiter:
     def give_back(self, source: Hashable, amount: int) -> None:
         """What was taken was not used."""
         for place, rate in self._rates(source):
-            if amount and (bucket := self._buckets.get(place)) is not None:
+            if (bucket := self._buckets.get(place)) is not None:
                 bucket.give(rate, amount)
 
     def _rates(self, source: Hashable) -> list[tuple[Hashable, Rate]]:

@@ -260,7 +260,7 @@ def _advance(ratchet: Ratchet, header: Header, fresh: Fresh) -> Ratchet:
         ratchet,
         dh=dh,
         kem=kem,
-        support=ratchet.support or (ratchet.version >= E2E_PQ and enable),
+        support=ratchet.support or enable,
         enable=enable,
         snd_kem=sent_secret is not None,
         rcv_kem=received_secret is not None,

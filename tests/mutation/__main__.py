@@ -1,7 +1,8 @@
 """`python -m tests.mutation`: which removed or negated check no test misses.
 
 Works in a copy of the project, so that the working tree stays as it is. Run it again to go on where it was
-interrupted: mutants of modules that did not change keep their result.
+interrupted: mutants of functions that did not change keep their result, test files that did not change are
+not recorded again.
 """
 
 from __future__ import annotations
@@ -14,39 +15,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from tests.mutation.areas import AREAS, Area
-from tests.mutation.choosing import Tests, record
-from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.running import in_place, load_libraries, outcome
+from tests.mutation.mutants import mutants_of
+from tests.mutation.results import Results, unexplained
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-MAX_LINES, LINES_PER_TEST = 600, 20
-UNDETECTED = ("survived", "uncovered")
-
-
-@dataclass
-class Results:
-    """By mutant; on the disk after each."""
-
-    path: Path
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def load(self) -> None:
-        if self.path.exists():
-            self.entries = json.loads(self.path.read_text())
-
-    def add(self, name: str, entry: dict[str, Any]) -> None:
-        self.entries[name] = entry
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.entries, indent=1, sort_keys=True) + "\n")
-        partial.replace(self.path)
+NEVER = 1e12
 
 
 def copy_project(target: Path) -> None:
@@ -64,91 +42,54 @@ def copy_project(target: Path) -> None:
             shutil.copy(source, copy)
 
 
-def run_area(name: str, area: Area, args: argparse.Namespace, results: Results, deadline: float) -> bool:
-    """False if there was no time for all mutants."""
-    data = args.folder / f"{name}.coverage"
-    if args.record or not data.exists():
-        record(data, area.packages, area.tests)
-    tests = Tests(data)
-    load_libraries(area.tests)
-    _check_harness(area, tests, args.folder / "last.log")
-    for path in area.modules(Path.cwd()):
-        module = path.relative_to(Path.cwd()).as_posix()
-        source = path.read_text()
-        version = sha256(source.encode()).hexdigest()[:16]
-        for mutant in mutants_of(module, source):
-            if not _is_open(results.entries.get(mutant.name), version, args.again):
-                continue
-            if time.monotonic() > deadline:
-                return False
-            entry = _try(path, mutant, tests, args.folder / "last.log")
-            results.add(mutant.name, {**entry, "module": module, "version": version})
-            if entry["outcome"] in UNDETECTED:
-                print(f"{entry['outcome']}: {mutant.name}, line {mutant.line}", flush=True)
-    return True
-
-
-def _check_harness(area: Area, tests: Tests, log: Path) -> None:
-    """Without a change the tests must pass here, or every mutant would seem to be noticed."""
-    lines = range(1, MAX_LINES, LINES_PER_TEST)
-    modules = area.modules(Path.cwd())
-    chosen = sorted({test for path in modules for line in lines for test in tests.of(path, line)[:1]})
-    if outcome(chosen, tests.seconds(chosen), log) != "survived":
-        raise SystemExit(f"tests fail without a mutant: see {log}")
-
-
-def _is_open(entry: Mapping[str, Any] | None, version: str, again: bool) -> bool:
-    if entry is None or entry["version"] != version:
-        return True
-    return again and entry["outcome"] in UNDETECTED
-
-
-def _try(path: Path, mutant: Mutant, tests: Tests, log: Path) -> dict[str, Any]:
-    chosen = tests.of(path, mutant.line)
-    if not chosen:
-        return {"outcome": "uncovered", "line": mutant.line, "tests": 0}
-    with in_place(path, mutant):
-        found = outcome(chosen, tests.seconds(chosen), log)
-    return {"outcome": found, "line": mutant.line, "tests": len(chosen)}
-
-
-def unexplained(results: Mapping[str, Mapping[str, Any]], equivalent: Mapping[str, str]) -> list[str]:
-    """Mutants that no test notices and nobody explained, and explanations of what is no survivor."""
-    survivors = {name for name, entry in results.items() if entry["outcome"] in UNDETECTED}
-    wrong = [
-        f"explained, but noticed by a test or gone: {name}" for name in sorted({*equivalent} - survivors)
-    ]
-    return wrong + sorted(survivors - {*equivalent})
+def run_area(name: str, args: argparse.Namespace, tree: Path, deadline: float) -> bool:
+    """False if not all mutants were tried."""
+    order = {
+        "area": name,
+        "folder": str(args.folder),
+        "cpu_seconds": args.cpu_seconds,
+        "again": args.again,
+        "only": args.only,
+        "deadline": deadline,
+    }
+    command = [sys.executable, "-m", "tests.mutation.session", json.dumps(order)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run(command, cwd=tree, env=environment, check=False).returncode == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("areas", nargs="*", metavar="AREA", help=", ".join(AREAS))
     parser.add_argument("--folder", type=Path, default=Path("/tmp/ntf-mutation"), help="%(default)s")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after that time")
+    parser.add_argument("--seconds", type=float, default=NEVER, help="stop after that time")
+    parser.add_argument(
+        "--cpu-seconds", type=float, default=6.0, help="of tests for one mutant (default %(default)s)"
+    )
     parser.add_argument("--again", action="store_true", help="try the mutants again that survived")
-    parser.add_argument("--record", action="store_true", help="find out again which tests cover which lines")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutants with TEXT in their names")
     args = parser.parse_args()
     tree = args.folder / "tree"
     copy_project(tree)
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    os.environ["PYTHONPATH"] = str(tree)
-    deadline, complete = time.monotonic() + args.seconds, True
+    deadline, complete = time.time() + args.seconds, True
     counts: Counter[str] = Counter()
     open_questions: list[str] = []
     for name in args.areas or AREAS:
-        results = Results(args.folder / f"{name}.json")
-        results.load()
-        complete &= run_area(name, AREAS[name], args, results, deadline)
-        current = {n: e for n, e in results.entries.items() if n in _present(AREAS[name])}
+        complete &= run_area(name, args, tree, deadline)
+        modules, mutants = _present(AREAS[name], tree)
+        entries = Results(args.folder / f"{name}.json").entries
+        current = {n: e for n, e in entries.items() if n in mutants}
         counts.update(entry["outcome"] for entry in current.values())
-        mine = {n: why for n, why in _equivalent().items() if n.partition(":")[0] in _names(AREAS[name])}
+        mine = {n: why for n, why in _equivalent().items() if n.partition(":")[0] in modules}
         open_questions += unexplained(current, mine)
+        _say(name, len(mutants), Counter(entry["outcome"] for entry in current.values()), len(mine))
     print("\n".join(open_questions))
-    print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
-    print(f"{len(open_questions)} unexplained" + ("" if complete else "; there was no time for all"))
+    print(f"{len(open_questions)} unexplained" + ("" if complete else "; not all mutants were tried"))
     return 1 if open_questions or not complete else 0
+
+
+def _say(name: str, total: int, counts: Counter[str], explained: int) -> None:
+    words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    print(f"{name}: {counts.total()} of {total} mutants tried: {words}; {explained} explained", flush=True)
 
 
 def _equivalent() -> dict[str, str]:
@@ -156,16 +97,12 @@ def _equivalent() -> dict[str, str]:
     return found
 
 
-def _names(area: Area) -> set[str]:
-    return {path.relative_to(Path.cwd()).as_posix() for path in area.modules(Path.cwd())}
-
-
-def _present(area: Area) -> set[str]:
-    return {
-        mutant.name
-        for path in area.modules(Path.cwd())
-        for mutant in mutants_of(path.relative_to(Path.cwd()).as_posix(), path.read_text())
+def _present(area: Area, tree: Path) -> tuple[set[str], set[str]]:
+    """The modules of an area and their mutants."""
+    sources: dict[str, Any] = {
+        path.relative_to(tree).as_posix(): path.read_text() for path in area.modules(tree)
     }
+    return {*sources}, {mutant.name for name, text in sources.items() for mutant in mutants_of(name, text)}
 
 
 if __name__ == "__main__":

@@ -1,79 +1,97 @@
-"""Which tests come by a line, and how long they take: found out once by running them with coverage."""
+"""Which tests come by a line, and what they cost: found out once for each test file."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import pytest
-from coverage import CoverageData
-
-MOST_SECONDS = 10.0
-"Of tests that are run for one mutant, by the time they took before."
-DURATIONS = "durations.json"
+from tests.mutation.mutants import Mutant
 
 
-class Recorder:
-    """A pytest plugin: seconds of each test that passed."""
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A test that passed without a mutant."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.seconds[report.nodeid] = -1.0
-        elif self.seconds.get(report.nodeid, 0.0) >= 0:
-            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+    cpu: float
+    wall: float
+    lines: Mapping[str, Mapping[str, list[int]]]
+    "By module and function, counted from the function's first line: they stay right when others change."
 
 
-def record(data_file: Path, packages: Sequence[str], tests: Sequence[str]) -> None:
-    """Run the tests of an area in the present folder; leaves the coverage data and the durations."""
-    code = "import sys; from tests.mutation.choosing import record_here; record_here(*sys.argv[1:])"
-    arguments = [str(data_file), ",".join(packages), *tests]
-    environment = {**os.environ, "COVERAGE_FILE": str(data_file)}
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=environment)
+class Records:
+    """By test file; on the disk after each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def is_new(self, file: Path) -> bool:
+        return bool(self._files.get(str(file), {}).get("version") != _version(file))
+
+    def add(self, file: Path, tests: Mapping[str, Mapping[str, Any]]) -> None:
+        self._files[str(file)] = {"version": _version(file), "tests": tests}
+        self._path.write_text(json.dumps(self._files) + "\n")
+
+    def of(self, files: Iterable[Path]) -> dict[str, Passed]:
+        return {
+            name: Passed(**test)
+            for file in files
+            for name, test in self._files.get(str(file), {"tests": {}})["tests"].items()
+        }
 
 
-def record_here(data_file: str, packages: str, *tests: str) -> None:
-    recorder = Recorder()
-    options = [f"--cov={package}" for package in packages.split(",")]
-    options += ["--cov-context=test", "--cov-report=", "-q", "-p", "no:xdist"]
-    pytest.main([*options, *tests], plugins=[recorder])
-    Path(data_file).with_suffix(f".{DURATIONS}").write_text(json.dumps(recorder.seconds))
+def _version(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
 
 
+@dataclass(slots=True)
 class Tests:
-    """Those that `record` ran."""
+    """Those that may be run for mutants, the most promising ones first."""
 
-    def __init__(self, data_file: Path) -> None:
-        self._data = CoverageData(str(data_file))
-        self._data.read()
-        seconds = json.loads(data_file.with_suffix(f".{DURATIONS}").read_text())
-        self._seconds: Mapping[str, float] = seconds
-        self._lines: dict[str, Mapping[int, list[str]]] = {}
+    passed: Mapping[str, Passed]
+    _by_place: dict[tuple[str, str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
+    _by_function: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    _tries: Counter[str] = field(default_factory=Counter)
+    _kills: Counter[str] = field(default_factory=Counter)
 
-    def of(self, path: Path, line: int) -> list[str]:
-        """The quickest ones first, no more than there is time for, none that fails without a mutant."""
-        name = str(path)
-        if name not in self._lines:
-            self._lines[name] = self._data.contexts_by_lineno(name)
-        lines = self._lines[name]
-        # What is run when a module is loaded belongs to no test: all tests of the module are close to it.
-        contexts = lines.get(line) or [context for found in lines.values() for context in found]
-        found = {context.rpartition("|")[0] for context in contexts if "|" in context}
-        known = sorted((self._seconds[test], test) for test in found if self._seconds.get(test, -1.0) >= 0)
+    def __post_init__(self) -> None:
+        for name, test in self.passed.items():
+            for module, functions in test.lines.items():
+                for function, offsets in functions.items():
+                    self._by_function[module, function].add(name)
+                    for offset in offsets:
+                        self._by_place[module, function, offset].append(name)
+
+    def of(self, module: str, mutant: Mutant, most_cpu: float) -> list[str]:
+        """No more than there is CPU time for. What runs during the import belongs to all its tests."""
+        place = mutant.place
+        found = set(self._by_place.get((module, *place), ())) or self._by_function.get((module, place[0]))
+        if not found:
+            found = set().union(*(names for (of, _), names in self._by_function.items() if of == module))
         chosen: list[str] = []
         total = 0.0
-        for seconds, test in known:
-            if chosen and total + seconds > MOST_SECONDS:
-                break
-            chosen.append(test)
-            total += seconds
+        for name in sorted(found or (), key=self._promise):
+            total += self.passed[name].cpu
+            if chosen and total > most_cpu:
+                continue
+            chosen.append(name)
         return chosen
 
-    def seconds(self, tests: Sequence[str]) -> float:
-        return sum(self._seconds[test] for test in tests)
+    def come_by(self, module: str, mutant: Mutant) -> bool:
+        """False for what runs during the import only, or never."""
+        return bool(self._by_function.get((module, mutant.place[0])))
+
+    def count(self, tried: Iterable[str], killer: str | None = None) -> None:
+        self._tries.update(tried)
+        if killer is not None:
+            self._kills[killer] += 1
+
+    def _promise(self, name: str) -> tuple[float, str]:
+        """Kills to be expected for a second of CPU time, as a number that is smaller for more."""
+        rate = (self._kills[name] + 0.3) / (self._tries[name] + 1.0)
+        return -rate / (self.passed[name].cpu + 0.01), name

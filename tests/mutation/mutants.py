@@ -1,9 +1,14 @@
-"""Mutants of a module: its source with one guard or comparison removed or negated.
+"""Mutants of a module: its source with one check removed or negated.
+
+A check decides what the program does; these are the forms it has:
 
 - `guard`: an `if` that ends its function, loop or turn is never taken.
 - `part`: one operand of `and` or `or` is left out.
 - `negation`: a comparison that is not a guard of its own is turned round.
 - `check`: a call of a function that only raises (`check_...`) is left out.
+
+No check: assertions, what only `repr` and type checkers see, what is only logged, counted or recorded, and
+`and` or `or` that give a default (`name or ""`).
 """
 
 from __future__ import annotations
@@ -11,10 +16,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-CHECKS = re.compile(r"_?(check|verify|require|ensure|limit|refuse|expect|raise_if)(_|$)")
+CHECKS = re.compile(r"_?check(_|$)|_?(verify|require|ensure|limit|refuse|expect)_")
+TELLS = frozenset({"inc", "observe", "debug", "info", "warning", "error", "record", "_record"})
+"Methods that tell people what happens."
 ENDS = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 NEGATED: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=",
@@ -35,6 +42,10 @@ class Mutant:
     name: str
     "Stays the same when other lines of the module change."
     line: int
+    place: tuple[str, int]
+    "The function, and the line counted from its first one."
+    function: str
+    "Its text, from which to see whether it has changed."
     source: str
     "Of the whole module."
 
@@ -47,40 +58,108 @@ class _Change:
     "What stands in the node's place."
 
 
+class Places:
+    """The functions and classes of a module."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._known: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]] = []
+        self._add(ast.parse(source), "")
+
+    def _add(self, node: ast.AST, outer: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = outer
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{outer}.{child.name}" if outer else child.name
+                self._known.append((inner, child))
+            self._add(child, inner)
+
+    def of(self, line: int) -> tuple[str, int]:
+        """The innermost one."""
+        name, first = "", 0
+        for inner, node in self._known:
+            if node.lineno <= line <= (node.end_lineno or 0):
+                name, first = inner, node.lineno
+        return name, line - first
+
+    def text(self, line: int) -> str:
+        """Of the innermost function or class; outside of them the line itself."""
+        around = [node for _, node in self._known if node.lineno <= line <= (node.end_lineno or 0)]
+        return _segment(self._source, around[-1]) if around else self._source.splitlines()[line - 1]
+
+
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    tree = ast.parse(source)
+    tree, places = ast.parse(source), Places(source)
     seen: Counter[str] = Counter()
     found = []
-    for function, change in _changes(tree, ""):
+    for function, change in _changes(tree, "", _decisions(tree)):
         before = _segment(source, change.node)
         name = f"{path}:{function} {change.kind}: {' '.join(before.split())}"
         seen[name] += 1
         if seen[name] > 1:
             name += f" ({seen[name]})"
         line = getattr(change.node, "lineno", 0)
-        found.append(Mutant(name, line, _replaced(source, change)))
+        found.append(Mutant(name, line, places.of(line), places.text(line), _replaced(source, change)))
     return found
 
 
-def _changes(node: ast.AST, function: str) -> Iterator[tuple[str, _Change]]:
+def _changes(node: ast.AST, function: str, decisions: Container[ast.AST]) -> Iterator[tuple[str, _Change]]:
     for child in ast.iter_child_nodes(node):
         inner = function
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{function}.{child.name}" if function else child.name
         if _is_for_people(child):
             continue
-        for change in _changes_at(child):
-            yield inner, change
-        yield from _changes(child, inner)
+        if not isinstance(child, ast.BoolOp) or child in decisions:
+            for change in _changes_at(child):
+                yield inner, change
+        yield from _changes(child, inner, decisions)
+
+
+def _decisions(tree: ast.AST) -> set[ast.AST]:
+    """`and` and `or` that are true or false, not a value or its default."""
+    tests: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            tests.add(node.test)
+        elif isinstance(node, ast.comprehension):
+            tests.update(node.ifs)
+        elif isinstance(node, ast.UnaryOp):
+            tests.add(node.operand)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool":
+            tests.update(node.args)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _gives_bool(node):
+            tests.update(one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value)
+        elif isinstance(node, ast.BoolOp) and (node in tests or any(map(_is_boolean, node.values))):
+            tests.add(node)
+            tests.update(node.values)
+    return {node for node in tests if isinstance(node, ast.BoolOp) and not any(map(_is_literal, node.values))}
+
+
+def _gives_bool(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return isinstance(node.returns, ast.Name) and node.returns.id == "bool"
+
+
+def _is_boolean(node: ast.AST) -> bool:
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def _is_literal(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant | ast.List | ast.Tuple | ast.Dict)
 
 
 def _is_for_people(node: ast.AST) -> bool:
-    """What only type checkers, logs and `repr` see."""
+    """What only type checkers, operators and `repr` see."""
     if isinstance(node, ast.Assert):
         return True
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
-        return node.test.id == "TYPE_CHECKING"
+    if isinstance(node, ast.If):
+        only_typed = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return only_typed or all(map(_tells, (*node.body, *node.orelse)))
     return isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__")
+
+
+def _tells(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and _called(node.value) in TELLS
 
 
 def _changes_at(node: ast.AST) -> Iterator[_Change]:

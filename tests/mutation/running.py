@@ -1,61 +1,34 @@
-"""Running tests against one changed file, in a process that has the libraries loaded already."""
+"""Running tests in a forked process, so that no mutant outlives its trial."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import pytest
-
-from tests.mutation.mutants import Mutant
-
-POLL = 0.02
-GRACE = 40.0
-"Seconds beyond what the tests took before; then they are taken as hanging."
-SLOWDOWN = 4.0
-LIBRARIES = """
-import sys
-from pathlib import Path
-before = set(sys.modules)
-import pytest
-pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *sys.argv[1:]])
-here = str(Path.cwd())
-ours = {path.parent.name for path in Path.cwd().glob("*/__init__.py")}
-print("LIBRARIES", *sorted(name for name in sys.modules if name.partition(".")[0] not in {*ours, "conftest"}))
-"""
-OPTIONS: tuple[str, ...] = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line")
-OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # its plugins are loaded ahead, too
+POLL, LOOK = 0.01, 1.0
+MORE_CPU, LEAST_CPU = 3.0, 3.0
+"Beyond that a test does not end: times what it took before, and seconds."
+MORE_WALL, LEAST_WALL = 3.0, 5.0
+"As long as that it may stand still: nothing of it runs or is ready to."
+STANDSTILL = 0.01
+"Share of a CPU that a waiting process may use all the same."
+TICKS = os.sysconf("SC_CLK_TCK")
 _SECONDS = count(os.getpid() * 10_000 % 1_000_000_000)
-HARMLESS = ("_pytest", "asyncio", "cryptography", "OpenSSL", "hypothesis", "pytest_asyncio", "construct")
-"What is loaded ahead: it starts no threads and keeps nothing of ours."
-
-
-def load_libraries(tests: Sequence[str]) -> None:
-    """Import what the tests import, apart from our own packages."""
-    shown = subprocess.run(
-        [sys.executable, "-c", LIBRARIES, *tests], capture_output=True, text=True, check=True
-    )
-    found = next(line for line in shown.stdout.splitlines() if line.startswith("LIBRARIES"))
-    for name in found.split()[1:]:
-        if name.partition(".")[0] in HARMLESS:
-            with suppress(ImportError, AttributeError):
-                importlib.import_module(name)
 
 
 @contextmanager
-def in_place(path: Path, mutant: Mutant) -> Iterator[None]:
+def in_place(path: Path, source: str) -> Iterator[None]:
     """The file is the mutant while the block runs, with a time that no version had, to be compiled anew."""
     original, stat = path.read_bytes(), path.stat()
-    path.write_text(mutant.source)
+    path.write_text(source)
     second = next(_SECONDS)
     os.utime(path, (second, second))
     try:
@@ -65,24 +38,36 @@ def in_place(path: Path, mutant: Mutant) -> Iterator[None]:
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def outcome(tests: Sequence[str], usual_seconds: float, log: Path) -> str:
-    """`killed`, `survived` or `timeout`."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a child is at, and the seconds that it usually takes."""
+
+    name: str
+    cpu: float
+    wall: float
+
+
+def forked(work: Callable[[], int], log: Path, stage: Callable[[], Stage]) -> int | None:
+    """The exit code of a child; None if one of its stages does not end."""
     pid = os.fork()
     if not pid:
-        _run(tests, log)
-    deadline = time.monotonic() + usual_seconds * SLOWDOWN + GRACE
-    while time.monotonic() < deadline:
+        _run(work, log)
+    watch = _Watch(pid, stage, stage())
+    code = None
+    while not watch.is_over():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            _end_group(pid)
-            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+            code = os.waitstatus_to_exitcode(status)
+            break
         time.sleep(POLL)
-    _end_group(pid)
-    os.waitpid(pid, 0)
-    return "timeout"
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if code is None:
+        os.waitpid(pid, 0)
+    return code
 
 
-def _run(tests: Sequence[str], log: Path) -> None:
+def _run(work: Callable[[], int], log: Path) -> None:
     """The child: with a group of its own, so that what its tests start ends with it."""
     code = 99
     try:
@@ -90,7 +75,7 @@ def _run(tests: Sequence[str], log: Path) -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        code = pytest.main([*OPTIONS, *tests])
+        code = work()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -99,6 +84,40 @@ def _run(tests: Sequence[str], log: Path) -> None:
         os._exit(code)
 
 
-def _end_group(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+@dataclass(slots=True)
+class _Watch:
+    """Tells a child that stands still or turns round and round from one on a machine that is busy."""
+
+    pid: int
+    stage: Callable[[], Stage]
+    at: Stage
+    _looked: float = 0.0
+    _moved: float = 0.0
+    _cpu: float = 0.0
+    _before: float = 0.0
+    "CPU seconds of earlier stages."
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if now < self._looked + LOOK:
+            return False
+        self._looked = now
+        cpu, is_ready = _usage(self.pid)
+        if (stage := self.stage()) != self.at:
+            self.at, self._before, self._moved = stage, cpu, 0.0
+        if not self._moved or is_ready or cpu - self._cpu > STANDSTILL * (now - self._moved):
+            self._moved, self._cpu = now, cpu
+        is_idle = now - self._moved > stage.wall * MORE_WALL + LEAST_WALL
+        return is_idle or cpu - self._before > stage.cpu * MORE_CPU + LEAST_CPU
+
+
+def _usage(session: int) -> tuple[float, bool]:
+    """CPU seconds of the processes of a session; whether one of them could run now."""
+    ticks, is_ready = 0, False
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+                is_ready |= fields[0] in "RD"
+    return ticks / TICKS, is_ready

@@ -31,19 +31,26 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(folder: Path, port: int) -> AsyncIterator[Talk]:
-    passwords = {"control_port_admin_password": "root pass", "control_port_user_password": "look"}
+async def talking(
+    folder: Path, port: int, admin: str = "root pass", user: str = "look"
+) -> AsyncIterator[Talk]:
+    passwords = {"control_port_admin_password": admin, "control_port_user_password": user}
     config = make_config(folder, TRANSPORT={"control_port": port}, AUTH=passwords)
     async with running(make_app(folder, config)) as app:
         client = await NtfClient.open(app.address)
         device = await active_device(app, client)
         await device.subscribe(client, builders.queue_ntf(1), builders.ed25519())
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        talk = Talk(reader, writer)
-        assert "help" in await talk.line()
-        yield talk
-        writer.close()
+        async with another_talk(port) as talk:
+            yield talk
         client.close()
+
+
+@asynccontextmanager
+async def another_talk(port: int) -> AsyncIterator[Talk]:
+    talk = Talk(*await asyncio.open_connection("127.0.0.1", port))
+    assert "help" in await talk.line()
+    yield talk
+    talk.writer.close()
 
 
 async def test_roles(tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +67,39 @@ async def test_roles(tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.M
         status = json.loads(await talk.say("subs localhost"))
         assert status["connected"] is False
         assert await talk.say("subs elsewhere") == "no such router"
+        assert json.loads(await talk.say("subs"))["connected"] is False
+        assert await talk.say("daemons") == "this one alone"
         assert json.loads(await talk.say("server-info"))["routers"] == 1
+        assert await talk.say("help") == control.HELP.partition("\n")[0]
+
+
+async def test_unset_passwords_let_nobody_in(tmp_path: Path, unused_tcp_port: int) -> None:
+    async with talking(tmp_path, unused_tcp_port, admin="", user="") as talk:
+        assert await talk.say("auth") == "AUTH"
+        assert await talk.say("stats") == "AUTH"
+
+
+async def test_only_a_failed_login_is_slow(
+    tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FAILED_LOGIN_PAUSE", DEADLINE)
+    async with talking(tmp_path, unused_tcp_port) as talk, another_talk(unused_tcp_port) as guessing:
+        assert await talk.say("auth look") == "role: user"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(guessing.say("auth wrong"), 0.3)
+
+
+@pytest.mark.parametrize("farewell", [b"quit\n", b""], ids=["quit", "end"])
+async def test_farewell(tmp_path: Path, unused_tcp_port: int, farewell: bytes) -> None:
+    async with talking(tmp_path, unused_tcp_port) as talk:
+        talk.writer.write(farewell)
+        talk.writer.write_eof()
+        assert await talk.line() == ""
+
+
+async def test_an_unknown_command_ends_the_talk(tmp_path: Path, unused_tcp_port: int) -> None:
+    async with talking(tmp_path, unused_tcp_port) as talk:
         assert "unknown command" in await talk.say("drop tables")
-        talk.writer.write(b"quit\n")
         assert await talk.line() == ""
 
 

@@ -8,7 +8,16 @@ from ntf_server.config import LimitsConfig
 from ntf_server.limits import AddressLimits
 from smp_router.client_limits import ClientLimits
 from smp_router.config import RouterConfig
-from transport.limits import NETWORK_PART, Bucket, ConnectionCounter, Rate, RateLimiter, network_of, source_of
+from transport.limits import (
+    NETWORK_PART,
+    UNLIMITED,
+    Bucket,
+    ConnectionCounter,
+    Rate,
+    RateLimiter,
+    network_of,
+    source_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +45,25 @@ def test_a_bucket_refills() -> None:
     assert not bucket.take(rate, 10_000)
 
 
+def test_no_limit() -> None:
+    assert Bucket(UNLIMITED, now=0).take(UNLIMITED, 0, amount=1_000_000)
+    without, in_all, per_source = ConnectionCounter(0, 0), ConnectionCounter(2, 0), ConnectionCounter(0, 2)
+    assert [without.admit("a") for _ in range(3)] == [True] * 3
+    assert [in_all.admit("a") for _ in range(3)] == [True, True, False]
+    assert [per_source.admit("a") for _ in range(3)] == [True, True, False]
+    assert per_source.admit("b")
+
+
+def test_connections_in_all_and_of_a_source() -> None:
+    counter = ConnectionCounter(40, 2)
+    assert [counter.admit("192.0.2.1") for _ in range(3)] == [True, True, False]
+    assert all(counter.admit(f"192.0.2.{2 + number // 2}") for number in range(38))
+    assert not counter.admit("192.0.2.99")
+
+
 def test_sources_have_buckets_of_their_own_and_memory_is_bounded() -> None:
+    devices = RateLimiter(Rate(per_second=0.001, burst=1))
+    assert [devices.allows(device, 0) for device in (b"one", b"one", b"other")] == [True, False, True]
     limiter = RateLimiter(Rate(per_second=0.001, burst=1), capacity=3)
     assert [limiter.allows(source, 0) for source in "abc"] == [True] * 3
     assert not limiter.allows("a", 0)
@@ -71,6 +98,16 @@ def test_a_network_may_do_no_more_than_some_sources() -> None:
     assert limiter.allows(sources(2)[0], 0)
     limiter.give_back(sources(1)[0], 1)
     assert limiter.take_at_most(sources(1)[-1], 0, 2) == 1
+
+
+def test_giving_back_what_nobody_counted() -> None:
+    """To a source that was forgotten, and where there is no limit."""
+    limiter = RateLimiter(Rate(per_second=0.001, burst=2), capacity=1)
+    assert limiter.take_at_most("a", 0, 3) == 2
+    assert limiter.allows("b", 0)
+    limiter.give_back("a", 2)
+    assert limiter.take_at_most("b", 0, 3) == 1
+    assert RateLimiter(UNLIMITED).take_at_most("a", 0, 3) == 3
 
 
 async def test_a_network_has_one_share_of_a_routers_storage() -> None:

@@ -7,13 +7,15 @@ import contextlib
 import os
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from ntf_server import listener
 from ntf_server.app import App, running
+from ntf_server.client_session import BROKEN_BLOCKS
 from protocol.blocks import pad
 from protocol.connection import Outgoing
 from protocol.encoding import NO_ENTITY, CorrId, EntityId
@@ -26,6 +28,9 @@ from tests import builders
 from tests.http import get
 from tests.ntf_server.conftest import active_device, make_app, make_config, null_token
 from tests.ntf_server.ntf_client import DEADLINE, Device, NtfClient
+from tests.waiting import until
+from transport import budget
+from transport.budget import CpuBudget, Slice
 from transport.certificates import KeyAlgorithm, renew_online
 from transport.errors import ConnectionClosed, TlsFailed
 from transport.streams import connect
@@ -71,9 +76,10 @@ async def test_version_that_was_not_offered_closes(app: App) -> None:
 
 @pytest.mark.parametrize("block", [b"\xff" * NTF_BLOCK_SIZE, bytes(NTF_BLOCK_SIZE), pad(b"\x05", 512)])
 async def test_broken_block_closes_only_that_connection(app: App, client: NtfClient, block: bytes) -> None:
-    victim = await NtfClient.open(app.address)
+    victim, before = await NtfClient.open(app.address), BROKEN_BLOCKS._value.get()
     victim.stream.write(block)
     assert await victim.is_closed_by_server()
+    assert BROKEN_BLOCKS._value.get() == before + 1
     assert await client.ask(Ping()) == Pong()
 
 
@@ -91,6 +97,14 @@ async def test_silent_client_is_dropped(tmp_path: Path) -> None:
     async with running(make_app(tmp_path, config)) as app:
         silent = await _after_hello(app)
         assert await silent.is_closed_by_server()
+
+
+async def test_client_that_leaves_in_the_handshake_costs_nothing_more(app: App, client: NtfClient) -> None:
+    leaving = await _after_hello(app)
+    await until(lambda: app.listener.clients == 2)
+    leaving.close()
+    await until(lambda: app.listener.clients == 1)
+    assert await client.ask(Ping()) == Pong()
 
 
 async def _after_hello(app: App) -> NtfClient:
@@ -119,6 +133,15 @@ async def test_idle_clients_are_disconnected(tmp_path: Path) -> None:
         busy.close()
 
 
+async def test_idle_clients_stay_where_the_operator_wants_it(tmp_path: Path) -> None:
+    config = make_config(tmp_path, INACTIVE_CLIENTS={"disconnect": False, "ttl": -1.0})
+    async with running(make_app(tmp_path, config)) as app:
+        client = await NtfClient.open(app.address)
+        app.listener.end_idle()
+        assert await client.ask(Ping()) == Pong()
+        client.close()
+
+
 async def test_connections_per_address(tmp_path: Path) -> None:
     config = make_config(tmp_path, LIMITS={"connections_per_address": 2})
     async with running(make_app(tmp_path, config)) as app:
@@ -142,32 +165,37 @@ async def _open_soon(app: App) -> NtfClient:
             await asyncio.sleep(0.02)
 
 
-async def test_commands_over_the_rate_are_answered_quota(tmp_path: Path) -> None:
-    config = make_config(tmp_path, LIMITS={"commands_per_second": 1, "commands_burst": 5})
+@pytest.mark.parametrize(("of_whom", "for_others"), [("", Pong()), ("address_", Err(QUOTA))])
+async def test_commands_over_the_rate_are_answered_quota(
+    tmp_path: Path, of_whom: str, for_others: NtfResponse
+) -> None:
+    config = make_config(tmp_path, LIMITS={f"{of_whom}commands_per_second": 1, f"{of_whom}commands_burst": 5})
     async with running(make_app(tmp_path, config)) as app:
         client = await NtfClient.open(app.address)
         answers = [await client.ask(Ping()) for _ in range(8)]
         assert answers[:5] == [Pong()] * 5
         assert Err(QUOTA) in answers[5:]
         other = await NtfClient.open(app.address)
-        assert await other.ask(Ping()) == Pong()
+        assert await other.ask_many([(Ping(), NO_ENTITY, None)] * 5) == [for_others] * 5
         for each in (client, other):
             each.close()
 
 
-async def test_tokens_per_connection(tmp_path: Path) -> None:
-    config = make_config(tmp_path, LIMITS={"tokens_per_connection": 2})
+@pytest.mark.parametrize("most", [0, 2])
+async def test_tokens_per_connection(tmp_path: Path, most: int) -> None:
+    """0 is no limit."""
+    config = make_config(tmp_path, LIMITS={"tokens_per_connection": most})
     async with running(make_app(tmp_path, config)) as app:
         client = await NtfClient.open(app.address)
         devices = [Device.make(null_token()) for _ in range(3)]
         answers = [await client.ask(device.tnew, NO_ENTITY, device.key) for device in devices]
-        assert [isinstance(answer, IdTkn) for answer in answers] == [True, True, False]
-        assert answers[2] == Err(QUOTA)
+        assert [isinstance(answer, IdTkn) for answer in answers] == [True, True, not most]
+        assert not most or answers[2] == Err(QUOTA)
         client.close()
 
 
-async def test_replacements_count_as_tokens(tmp_path: Path) -> None:
-    config = make_config(tmp_path, LIMITS={"tokens_per_connection": 2})
+async def test_replacements_count_as_tokens_of_the_connection_only(tmp_path: Path) -> None:
+    config = make_config(tmp_path, LIMITS={"tokens_per_connection": 2, "address_tokens_per_day": 1})
     async with running(make_app(tmp_path, config)) as app:
         client = await NtfClient.open(app.address)
         device = await active_device(app, client)
@@ -224,6 +252,23 @@ async def test_ids_that_leave_no_room_for_an_answer(app: App, caplog: pytest.Log
     assert not caplog.records
 
 
+async def test_reading_and_authorising_wait_for_a_turn_after_each_slice(
+    app: App, client: NtfClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = await active_device(app, client)
+    turns, take = list[str](), CpuBudget.take
+
+    def counted(self: CpuBudget, source: str) -> Coroutine[None, None, Slice]:
+        turns.append(source)
+        return take(self, source)
+
+    monkeypatch.setattr(CpuBudget, "take", counted)
+    monkeypatch.setattr(budget, "SLICE", 0.0)
+    answers = await client.ask_many([(Tchk(), device.token_id, device.key)] * 40)
+    assert answers == [Tkn(TokenStatus.ACTIVE)] * 40
+    assert len(turns) >= 40 + 40 // 4, "one for each command, one for each block of four"
+
+
 async def test_nonsense_is_answered_for_a_while(app: App, client: NtfClient) -> None:
     nonsense = pad(bytes([200]) + bytes(2 * 200), NTF_BLOCK_SIZE)
     client.stream.write(nonsense)
@@ -262,7 +307,8 @@ async def test_connections_count_before_their_handshake(tmp_path: Path) -> None:
         client.close()
 
 
-async def test_shutdown_answers_what_was_asked(tmp_path: Path) -> None:
+async def test_shutdown_answers_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SHUTDOWN_TIMEOUT", 2 * DEADLINE)  # sessions end of their own accord
     stop, ready = asyncio.Event(), asyncio.Event()
     app = make_app(tmp_path, make_config(tmp_path))
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:

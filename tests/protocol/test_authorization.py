@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ from tests.builders import corr_id, ed448, ed25519, entity_id, fixed, x25519
 KEYS: dict[str, Any] = {"Ed25519": ed25519(), "Ed448": ed448(), "X25519": x25519()}
 KINDS = pytest.mark.parametrize("kind", KEYS)
 TEXT = b"signed text"
+ORDER_ED25519 = 2**252 + 27742317777372353535851937790883648493
+ORDER_ED448 = 2**446 - 13818066809895115352007386748515426880336692474882178609894547503885
 
 
 def client() -> SessionParams:
@@ -125,6 +128,22 @@ def test_nobody_can_sign_for_the_dummies() -> None:
     secret = x25519("serverX").exchange(dummy_public)
     auth = crypto.box(secret, corr_id(), crypto.sha512(TEXT))
     assert not verify(server(), None, request(auth))
+
+
+@pytest.mark.parametrize("key", [None, x25519().public], ids=["no key", "another kind"])
+def test_signatures_of_the_dummies_are_refused(key: AuthPublicKey | None) -> None:
+    """The secret scalar of a base point is 1: with 1 as the secret of the signature, too, S is 1 + hash."""
+    base25519 = transmission._DUMMY_ED25519.raw
+    hashed = int.from_bytes(hashlib.sha512(base25519 * 2 + TEXT).digest(), "little")
+    forged = base25519 + ((1 + hashed) % ORDER_ED25519).to_bytes(32, "little")
+    assert Ed25519PublicKey(base25519).verify(forged, TEXT)
+    assert not verify(server(), key, request(forged))
+    base448 = transmission._DUMMY_ED448
+    domain = b"SigEd448\0\0"
+    hashed = int.from_bytes(hashlib.shake_256(domain + base448 * 2 + TEXT).digest(114), "little")
+    forged = base448 + ((1 + hashed) % ORDER_ED448).to_bytes(57, "little")
+    assert Ed448PublicKey(base448).verify(forged, TEXT)
+    assert not verify(server(), key, request(forged))
 
 
 def test_dummies_are_valid_points() -> None:

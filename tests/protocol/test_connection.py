@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from protocol import ntf_commands as ntf
 from protocol import smp_messages as smp
 from protocol.blocks import pad
-from protocol.connection import Block, Failed, Outgoing, Received, Rejected
+from protocol.connection import Block, Failed, Outgoing, Received, Rejected, write_item
 from protocol.encoding import NO_CORR, NO_ENTITY, CorrId, short
 from protocol.errors import (
     BLOCK,
@@ -24,6 +25,7 @@ from protocol.errors import (
     HandshakeError,
     TooLarge,
 )
+from protocol.smp_codec import SMP_COMMANDS
 from protocol.transmission import verify
 from protocol.versions import NTF_LEGACY, SMP_LEGACY, VersionRange
 from tests import twins
@@ -244,6 +246,17 @@ def test_with_service_means_nothing_without_a_service() -> None:
     assert nsub.raw.service_signature is None
     assert both.server.params is not None
     assert verify(both.server.params, ed25519().public, nsub.raw)
+
+
+def test_nobody_signs_for_a_service_without_its_key() -> None:
+    """A router knows services, and has the keys of none."""
+    both = twins.smp_twins(service=service_login()).shake()
+    assert both.server.params is not None
+    assert both.server.params.service is not None
+    params = replace(both.server.params, own_session_key=None)
+    outgoing: Outgoing[smp.SmpCommand] = Outgoing(corr_id(1), entity_id(), smp.Nsub(), ed25519(), True)
+    unsigned = write_item(replace(params, service=None), outgoing, SMP_COMMANDS)
+    assert write_item(params, outgoing, SMP_COMMANDS) == unsigned
 
 
 def test_service_signature_of_another_length() -> None:

@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from protocol import smp_messages as smp
 from protocol.blocks import pad
-from protocol.connection import HandshakeDone
+from protocol.connection import HandshakeDone, Outgoing
 from protocol.crypto import Ed448PrivateKey, Ed448PublicKey, X25519PrivateKey, X25519PublicKey, sha256
+from protocol.encoding import NO_ENTITY, CorrId, short
 from protocol.errors import (
     TE_BAD_AUTH,
     TE_BAD_SERVICE,
@@ -34,7 +36,14 @@ from protocol.smp_handshake import (
     ServiceRole,
     service_fingerprint,
 )
-from protocol.versions import NTF_LEGACY, NTF_VERSIONS, SMP_LEGACY, SMP_VERSIONS, VersionRange
+from protocol.versions import (
+    NTF_LEGACY,
+    NTF_VERSIONS,
+    SMP_LEGACY,
+    SMP_PROXY_FLAG,
+    SMP_VERSIONS,
+    VersionRange,
+)
 from tests import twins
 from tests.builders import ed448 as ed448_key
 from tests.builders import (
@@ -257,6 +266,14 @@ def test_router_shows_another_chain_than_in_tls(chain: tuple[bytes, ...]) -> Non
     assert twins.smp_twins(client_router_chain=chain).shake().failures == (TE_BAD_AUTH, None)
 
 
+def test_router_without_certificates() -> None:
+    auth = {"chain": [], "signed_key": b""}
+    hello = {"versions": {"min": 6, "max": 19}, "session_id": fixed("sessionId"), "auth": auth}
+    both = twins.smp_twins(client_router_chain=())
+    both.to_client(pad(RouterHello.build(hello), 16384))
+    assert both.failures == (TE_BAD_AUTH, None)
+
+
 def test_router_key_without_a_secret() -> None:
     """A key of small order would make the shared secret known to everybody."""
     zero = sign_key(ed25519("serverCertSk"), type(x25519().public)(bytes(32)))
@@ -291,6 +308,18 @@ def test_proxies_do_not_encrypt_blocks() -> None:
     both.to_server(pad(_smp_hello(session_key=x25519("clientX").public.der, proxy=b"T"), 16384))
     assert both.server.params is not None
     assert both.server._sending is None
+
+
+@pytest.mark.parametrize("version", [SMP_PROXY_FLAG - 1, SMP_PROXY_FLAG])
+def test_both_sides_know_whether_blocks_to_a_proxy_are_encrypted(version: int) -> None:
+    both = twins.smp_twins(
+        session_key=x25519("clientX"), proxy=True, router_versions=VersionRange(6, version)
+    ).shake()
+    data = both.client.send([Outgoing(CorrId(b"corr"), NO_ENTITY, smp.Ping())])
+    assert (b"PING" in data) == (version == SMP_PROXY_FLAG)
+    both.to_server(data)
+    [ping] = both.server_events[-1].items
+    assert ping.message == smp.Ping()
 
 
 OTHER_SERVICE = ServiceLogin(ServiceRole.NOTIFIER, service_chain(), ed25519("caSk"), ed25519("serviceSessSk"))
@@ -330,7 +359,9 @@ def test_a_service_is_told_of_every_failure() -> None:
     assert both.failures == (TE_IDENTITY, TE_IDENTITY)
 
 
-@pytest.mark.parametrize("answer", [b"", b"X", b"R", b"R\x18short", b"ENONSENSE", b"E"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"X", b"X" + short(bytes(24)), b"R", b"R\x18short", b"ENONSENSE", b"E"]
+)
 def test_unreadable_service_answer(answer: bytes) -> None:
     both = twins.smp_twins(service=service_login())
     both.to_client(both.server.data_to_send())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from protocol.addresses import pull_smp_server
 from protocol.blocks import pack_batches, unpad
 from protocol.crypto import X25519PublicKey, decode_private_key
 from protocol.device_token import decode_device_token
-from protocol.encoding import Reader, short
+from protocol.encoding import Reader, short, split_short, split_three_shorts, split_two_shorts
 from protocol.errors import CMD_SYNTAX, DecodeError
 from protocol.ntf_commands import NTF_COMMANDS
 from protocol.push_messages import open_nmsg_meta, open_push
 from protocol.signed_key import open_signed_key, sign_key
 from protocol.smp_codec import SMP_COMMANDS, SMP_MESSAGES
+from protocol.smp_messages import Nsubs
+from protocol.versions import SMP_RCV_SERVICE, SMP_SERVICE_CERTS
 from tests.builders import ed25519, fixed, ids, new, server_chain, snew, tnew, x25519
 
 HASH = short(fixed("keyHash"))
@@ -41,6 +45,17 @@ def test_servers(wire: bytes) -> None:
 def test_padding(padded: bytes) -> None:
     with pytest.raises(DecodeError):
         unpad(padded)
+
+
+@pytest.mark.parametrize(
+    ("split", "strings"), [(split_short, 1), (split_two_shorts, 2), (split_three_shorts, 3)]
+)
+def test_short_strings_that_are_cut(split: Callable[[bytes], tuple[bytes, ...]], strings: int) -> None:
+    whole = b"\2ab" * strings
+    assert split(whole) == (*[b"ab"] * strings, b"")
+    for end in range(len(whole)):
+        with pytest.raises(DecodeError):
+            split(whole[:end])
 
 
 def test_nothing_to_send_is_no_block() -> None:
@@ -82,6 +97,17 @@ def test_commands() -> None:
         with pytest.raises(DecodeError) as refused:
             NTF_COMMANDS.decode(wire, 3)
         assert refused.value.error == CMD_SYNTAX
+
+
+def test_a_tag_alone_is_a_command_of_few_versions() -> None:
+    """A service of an older version does not count its queues; no other word may lack its parameters."""
+    assert SMP_COMMANDS.decode(b"NSUBS", SMP_RCV_SERVICE - 1) == Nsubs()
+    with pytest.raises(DecodeError) as refused:
+        SMP_COMMANDS.decode(b"NSUBS", SMP_RCV_SERVICE)
+    assert refused.value.error == CMD_SYNTAX
+    with pytest.raises(DecodeError) as refused:
+        SMP_MESSAGES.decode(b"SOK", SMP_SERVICE_CERTS - 1)
+    assert refused.value.error == CMD_SYNTAX
 
 
 def test_smp() -> None:

@@ -27,8 +27,8 @@ from protocol.crypto import (
     hkdf_sha512_pair,
     open_box,
 )
-from protocol.device_token import Provider, decode_device_token, encode_device_token
-from protocol.encoding import EntityId, Writer, nonce, unb64
+from protocol.device_token import ApnsToken, Provider, decode_device_token, encode_device_token
+from protocol.encoding import EntityId, Writer, large, nonce, unb64
 from protocol.error_codec import decode_error
 from protocol.errors import (
     CMD_HAS_AUTH,
@@ -98,7 +98,7 @@ def test_nonces_are_cut_or_filled() -> None:
     assert nonce(bytes(range(30))) == bytes(range(24))
 
 
-@pytest.mark.parametrize("text", [b"a", b"ab+/", b"a b=", b"\xff\xff", b"ab==cd"])
+@pytest.mark.parametrize("text", [b"a", b"ab+c", b"ab/c", b"a b=", b"\xff\xff", b"ab==cd"])
 def test_not_base64url(text: bytes) -> None:
     with pytest.raises(DecodeError):
         unb64(text)
@@ -145,7 +145,11 @@ def test_addresses() -> None:
     "text",
     [
         "PROXY",
+        "OTHER NO_SESSION",
+        "PROXY OTHER TIMEOUT",
+        "PROXY BROKER OTHER TIMEOUT",
         "PROXY BROKER NETWORK OTHER",
+        "PROXY BROKER NETWORK OTHER \x01x",
         "PROXY BROKER NETWORK TLS \x05x",
         "PROXY BROKER RESPONSE \x01",
         "PROXY BROKER TRANSPORT OTHER",
@@ -201,9 +205,14 @@ def test_pushes() -> None:
 
 
 def test_too_large_for_a_block() -> None:
-    assert pack_batches([bytes(507)], 512)
+    assert pack_batches([bytes(507)], 512) == [b"\1" + large(bytes(507))]
     with pytest.raises(TooLarge):
         pack_batches([bytes(508)], 512)
+
+
+def test_only_hexadecimal_device_tokens_have_one_spelling() -> None:
+    assert ApnsToken(Provider.APNS_DEV, b"AB").token == b"ab"
+    assert ApnsToken(Provider.APNS_NULL, b"Any Text").token == b"Any Text"
 
 
 def test_provider_tags() -> None:
@@ -218,7 +227,7 @@ def test_web_push_keys_have_one_size() -> None:
             decode_device_token(encode_device_token(token))
 
 
-@pytest.mark.parametrize("timestamp", [b"-1", b"1.5", b"", b"9" * 19, b"1" * 20])
+@pytest.mark.parametrize("timestamp", [b"-1", b"1.5", b"", b"9" * 19, b"1" * 20, b"1".zfill(20)])
 def test_timestamps_of_pushes(timestamp: bytes) -> None:
     entry = queue_ntf().text + b" %s AAAA AAAA"
     assert decode_pn_messages(entry % str(2**63 - 1).encode())

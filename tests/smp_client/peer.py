@@ -67,6 +67,7 @@ async def scripted_router(
     versions: VersionRange = SMP_VERSIONS,
     identity: Credentials | None = None,
     port: int = 0,
+    ask_client_certificate: bool = True,
     service_id: Callable[[bytes, ServiceRole], EntityId] = lambda fingerprint, _: EntityId(fingerprint[:24]),
 ) -> AsyncIterator[SmpServer]:
     """Runs `script` for each client that finished its handshake; gives the router's address."""
@@ -92,7 +93,7 @@ async def scripted_router(
             stream.write(connection.data_to_send())
         await script(PeerSession(stream, connection, [event for event in events if isinstance(event, Block)]))
 
-    context = server_context(credentials, [SMP_ALPN], ask_client_certificate=True)
+    context = server_context(credentials, [SMP_ALPN], ask_client_certificate=ask_client_certificate)
     server = await serve(handle, "127.0.0.1", port, context=context)
     try:
         yield SmpServer(("127.0.0.1",), str(server.port), credentials.identity)

@@ -196,6 +196,12 @@ async def test_socks(host: str, proxy_all: bool, through_proxy: bool) -> None:
         assert proxy.asked == ([(host, server.port_number)] if through_proxy else [])
 
 
+async def test_without_a_proxy_all_connections_are_direct() -> None:
+    dialer = Dialer(NetworkConfig(proxy_all=True))
+    async with scripted_router(accept_all) as server, await connect_smp(server, dialer) as session:
+        assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+
+
 @pytest.mark.parametrize(
     ("user", "isolated", "names"), [("", True, 2), ("", False, 0), ("me:word@", True, 1)]
 )

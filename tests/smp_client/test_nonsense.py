@@ -7,8 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from protocol.connection import Received
 from protocol.encoding import CorrId, EntityId
-from protocol.smp_messages import Pong
+from protocol.errors import ErrorType
+from protocol.smp_messages import End, Err, Pong, SmpMessage
 from smp_client.dialer import Dialer
 from smp_client.errors import PeerMisbehaves
 from smp_client.requests import MOST_NONSENSE as MOST
@@ -57,3 +59,32 @@ async def test_a_peer_that_answers_what_nobody_asked_is_left() -> None:
             assert isinstance(await session.wait_closed(), PeerMisbehaves)
     assert len(seen) > MOST
     assert {kind for kind, _ in seen} == {Nonsense.UNASKED}
+
+
+async def test_an_event_that_cannot_be_read_is_no_event() -> None:
+    async def script(peer: PeerSession) -> None:
+        peer.events([(EntityId(b"q"), Err(ErrorType(b"NONSENSE"))), (EntityId(b"q"), End())])
+        await peer.receive()
+
+    seen: list[tuple[Nonsense, int]] = []
+    events: list[SmpMessage] = []
+    came = asyncio.Event()
+
+    async def consume(received: list[Received[SmpMessage]]) -> None:
+        assert received
+        events.extend(event.message for event in received)
+        came.set()
+
+    async with (
+        asyncio.timeout(30),
+        scripted_router(script) as server,
+        await connect_smp(
+            server,
+            Dialer(),
+            on_events=consume,
+            on_nonsense=lambda kind, count: seen.append((kind, count)),
+        ),
+    ):
+        await came.wait()
+    assert events == [End()]
+    assert seen == [(Nonsense.UNREADABLE, 1)]

@@ -355,6 +355,15 @@ async def test_no_service_below_its_version() -> None:
         assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Ok()
 
 
+async def test_no_service_where_tls_did_not_ask_for_its_certificate() -> None:
+    async with (
+        scripted_router(accept_all, ask_client_certificate=False) as server,
+        await connect_smp(server, Dialer(), service=make_service_login()) as session,
+    ):
+        assert session.params.service is None
+        assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+
+
 def make_service_login() -> Service:
     return Service(make_service(datetime.now(UTC)))
 
@@ -386,12 +395,55 @@ async def test_a_router_that_says_nothing() -> None:
     await listener.wait_closed()
 
 
+async def test_a_router_that_breaks_off_in_the_handshake() -> None:
+    identity = make_identity()
+
+    async def break_off(stream: TlsStream) -> None:
+        stream.write(b"half a block")
+        stream.abort()
+
+    listener = await serve(break_off, "127.0.0.1", 0, context=server_context(identity, [b"smp/1"]))
+    server = SmpServer(("127.0.0.1",), str(listener.port), identity.identity)
+    with pytest.raises(SessionClosed):
+        await connect_smp(server, Dialer())
+    listener.close()
+    await listener.wait_closed()
+
+
+async def test_events_that_nobody_wants_are_dropped() -> None:
+    async def script(peer: PeerSession) -> None:
+        peer.events(nmsgs(1))
+        await accept_all(peer)
+
+    async with scripted_router(script) as server, await connect_smp(server, Dialer()) as session:
+        assert await session.request(EntityId(b"q"), Nsub(), new_key()) == Sok()
+
+
+async def test_noise_is_made_on_request_only() -> None:
+    """A PING on a session that has nothing else to say."""
+    heard = asyncio.Event()
+
+    async def listen(peer: PeerSession) -> None:
+        while commands := await peer.receive():
+            peer.answer([(ping.corr_id, ping.entity_id, Pong()) for ping in commands])
+            heard.set()
+
+    noisy = SessionConfig(noise=0.01)
+    async with scripted_router(listen) as server:
+        async with asyncio.timeout(60), await connect_smp(server, Dialer(), config=noisy):
+            await heard.wait()
+        heard.clear()
+        async with await connect_smp(server, Dialer()):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(heard.wait(), 0.2)
+
+
 async def test_a_session_is_no_longer_usable_after_the_with_block() -> None:
     async with scripted_router(accept_all) as server:
         session: SmpSession = await connect_smp(server, Dialer())
         async with session:
             pass
-        with pytest.raises(SessionClosed):
+        with pytest.raises(SessionClosed, match="the session was closed"):
             await session.request(EntityId(b"q"), Nsub(), new_key())
 
 

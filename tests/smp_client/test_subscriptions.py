@@ -90,6 +90,19 @@ def rows(start: int, count: int) -> list[Row]:
     return [Row(EntityId(bytes([number]))) for number in range(start, start + count)]
 
 
+def test_what_had_no_room_is_due_when_the_earliest_of_it_is() -> None:
+    waiting = WaitingQueues[Row](1)
+    waiting.add_later(rows(0, 2), 10.0)
+    waiting.add_later(rows(2, 1), 20.0)
+    assert [waiting.is_overflow_due(now) for now in (9.0, 10.0)] == [False, True]
+    waiting.add_later(rows(3, 1), 5.0)
+    assert waiting.next_at() == 5.0
+    waiting.add(rows(4, 1)[0])
+    assert waiting.is_overflow_due(0.0)
+    waiting.clear()
+    assert not waiting.is_overflow_due(99.0)
+
+
 def test_all_routers_share_a_room_but_each_has_some_places() -> None:
     room = WaitingRoom(places=6, share=2)
     greedy, modest = WaitingQueues[Row](8, room), WaitingQueues[Row](8, room)
@@ -105,6 +118,10 @@ def test_all_routers_share_a_room_but_each_has_some_places() -> None:
     greedy.clear()
     modest.clear()
     assert room.taken == 0
+    alone = WaitingQueues[Row](8, WaitingRoom(places=99, share=99))
+    for row in rows(0, 9):
+        alone.add(row)
+    assert (len(alone), alone.overflowed) == (8, True)
 
 
 def test_outcomes() -> None:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from tests.waiting import until
 from transport import address_guard
 from transport.address_guard import (
     MAX_ADDRESSES,
@@ -53,7 +54,17 @@ async def guard(names: Names) -> AsyncIterator[AddressGuard]:
     [
         *("0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "192.0.2.1"),
         *("192.168.1.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
-        *("::", "::1", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "2001:db8::1", "::ffff:10.0.0.1"),
+        *(
+            "::",
+            "::1",
+            "fe80::1",
+            "fc00::1",
+            "fec0::1",
+            "ff02::1",
+            "4000::1",
+            "2001:db8::1",
+            "::ffff:10.0.0.1",
+        ),
         *("64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
     ],
 )
@@ -88,6 +99,39 @@ async def test_refused_names(guard: AddressGuard) -> None:
         await guard.address("127.0.0.1", 1.0)
     with pytest.raises(UnresolvedError):
         await guard.address("unknown", 1.0)
+
+
+async def test_what_is_no_address_is_left_out(names: Names) -> None:
+    names.names["odd"] = ["nonsense", "8.8.8.8"]
+    for allow_private in (False, True):
+        guard = AddressGuard(allow_private=allow_private, resolve=names)
+        assert await guard.addresses("odd", 1.0) == ["8.8.8.8"]
+        guard.close()
+
+
+async def test_names_that_resolve_slowly_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_guard, "MAX_LOOKUPS", 1)
+    answer, asked = threading.Event(), list[str]()
+
+    def resolve(host: str) -> Sequence[str]:
+        asked.append(host)
+        answer.wait()
+        return ["8.8.8.8"]
+
+    guard = AddressGuard(resolve=resolve)
+    try:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(guard.address("slow", 60.0))
+            await until(lambda: asked)
+            same = tasks.create_task(guard.address("slow", 60.0))
+            with pytest.raises(UnresolvedError, match="too many"):
+                await guard.address("other", 60.0)
+            answer.set()
+        assert first.result() == same.result() == "8.8.8.8"
+        assert asked == ["slow"]
+    finally:
+        answer.set()
+        guard.close()
 
 
 async def test_private_addresses_if_allowed(names: Names) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from transport import budget as module
-from transport.budget import SLICE, TURN, BudgetConfig, CpuBudget
+from transport.budget import GRANTS, SLICE, TURN, BudgetConfig, CpuBudget
 from transport.limits import Rate
 
 DEADLINE = 20.0
@@ -138,6 +139,78 @@ async def test_a_source_above_its_share_waits_and_others_do_not(monkeypatch: pyt
     assert done == ["other", "busy", "busy"]
 
 
+def goes_at_once(budget: CpuBudget, source: str) -> bool:
+    taking = budget.take(source)
+    try:
+        taking.send(None)
+    except StopIteration:
+        return True
+    taking.close()
+    return False
+
+
+async def turns(number: int = 20) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_who_waits_is_not_overtaken() -> None:
+    """By newcomers of another source, while there is time left; and by those of its own."""
+    clock, done = Clock(), list[str]()
+    budget = CpuBudget(BudgetConfig(share=0.5, burst=1.0), clock)
+    budget.charge("used up this turn", TURN)
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        for _ in range(GRANTS + 1):
+            tasks.create_task(work(budget, "waits", done, 0.0))
+        await turns(1)
+        assert not goes_at_once(budget, "newcomer")
+    assert done == ["waits"] * (GRANTS + 1), "the last one has a turn of its own"
+    budget.charge("above its share", 2.0)
+    await turns(int(2.0 / TURN) + 20)
+    assert not goes_at_once(budget, "above its share")
+    await turns()
+    clock.now += 10.0
+    assert not goes_at_once(budget, "above its share"), "another of it waits"
+    assert goes_at_once(budget, "newcomer")
+
+
+async def test_idle_time_counts() -> None:
+    budget = CpuBudget(BudgetConfig(share=0))
+    assert goes_at_once(budget, "a")
+    budget.charge("a", 10 * TURN)
+    await turns()
+    assert goes_at_once(budget, "b")
+
+
+async def test_one_timer_watches_all_sources_above_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), list[float]()
+    later = loop.call_later
+
+    def counted(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        timers.append(delay)
+        return later(delay, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    monkeypatch.setattr(module, "PAUSE", DEADLINE)
+    budget, done = CpuBudget(BudgetConfig(share=0.5, burst=1.0), Clock()), list[str]()
+    await work(budget, "a", done, TURN, times=20)
+    assert DEADLINE not in timers
+    budget.charge("b", 1.1)
+    waiting = asyncio.ensure_future(work(budget, "b", done))
+    await turns(int(1.1 / TURN) + 20)
+    await work(budget, "a", done, TURN, times=20)
+    assert timers.count(DEADLINE) == 1
+    waiting.cancel()
+
+
+def test_a_limit_that_is_lifted_holds_nobody() -> None:
+    budget = CpuBudget(BudgetConfig(share=0.5, burst=1.0), Clock())
+    budget.charge("a", 2.0)
+    assert not budget.has_share("a")
+    budget.config = BudgetConfig(share=0)
+    assert budget.has_share("a")
+
+
 async def test_who_stops_waiting_keeps_nobody_from_it() -> None:
     budget, done = CpuBudget(BudgetConfig(share=0)), list[str]()
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
@@ -160,6 +233,8 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         budget.charge(str(number), 0.001)
     assert len(budget._sources) <= 3
+    assert budget.authorised("succeeds", succeeded=1, failed=0)
+    assert "succeeds" not in budget._sources
 
 
 def test_hundreds_of_failures_make_a_source_suspect_for_a_while() -> None:
@@ -189,5 +264,8 @@ def test_a_success_makes_up_for_a_failure() -> None:
     budget = CpuBudget(BudgetConfig(failures=Rate(per_second=1, burst=100)), clock)
     for _ in range(1000):
         assert budget.authorised("router of many queues", succeeded=9, failed=1)
+    for _ in range(1000):
+        assert budget.authorised("one after the other", succeeded=0, failed=1)
+        assert budget.authorised("one after the other", succeeded=1, failed=0)
     assert budget.authorised("a", succeeded=10_000, failed=100)  # but not in advance
     assert not budget.authorised("a", succeeded=0, failed=1)

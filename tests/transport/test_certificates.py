@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from tests.transport.chains import NOW, make_certificate
+from tests.transport.chains import NOW, make_certificate, make_chain
 from transport.certificates import (
     Credentials,
     KeyAlgorithm,
@@ -26,6 +26,7 @@ from transport.certificates import (
     make_ca,
     make_online,
     make_service,
+    renew_online,
     write_server_files,
 )
 from transport.errors import CertificateFileError
@@ -45,6 +46,7 @@ def test_round_trip(tmp_path: Path, algorithm: KeyAlgorithm) -> None:
     online = written(tmp_path / "new", algorithm)
     loaded = load_server_files(tmp_path / "new", NOW)
     assert loaded == online
+    assert type(loaded.key).__name__ == f"{algorithm.value.capitalize()}PrivateKey"
     check_chain(loaded.chain, loaded.identity, NOW)
     leaf = x509.load_der_x509_certificate(loaded.chain[0]).public_key()
     leaf.verify(loaded.signing_key.sign(b"data"), b"data")  # type: ignore[union-attr, call-arg]
@@ -122,6 +124,31 @@ def test_chain_with_another_ca(tmp_path: Path) -> None:
         file.write((tmp_path / "theirs" / "ca.crt").read_bytes())
     with pytest.raises(CertificateFileError, match=r"server\.crt with ca\.crt: a certificate was not signed"):
         load_server_files(tmp_path / "ours", NOW)
+
+
+def test_identity_in_a_place_that_no_client_looks_at(tmp_path: Path) -> None:
+    written(tmp_path)
+    chain = make_chain(5)
+    certificates = [
+        x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM).decode() for der in chain.chain
+    ]
+    (tmp_path / "server.crt").write_text("".join(certificates))
+    (tmp_path / "ca.crt").write_text(certificates[-1])
+    (tmp_path / "fingerprint").write_bytes(base64.urlsafe_b64encode(hashlib.sha256(chain.chain[-1]).digest()))
+    key = chain.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "server.key").write_bytes(key)
+    with pytest.raises(CertificateFileError, match="neither second nor third"):
+        load_server_files(tmp_path, NOW)
+
+
+def test_nothing_is_signed_with_the_key_of_another_ca(tmp_path: Path) -> None:
+    written(tmp_path / "ours")
+    written(tmp_path / "theirs")
+    (tmp_path / "ours" / "ca.key").write_bytes((tmp_path / "theirs" / "ca.key").read_bytes())
+    before = (tmp_path / "ours" / "server.crt").read_bytes()
+    with pytest.raises(CertificateFileError, match=r"ca\.key is not the key of ca\.crt"):
+        renew_online(tmp_path / "ours", None, "ntf.example.com", NOW)
+    assert (tmp_path / "ours" / "server.crt").read_bytes() == before
 
 
 def test_expired(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_several_records_at_once() -> None:
 def test_nothing_goes_on_after_a_forged_record() -> None:
     _, server = connected()
     give(server, b"\x17\x03\x03\0\x20" + bytes(32))
-    with pytest.raises(ConnectionClosed, match="bad record mac"):
+    with pytest.raises(ConnectionClosed, match=r"^[a-z ;]*bad record mac[a-z ;]*$"):
         server.decrypt(NO_LIMIT)
     assert server.take_outgoing()  # the alert
     with pytest.raises(ConnectionClosed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import resource
 import socket
@@ -200,6 +201,28 @@ def _has_answer(peer: socket.socket) -> bool:
         return bool(peer.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
         return False
+
+
+async def test_addresses_that_the_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that is absent is left out; nothing to listen on at all is an error."""
+    context = server_context(make_chain(2), [])
+    with pytest.raises(OSError):
+        await serve(echo, "192.0.2.1", 0, context=context)
+    listen = accepting._listen
+
+    def without_ipv6(family: int, address: tuple[object, ...], reuse_port: bool) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "no IPv6")
+        return listen(family, address, reuse_port)
+
+    monkeypatch.setattr(accepting, "_listen", without_ipv6)
+    server = await serve(echo, None, 0, context=context)
+    stream = await reach(server, None)
+    stream.write(b"hello")
+    assert await stream.receive() == b"hello"
+    stream.close()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_no_files_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
