@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,25 @@ class Tables(Mapping[str, Rows]):
         return len(QUERIES)
 
 
+@pytest.fixture(scope="session")
+def no_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file where a cache is looked for."""
+    file = tmp_path_factory.mktemp("cache") / "file"
+    file.touch()
+    return file
+
+
 @pytest.fixture(scope="package", autouse=True)
-def no_class_archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def no_class_archive(no_folder: Path) -> Iterator[None]:
     """Writing one costs more than many tests, and the user's cache is not ours. Tests of other packages need
     their tools' caches: the variable is set for those of this one only."""
     with pytest.MonkeyPatch.context() as patch:
-        no_folder = tmp_path_factory.mktemp("cache") / "file"
-        no_folder.touch()
         patch.setenv("XDG_CACHE_HOME", str(no_folder))
         yield
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, no_folder: Path) -> Iterator[SparkSession]:
     # Small queries: compiling them costs far more than running them interpreted.
     settings = {
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
@@ -82,7 +89,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
-    with spark_session(SparkOptions(master="local[2]", settings=settings, input_bytes=0)) as session:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # it is made before what is made for this package
+            patch.setenv("XDG_CACHE_HOME", str(no_folder))
+            options = SparkOptions(master="local[2]", settings=settings, input_bytes=0)
+            session = stack.enter_context(spark_session(options))
         yield session
 
 
