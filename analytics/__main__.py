@@ -17,6 +17,8 @@ from analytics.errors import AnalyticsError
 from store.journal_schema import KEY_FILE_NAME, JournalKeyError, load_key
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from analytics.session import SparkOptions
 
 EXIT_PROBLEMS = 3
@@ -194,10 +196,20 @@ def spark_options(args: argparse.Namespace) -> "SparkOptions":
     )
 
 
+@contextmanager
+def started(args: argparse.Namespace, console: Console) -> "Iterator[SparkSession]":
+    """Spark, as the command line wants it."""
+    from analytics.session import spark_session
+
+    with spark_session(spark_options(args)) as session:
+        if args.ui:
+            console.print(f"Spark's web interface: {session.sparkContext.uiWebUrl}", soft_wrap=True)
+        yield session
+
+
 def run_stream(args: argparse.Namespace, console: Console) -> None:
     """`stream`."""
     with needed("reports need", "analytics"):
-        from analytics.session import spark_session
         from analytics.streaming import StreamJob, keep_current
     must_be_elsewhere(args)
     job = StreamJob(
@@ -207,8 +219,9 @@ def run_stream(args: argparse.Namespace, console: Console) -> None:
         every=args.every,
         once=args.once,
         now=lambda: to_us(datetime.now(UTC)),
+        options=lambda: spark_options(args),
     )
-    with shown_progress(console) as tell, spark_session(spark_options(args)) as session:
+    with shown_progress(console) as tell, started(args, console) as session:
         keep_current(session, job, tell)
 
 
@@ -237,7 +250,6 @@ def run_report(args: argparse.Namespace, console: Console) -> int:
     """`report`; with `--check` its exit code says whether all is well."""
     with needed("reports need", "analytics"):
         from analytics.job import ReportJob, run_reports
-        from analytics.session import spark_session
     must_be_elsewhere(args)
     from analytics.inputs import Limits
     from analytics.settings import load_settings
@@ -263,7 +275,7 @@ def run_report(args: argparse.Namespace, console: Console) -> int:
     shown = Console(quiet=True) if args.quiet else console
     with shown_progress(shown) as tell:
         tell("starting Spark")
-        with spark_session(spark_options(args)) as session:
+        with started(args, shown) as session:
             page = run_reports(session, job, tell)
     for name, rows in page.tables.items():
         shown.print(f"{name}: {rows.count_of_all:,} rows")
@@ -283,7 +295,6 @@ def run_sql(args: argparse.Namespace, console: Console) -> None:
     """`sql`."""
     with needed("queries need", "analytics"):
         from analytics.question import Question, ask_question, list_tables, show
-        from analytics.session import spark_session
     now = datetime.now(UTC)
     start, end = asked_time(args, now)
     question = Question(
@@ -299,7 +310,7 @@ def run_sql(args: argparse.Namespace, console: Console) -> None:
     )
     with shown_progress(console) as tell:
         tell("starting Spark")
-        with spark_session(spark_options(args)) as session:
+        with started(args, console) as session:
             answer = ask_question if question.query else list_tables
             rows = answer(session, question, tell)
     print(show(rows, args.format), end="")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from analytics.inputs import Window
+from analytics.reports import health
 from analytics.results import Rows
 from analytics.warehouse import Warehouse
 
@@ -23,6 +24,12 @@ UNION ALL SELECT stack(5, 'registered_tokens', count_if(event = 'token_registere
 FROM life WHERE us >= :start"""
 "How much happened, and how much is there at the end?"
 
+ROUTERS = f"""
+SELECT coalesce(sum(active), 0) AS active_subscriptions, count(*) AS routers,
+  count_if(score >= {WELL}) AS well_routers
+FROM ({health.TABLES["health"]})"""
+"Of all routers: how many are well, and how many subscriptions are active?"
+
 Figures = Mapping[str, Mapping[str, float | None]]
 
 
@@ -30,12 +37,22 @@ def figures(warehouse: Warehouse, tables: Mapping[str, Rows]) -> dict[str, float
     """What a warehouse says of its window, and what was made of it."""
     values: dict[str, float] = {row["name"]: row["value"] for row in warehouse.rows("figures", FIGURES)}
     if (routers := tables.get("health")) is not None:
-        values["active_subscriptions"] = sum(row["active"] for row in routers)
-        values["routers"] = len(routers)
-        values["well_routers"] = sum(row["score"] >= WELL for row in routers)
+        values |= router_figures(warehouse, routers)
     if (providers := tables.get("delivery_providers")) is not None:
         values["latency_ms_p95"] = round(max((row["latency_ms_p95"] or 0 for row in providers), default=0), 1)
     return values
+
+
+def router_figures(warehouse: Warehouse, routers: Rows) -> dict[str, float]:
+    """What all routers come to, from their rows if these are all there are."""
+    if not routers.is_whole:
+        (values,) = warehouse.rows("routers", ROUTERS)
+        return values
+    return {
+        "active_subscriptions": sum(row["active"] for row in routers),
+        "routers": len(routers),
+        "well_routers": sum(row["score"] >= WELL for row in routers),
+    }
 
 
 def window_before(warehouse: Warehouse) -> Window | None:

@@ -41,6 +41,9 @@ class Folder(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file or a folder, if it is there."""
 
+    def remove_left(self, beginning: str) -> None:
+        """Remove folders whose names begin so: killed processes left them. Nothing where others may write."""
+
     def rename(self, name: str, to: str) -> None:
         """Move a file within the folder, in the place of another."""
 
@@ -127,6 +130,10 @@ class LocalFolder:
         else:
             path.unlink(missing_ok=True)
 
+    def remove_left(self, beginning: str) -> None:
+        for path in self._root.glob(f"{beginning}*"):
+            shutil.rmtree(path)
+
     def rename(self, name: str, to: str) -> None:
         (self._root / name).replace(self._root / to)
 
@@ -195,6 +202,9 @@ class HadoopFolder:
 
     def remove(self, name: str) -> None:
         self._files.delete(self._at(name), True)
+
+    def remove_left(self, beginning: str) -> None:
+        """Processes do not take turns here: see `reserved`."""
 
     def rename(self, name: str, to: str) -> None:
         self.remove(to)

@@ -40,6 +40,7 @@ COMPARED = {"health": "health", "delivery": "delivery_providers"}
 AT_ONCE = 3
 "Tables: while one is planned on the driver, others are computed."
 PAGE_NAME = "report.html"
+WORK_FOLDER = ".work-"
 SUMMARY_NAME = "summary.json"
 MOST_ROWS = 10_000
 "Of a table, on the driver."
@@ -179,7 +180,8 @@ def current_rollups(
 @contextmanager
 def work_folder(session: SparkSession, out: str) -> Iterator[Folder]:
     """A folder that executors can reach, for tables that are too large for memory; removed in the end."""
-    name = f".work-{uuid.uuid4().hex}"
+    folder(session, out).remove_left(WORK_FOLDER)
+    name = f"{WORK_FOLDER}{uuid.uuid4().hex}"
     work = folder(session, f"{out.rstrip('/')}/{name}")
     try:
         yield work
@@ -208,7 +210,7 @@ def look_back(session: SparkSession, job: ReportJob, rollups: Rollups, warehouse
         return None
     names = [table for report, table in COMPARED.items() if report in job.names]
     tables = {
-        table: earlier.rows(table, query)
+        table: earlier.rows(table, query, MOST_ROWS)
         for queries in REPORTS.values()
         for table, query in queries.items()
         if table in names

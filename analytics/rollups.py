@@ -31,8 +31,8 @@ from analytics.manifest import MANIFEST_NAME, FoundFile, Manifest
 from analytics.rollups_schema import BUCKETS_PER_OCTAVE, TRAFFIC
 from analytics.segments import EVENT_ID, Checked, Segment, split_overlapping
 from analytics.sources import Source
-from analytics.tables import partitions_of
-from analytics.times import HOUR_US
+from analytics.tables import by_date
+from analytics.times import DAY_US, HOUR_US
 from store.journal_schema import COLUMNS, ColumnType
 
 Progress = Callable[[str], None]
@@ -66,6 +66,8 @@ SCHEMAS: Mapping[str, StructType] = {
     ),
 }
 "Columns of each rollup's files, and the date of their folder."
+STAGING = ".spark-staging-"
+"Where Spark writes days before they replace those that were there."
 
 TRAFFIC_NAMES = ", ".join(f"'{event.value}'" for event in TRAFFIC)
 ROLLUPS: Mapping[str, str] = {
@@ -88,6 +90,11 @@ FROM {events} WHERE event IN ('ntf_received', 'push_sent', 'cron_sent') AND toke
 GROUP BY token, date""",
 }
 "From a day's events. The summand 1e-9 is for powers of two, whose logarithms Java rounds either way."
+
+DAY = (
+    f"date_from_unix_date(CAST((unix_micros(time) - pmod(unix_micros(time), {DAY_US})) div {DAY_US} AS INT))"
+)
+"SQL: the UTC day of an event, also before 1970; a cast would make objects of Java's calendar for each event."
 
 
 def update_rollups(
@@ -141,8 +148,9 @@ def roll_up(
 
 def make_days(source: Source, segments: Sequence[Segment], rollups: Folder, days: Sequence[str]) -> None:
     """Replace all rollups of some days; the segments are all that have events of them."""
-    events = events_once(source, segments).where(f"CAST(time AS DATE) IN ({quoted(days)})")
-    events = events.selectExpr("*", "CAST(time AS DATE) AS date")
+    events = (
+        events_once(source, segments).selectExpr("*", f"{DAY} AS date").where(f"date IN ({quoted(days)})")
+    )
     with ThreadPoolExecutor(len(ROLLUPS)) as threads:  # while one is planned, another is computed
         for done in [threads.submit(make_rollup, source, events, rollups, name, days) for name in ROLLUPS]:
             done.result()
@@ -152,8 +160,9 @@ def make_rollup(source: Source, events: DataFrame, rollups: Folder, name: str, d
     """Replace one rollup of some days by what its query says, which may be nothing."""
     before = {day: rollups.names(f"{name}/date={day}") for day in days}
     rollup = source.session.sql(ROLLUPS[name], events=events)
-    if partitions_of(source.session) > 1 and name != "life":  # else each task writes a file for each day
-        rollup = rollup.repartition("date")
+    if name != "life":  # whose rows stay where they are: tasks write large files of their own
+        rollup = by_date(rollup)
+    rollups.remove_left(f"{name}/{STAGING}")
     source.session.sparkContext.setJobDescription(f"rollup {name}")
     rollup.write.mode("overwrite").partitionBy("date").parquet(f"{rollups.url}/{name}")
     for day, files in before.items():

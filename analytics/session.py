@@ -29,6 +29,17 @@ BYTES_PER_PARTITION = 64 * 2**20
 UNKNOWN_PARTITIONS = 64
 "For inputs of unknown size: adaptive execution joins those that turn out to be small."
 
+REQUIRED = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+"Results depend on these: what a cluster or `--conf` says of them does not count."
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
@@ -82,6 +93,8 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
         with unheard():
             session = SparkSession.builder.config(conf=conf).getOrCreate()
         stack.callback(session.stop)
+        for name, value in REQUIRED.items():
+            session.conf.set(name, value)
         root = Path(__file__).parent.parent
         if not local and root.is_dir():  # else it came with --py-files, and executors have it
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntf-analytics-"))
@@ -90,9 +103,10 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
 
 
 def common_settings(options: SparkOptions) -> dict[str, str]:
-    """For every master. Each can be overridden with `--conf`."""
+    """For every master. Each can be overridden with `--conf`, unlike those required."""
     java = QUICK_START if options.is_small else LONG_RUN
     return {
+        **sized_settings(options),
         "spark.ui.enabled": str(options.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
@@ -100,21 +114,33 @@ def common_settings(options: SparkOptions) -> dict[str, str]:
         "spark.driver.extraJavaOptions": java,
         "spark.executor.extraJavaOptions": java,
         "spark.hadoop.fs.permissions.umask-mode": "077",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         "spark.sql.parquet.compression.codec": "zstd",
-        "spark.sql.sources.partitionOverwriteMode": "dynamic",
-        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000" if options.is_small else "1000",
-        "spark.sql.shuffle.partitions": str(options.partitions),
-        "spark.sql.adaptive.enabled": str(not options.is_small).lower(),
-        "spark.sql.autoBroadcastJoinThreshold": "-1" if options.is_small else "10m",
         "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.sql.icu.caseMappings.enabled": "false",  # hexadecimal digits need no library of languages
         "spark.sql.execution.arrow.pyspark.enabled": "false",
         "spark.python.worker.reuse": "true",
     }
+
+
+def sized_settings(options: SparkOptions) -> dict[str, str]:
+    """How queries are planned for an input of some size.
+
+    Tasks that read large inputs get less than Spark's 128 MB, in which each file counts 4 MB more: a few long
+    ones would leave cores idle.
+    """
+    return {
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000" if options.is_small else "1000",
+        "spark.sql.files.maxPartitionBytes": "128m" if options.is_small else "32m",
+        "spark.sql.shuffle.partitions": str(options.partitions),
+        "spark.sql.adaptive.enabled": str(not options.is_small).lower(),
+        "spark.sql.autoBroadcastJoinThreshold": "-1" if options.is_small else "10m",
+    }
+
+
+def resize(session: SparkSession, options: SparkOptions) -> None:
+    """Plan queries from now on for an input of another size."""
+    for name, value in sized_settings(options).items():
+        session.conf.set(name, options.settings.get(name, value))
 
 
 def local_settings() -> dict[str, str]:

@@ -20,10 +20,13 @@ from analytics.inputs import Limits
 from analytics.job import answer, current_rollups, folder, work_folder
 from analytics.reports import health
 from analytics.rollups import Progress
+from analytics.session import SparkOptions, resize
 from analytics.warehouse import Rollups, open_warehouse
 
 LOOK_AGAIN = 0.5  # seconds
 CHECKPOINT_FOLDER = "_checkpoint"
+ANY_AGE = "36500d"
+"By default Spark leaves out files that are a week older than the newest: late segments may be."
 FILES = "path STRING, modificationTime TIMESTAMP, length LONG, content BINARY"
 
 
@@ -41,18 +44,27 @@ class StreamJob:
     once: bool = False
     "End when there is nothing new."
     limits: Limits = field(default_factory=Limits)
+    options: Callable[[], SparkOptions] | None = None
+    "How Spark should run by now: journals grow while it does."
 
 
 def keep_current(session: SparkSession, job: StreamJob, progress: Progress) -> None:
     """Write the health tables now, and anew whenever there are new segments; returns if `once`."""
-    query = start(session, job, progress)
-    try:
+    with running(session, job, progress) as query:
         with interrupts() as interrupted:
             while query.isActive and not interrupted.wait(LOOK_AGAIN):
                 pass
         if interrupted.is_set():
             raise KeyboardInterrupt
         query.awaitTermination()  # raises what ended it
+
+
+@contextmanager
+def running(session: SparkSession, job: StreamJob, progress: Progress) -> Iterator[StreamingQuery]:
+    """Watch until the block ends."""
+    query = start(session, job, progress)
+    try:
+        yield query
     finally:
         query.stop()
         gateway = session.sparkContext._gateway
@@ -77,7 +89,7 @@ def start(session: SparkSession, job: StreamJob, progress: Progress) -> Streamin
     suffixes = ",".join(suffix.removeprefix(".") for suffix in SEGMENT_SUFFIXES)
     reader = session.readStream.format("binaryFile").schema(FILES)
     reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*.{{{suffixes}}}")
-    files = reader.load(job.journal).select("path")
+    files = reader.option("maxFileAge", ANY_AGE).load(job.journal).select("path")
 
     def on_batch(new: DataFrame, number: int) -> None:
         progress(f"{new.count()} new segments")
@@ -91,6 +103,8 @@ def start(session: SparkSession, job: StreamJob, progress: Progress) -> Streamin
 
 def update(session: SparkSession, job: StreamJob, progress: Progress) -> None:
     """Bring rollups and tables up to date."""
+    if job.options is not None:
+        resize(session, job.options())
     out = folder(session, job.out)
     try:
         with (

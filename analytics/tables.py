@@ -26,6 +26,8 @@ UNCUT = frozenset({"outage_events", "bounds", "believed", "believed_hours", "bel
 WORD = re.compile(r"\w+")
 VIEWS = threading.Lock()
 "Names are the session's: whoever asks a query gives them the meaning of its own tables first."
+MEANINGS: dict[str, DataFrame] = {}
+"What each name was given last, in whichever session: it need not be given that again."
 ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSxxx"
 PART = "part-"
 NUMBERS = itertools.count()
@@ -35,6 +37,16 @@ NUMBERS = itertools.count()
 def partitions_of(session: SparkSession) -> int:
     """How many partitions shuffles of a session have; 1 if the input is small."""
     return int(session.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
+def together(frame: DataFrame) -> DataFrame:
+    """All in one partition if the input is small: then no query shuffles it."""
+    return frame.coalesce(1) if partitions_of(frame.sparkSession) == 1 else frame
+
+
+def by_date(frame: DataFrame) -> DataFrame:
+    """Each date in one task, which writes one file for it; a small input is in one partition anyway."""
+    return frame if partitions_of(frame.sparkSession) == 1 else frame.repartition("date")
 
 
 class Tables:
@@ -63,7 +75,9 @@ class Tables:
                 self._make(name)
         with VIEWS:
             for name in mentioned & self._frames.keys():
-                self._frames[name].createOrReplaceTempView(name)
+                if MEANINGS.get(name) is not self._frames[name]:
+                    self._frames[name].createOrReplaceTempView(name)
+                    MEANINGS[name] = self._frames[name]
             return self.session.sql(query, args=self.values)
 
     def _make(self, name: str) -> None:
@@ -79,7 +93,7 @@ class Tables:
         """
         self.session.sparkContext.setJobDescription(name)
         if partitions_of(self.session) == 1:
-            return frame.coalesce(1).localCheckpoint()
+            return together(frame).localCheckpoint()
         frame.write.mode("overwrite").parquet(f"{self._folder}/{name}")
         return self.session.read.schema(frame.schema).parquet(f"{self._folder}/{name}")
 

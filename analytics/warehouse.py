@@ -20,7 +20,7 @@ from analytics.lives import DERIVED
 from analytics.outages import register_outages
 from analytics.results import Row, Rows
 from analytics.rollups import SCHEMAS
-from analytics.tables import Tables, partitions_of
+from analytics.tables import Tables, together
 from analytics.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 
 EARLIEST_US = 1_577_836_800 * SECOND_US
@@ -149,9 +149,9 @@ class Warehouse:
         """A query's result, not computed yet."""
         return self.tables.frame(query)
 
-    def rows(self, name: str, query: str) -> Rows:
-        """The first rows of a query's result."""
-        return self.tables.rows(name, self.tables.frame(query))
+    def rows(self, name: str, query: str, most: int | None = None) -> Rows:
+        """The first rows of a query's result, or all."""
+        return self.tables.rows(name, self.tables.frame(query), most)
 
 
 def open_warehouse(
@@ -201,8 +201,7 @@ def load(session: SparkSession, folder: Folder, name: str) -> DataFrame:
         )
     else:
         found = session.createDataFrame([], SCHEMAS[name])
-    if partitions_of(session) == 1:
-        found = found.coalesce(1)
+    found = together(found)
     if name == "life":
         return found.selectExpr("* EXCEPT (time, date)", "unix_micros(time) AS us")
     if name == "tokens":

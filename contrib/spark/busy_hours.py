@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 WIDTH = 50
 QUERY = """
 SELECT hour(timestamp_micros(hour_us)) AS hour, sum(number) AS pushes,
-  percentile(pow(2, bucket / 8) / 1000, 0.95, number) AS latency_ms_p95
+  percentile(pow(2, (bucket + 0.5) / 16) / 1000, 0.95, number) AS latency_ms_p95
 FROM hours WHERE event = 'push_sent' GROUP BY 1 ORDER BY 1"""
-"Latencies are counted in buckets, eight for each doubling of microseconds."
+"Latencies are counted in buckets, sixteen for each doubling of microseconds."
 
 
 def busy_hours(session: SparkSession, journal: str) -> DataFrame:

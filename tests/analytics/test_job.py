@@ -175,7 +175,8 @@ def test_tables_for_others_have_no_pseudonyms_and_no_small_numbers(
 def test_executors_write_what_is_too_large_for_the_driver(
     spark: SparkSession, journal: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports_job, "MOST_ROWS", 10)
+    monkeypatch.setattr(reports_job, "MOST_ROWS", 3)
+    (tmp_path / ".work-of-a-killed-process" / "0" / "states").mkdir(parents=True)
     job = ReportJob(names=["health", "delivery"], journal=str(journal), out=str(tmp_path), now=NOW_US)
     spark.conf.set("spark.sql.shuffle.partitions", 2)  # so that derived tables are files, too
     try:
@@ -183,7 +184,7 @@ def test_executors_write_what_is_too_large_for_the_driver(
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", 1)
     assert not page.tables["delivery_latency"].is_whole
-    assert len(page.tables["delivery_latency"]) == 10
+    assert len(page.tables["delivery_latency"]) == 3
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith((".", "_"))} == set()
     for name, rows in page.tables.items():
         whole = pq.read_table(local / f"{name}.parquet")
@@ -193,6 +194,11 @@ def test_executors_write_what_is_too_large_for_the_driver(
         assert ours[0] == theirs[0]
         assert rows.count_of_all == whole.num_rows
     assert "first 20 of" in (tmp_path / "report.html").read_text()
+    assert not page.tables["health"].is_whole  # and yet all routers count
+    figures = json.loads((local / "summary.json").read_text())["figures"]
+    assert {name: figure["value"] for name, figure in page.figures.items()} == {
+        name: figure["value"] for name, figure in figures.items()
+    }
 
 
 def test_a_share_does_not_tell_a_small_number(spark: SparkSession) -> None:

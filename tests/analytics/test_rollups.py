@@ -23,7 +23,8 @@ from analytics.maintenance import compact, retain
 from analytics.manifest import Manifest
 from analytics.rollups import ROLLUPS, update_rollups
 from analytics.rollups_schema import TRAFFIC
-from store.journal_files import atomic_file, write_parquet
+from analytics.times import DAY_US
+from store.journal_files import SCHEMA, atomic_file, write_parquet
 from tests.analytics.conftest import as_json_lines, warehouse_of
 from tests.analytics.rollup_reference import write_rollups
 
@@ -140,9 +141,11 @@ def test_only_changed_days_are_made_anew_and_the_numbers_are_the_same(
     (tmp_path / late.name).rename(late)
     (tmp_path / days[-1].name).rename(days[-1])
     before = {path: path.stat().st_mtime_ns for path in rollups.glob("life/*/*.parquet")}
+    (rollups / "life" / ".spark-staging-of-a-killed-process" / "date=2026-01-05").mkdir(parents=True)
     assert make(journal, rollups, spark)[-1] == "rolling up 2 days"
     kept = [path for path, changed in before.items() if path.exists() and path.stat().st_mtime_ns == changed]
     assert {path.parent.name for path in kept} == {day.name for day in days} - {days[2].name, days[-1].name}
+    assert not list(rollups.glob("life/.spark-staging-*"))
     assert make(journal, tmp_path / "full", spark, full=True)[-1] == "rolling up 8 days"
     assert content(rollups) == content(tmp_path / "full")
 
@@ -162,6 +165,27 @@ def test_a_day_that_lost_its_traffic_has_none_any_more(spark: SparkSession, tmp_
     assert content(rollups) == content(tmp_path / "full")
     assert (rollups / "life" / day.name).is_dir()
     assert not (rollups / "hours" / day.name).exists()
+
+
+def test_days_end_at_midnight_also_before_1970(spark: SparkSession, tmp_path: Path) -> None:
+    """The first second of a clock that was never set is not the last one of the day before."""
+    journal, rollups = tmp_path / "journal", tmp_path / "rollups"
+    times = (-DAY_US - 1, -DAY_US, -1, 0, DAY_US - 1, DAY_US)
+    rows = [
+        {"time": time, "event": "server_stopped", "daemon": "d", "writer": b"w", "epoch": 1, "seq": seq}
+        for seq, time in enumerate(times)
+    ]
+    journal.mkdir()
+    with (journal / "segment.parquet").open("wb") as file:
+        write_parquet(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), file)
+    assert make(journal, rollups, spark)[-1] == "rolling up 4 days"
+    found = {day.name: pq.read_table(day, partitioning=None) for day in (rollups / "life").glob("date=*")}
+    assert {name: table["seq"].to_pylist() for name, table in found.items()} == {
+        "date=1969-12-30": [0],
+        "date=1969-12-31": [1, 2],
+        "date=1970-01-01": [3, 4],
+        "date=1970-01-02": [5],
+    }
 
 
 def test_rollups_are_for_one_process_at_a_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
@@ -14,6 +15,7 @@ from analytics.errors import AnalyticsError
 from analytics.generator import Plan, write_journal
 from analytics.question import Question, ask_question, list_tables, show
 from analytics.results import Rows
+from store.journal_schema import JournalEvent
 from tests.analytics.conftest import NOW_US
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,10 +89,24 @@ def test_every_table_is_documented(spark: SparkSession, journal: Path) -> None:
     assert documented == found, "\n".join(f"| `{name}` | {columns} |" for name, columns in found.items())
 
 
+def latencies_by_hour(journal: Path) -> dict[int, list[int]]:
+    """Of all pushes, by hour of the day."""
+    found: dict[int, list[int]] = {}
+    for file in journal.glob("*/*.parquet"):
+        for row in pq.read_table(
+            file, columns=["time", "event", "latency_us"], partitioning=None
+        ).to_pylist():
+            if row["event"] == JournalEvent.PUSH_SENT:
+                found.setdefault(row["time"].hour, []).append(row["latency_us"])
+    return found
+
+
 def test_the_example(spark: SparkSession, journal: Path) -> None:
     ask(spark, journal, "SELECT 1 AS one")  # makes the rollups
     example = runpy.run_path(str(ROOT / "contrib" / "spark" / "busy_hours.py"))
     hours = example["busy_hours"](spark, str(journal))
-    (pushes,) = ask(spark, journal, "SELECT sum(sent) AS n FROM delivery_providers")
-    assert sum(row.pushes for row in hours.collect()) == pushes["n"] > 0
+    sent = latencies_by_hour(journal)
+    assert {row.hour: row.pushes for row in hours.collect()} == {hour: len(of) for hour, of in sent.items()}
+    for row in hours.collect():  # exact up to half a bucket
+        assert row.latency_ms_p95 == pytest.approx(np.percentile(sent[row.hour], 95) / 1000, rel=0.03)
     assert re.search(r"^\d\d:00 █+ +[\d,]+ pushes, p95 [\d,]+ ms$", example["plot"](hours), re.MULTILINE)

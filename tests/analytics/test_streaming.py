@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from analytics.generator import Plan, write_journal
 from analytics.job import ReportJob, run_reports
 from analytics.maintenance import compact
-from analytics.streaming import StreamJob, keep_current
+from analytics.session import BYTES_PER_PARTITION, SparkOptions
+from analytics.streaming import StreamJob, keep_current, running
 from tests.analytics.conftest import NOW_US, START
 
 PLAN = Plan(
@@ -38,9 +39,11 @@ def journal(tmp_path: Path) -> Path:
 
 
 def bring(journal: Path, number: int) -> None:
-    """The next day, or with 0 the late segment."""
+    """The next day, or with 0 the late segment, whose file is old."""
     aside = sorted((journal.parent / "aside").glob("*.parquet" if number == 0 else "date=*"))
     target = journal if number else sorted(journal.glob("date=*"))[1]
+    if number == 0:
+        os.utime(aside[0], (1, 1))
     aside[0].rename(target / aside[0].name)
 
 
@@ -73,11 +76,51 @@ def test_new_late_and_compacted_segments(spark: SparkSession, journal: Path, tmp
     first = (out / "health_hours.csv").read_text()
     assert stream(spark, journal, out) == []  # nothing new
     bring(journal, 0)
+    assert "rolling up 1 days" in stream(spark, journal, out)
     bring(journal, 1)
-    assert "rolling up 2 days" in stream(spark, journal, out)
+    assert "rolling up 1 days" in stream(spark, journal, out)
     compact(journal, START.date().replace(day=31))
     assert any(line.startswith("rolling up") for line in stream(spark, journal, out))
     assert (out / "health_hours.csv").read_text() != first
+    same_as_a_report(spark, journal, out)
+
+
+def test_a_journal_that_grows_gets_more_partitions(
+    spark: SparkSession, journal: Path, tmp_path: Path
+) -> None:
+    sizes = iter((0, 2 * BYTES_PER_PARTITION, 0))
+    seen: list[str | None] = []
+
+    def options() -> SparkOptions:
+        return SparkOptions(input_bytes=next(sizes), settings={"spark.sql.adaptive.enabled": "false"})
+
+    def progress(text: str) -> None:
+        if text.endswith("are up to date"):
+            seen.append(spark.conf.get("spark.sql.shuffle.partitions"))
+
+    job = StreamJob(
+        journal=str(journal), out=str(tmp_path / "out"), now=lambda: NOW_US, once=True, options=options
+    )
+    for _ in range(3):
+        bring(journal, 1)
+        keep_current(spark, job, progress)
+    assert seen == ["1", "2", "1"]
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
+    same_as_a_report(spark, journal, tmp_path / "out")
+
+
+def test_reports_while_the_stream_goes_on(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
+    """Both bring the same rollups up to date, in turn."""
+    out, told = tmp_path / "out", list[str]()
+    job = StreamJob(journal=str(journal), out=str(out), now=lambda: NOW_US, every=1)
+    report = ReportJob(names=["health"], journal=str(journal), out=str(tmp_path / "report"), now=NOW_US)
+    with running(spark, job, told.append) as query:
+        for number in (1, 0, 1):
+            bring(journal, number)
+            run_reports(spark, report, told.append)
+        query.processAllAvailable()
+    for table in TABLES:
+        assert (out / f"{table}.csv").read_text() == (tmp_path / "report" / f"{table}.csv").read_text()
     same_as_a_report(spark, journal, out)
 
 
