@@ -24,7 +24,7 @@ from tests.agent.duplex.simulation import (
 )
 
 pytestmark = pytest.mark.timeout(240)
-"Seconds for one test. An example takes 0.2, and each time that everything is to arrive has a limit of its own."
+"Seconds for one test: an example takes 0.2, and what is to arrive has a limit of its own."
 
 TALK = (
     "send",
