@@ -79,6 +79,7 @@ AREAS = {
             "tests/ntf_server/test_sessions.py",
             "tests/ntf_server/test_limits.py",
             "tests/ntf_server/test_named_routers.py",
+            "tests/ntf_server/test_races.py",
             "tests/ntf_server/test_side_outputs.py",
             "tests/ntf_server/subscriber",
             "tests/ntf_server/statements",
