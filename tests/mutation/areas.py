@@ -35,7 +35,7 @@ AREAS = {
             "tests/ntf_server/test_limits.py",
             "tests/ntf_server/test_side_outputs.py",
         ),
-        without=("transport/cancellation.py", "transport/shared_attempts.py"),
+        without=("transport/cancellation.py", "transport/open_files.py", "transport/shared_attempts.py"),
     ),
     "smp_client": Area(
         ("smp_client",),
@@ -79,6 +79,7 @@ AREAS = {
             "tests/ntf_server/test_sessions.py",
             "tests/ntf_server/test_limits.py",
             "tests/ntf_server/test_named_routers.py",
+            "tests/ntf_server/test_races.py",
             "tests/ntf_server/test_side_outputs.py",
             "tests/ntf_server/subscriber",
             "tests/ntf_server/statements",

@@ -14,12 +14,12 @@ from itertools import count
 from pathlib import Path
 
 POLL, LOOK = 0.01, 1.0
-MORE_CPU, LEAST_CPU = 3.0, 3.0
+MORE_CPU, LEAST_CPU = 3.0, 2.0
 "Beyond that a test does not end: times what it took before, and seconds."
 MORE_WALL, LEAST_WALL = 3.0, 5.0
-"As long as that it may stand still: nothing of it runs or is ready to."
-STANDSTILL = 0.01
-"Share of a CPU that a waiting process may use all the same."
+"As long as that it may wait for something, with nothing of it ready to run."
+POLLING = 0.3
+"Share of a CPU that a process may use and be waiting all the same."
 TICKS = os.sysconf("SC_CLK_TCK")
 _SECONDS = count(os.getpid() * 10_000 % 1_000_000_000)
 
@@ -92,8 +92,9 @@ class _Watch:
     stage: Callable[[], Stage]
     at: Stage
     _looked: float = 0.0
-    _moved: float = 0.0
     _cpu: float = 0.0
+    _waited: float = 0.0
+    "Seconds of this stage in which it could not go on, or hardly did."
     _before: float = 0.0
     "CPU seconds of earlier stages."
 
@@ -101,14 +102,16 @@ class _Watch:
         now = time.monotonic()
         if now < self._looked + LOOK:
             return False
-        self._looked = now
+        elapsed, self._looked = now - self._looked if self._looked else 0.0, now
         cpu, is_ready = _usage(self.pid)
         if (stage := self.stage()) != self.at:
-            self.at, self._before, self._moved = stage, cpu, 0.0
-        if not self._moved or is_ready or cpu - self._cpu > STANDSTILL * (now - self._moved):
-            self._moved, self._cpu = now, cpu
-        is_idle = now - self._moved > stage.wall * MORE_WALL + LEAST_WALL
-        return is_idle or cpu - self._before > stage.cpu * MORE_CPU + LEAST_CPU
+            self.at, self._before, self._waited = stage, cpu, 0.0
+        elif not is_ready and cpu - self._cpu < POLLING * elapsed:
+            self._waited += elapsed
+        self._cpu = cpu
+        if self._waited > stage.wall * MORE_WALL + LEAST_WALL:
+            return True
+        return cpu - self._before > stage.cpu * MORE_CPU + LEAST_CPU
 
 
 def _usage(session: int) -> tuple[float, bool]:

@@ -81,8 +81,8 @@ class Session:
                 answer = self._path("recorded")
                 answer.unlink(missing_ok=True)
                 log = self._path("recording.log")
-                whole = Stage(str(file), FILE_SECONDS, FILE_SECONDS)
-                forked(partial(self._run_recorded, items, answer), log, lambda whole=whole: whole)
+                whole = partial(Stage, str(file), FILE_SECONDS, FILE_SECONDS)
+                forked(partial(self._run_recorded, items, answer), log, whole)
                 tests = json.loads(answer.read_text()) if answer.exists() else {}
                 records.add(file, tests)
                 _say(f"{file.relative_to(Path.cwd())}: {len(tests)} of {len(items)} tests recorded")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -48,7 +48,6 @@ from protocol.ntf_commands import (
 from protocol.statuses import SubState, TokenStatus
 from protocol.transmission import authorize, body, encode_transmission
 from protocol.versions import VersionRange
-from store.records import TokenRecord
 from tests import builders
 from tests.ntf_server.conftest import active_device, code_of, null_token
 from tests.ntf_server.ntf_client import Device, NtfClient
@@ -159,23 +158,6 @@ async def test_test_provider_is_refused_unless_allowed(app: App, client: NtfClie
     other = await active_device(app, client)
     assert await other.ask(client, Trpl(device.token)) == Err(CMD_PROHIBITED)
     assert await other.ask(client, Tchk()) == Tkn(TokenStatus.ACTIVE)
-
-
-@pytest.mark.parametrize("command", [Tvfy, Trpl, Tdel, Tcrn])
-async def test_a_token_that_is_deleted_after_its_command_was_authorised(
-    app: App, client: NtfClient, monkeypatch: pytest.MonkeyPatch, command: type
-) -> None:
-    device = Device.make(null_token())
-    await device.register(client)
-    asked, _ = await _request(app, device, NO_ENTITY, command)
-    stored = await app.store.tokens([device.token_id])
-    assert await device.ask(client, Tdel()) == Ok()
-
-    async def tokens(ids: Sequence[EntityId]) -> list[TokenRecord | None]:
-        return stored
-
-    monkeypatch.setattr(app.store, "tokens", tokens)
-    assert await device.ask(client, asked) == Err(AUTH)
 
 
 async def test_a_subscription_is_deleted_once(app: App, client: NtfClient) -> None:

@@ -45,7 +45,7 @@ def test_a_bucket_refills() -> None:
     assert not bucket.take(rate, 10_000)
 
 
-def test_no_limit() -> None:
+def test_counting_without_a_limit() -> None:
     assert Bucket(UNLIMITED, now=0).take(UNLIMITED, 0, amount=1_000_000)
     without, in_all, per_source = ConnectionCounter(0, 0), ConnectionCounter(2, 0), ConnectionCounter(0, 2)
     assert [without.admit("a") for _ in range(3)] == [True] * 3

@@ -17,6 +17,7 @@ from ntf_server.app import running
 from ntf_server.secret_files import readable_by_others, secret_files
 from protocol.addresses import NtfServer, parse_ntf_server
 from protocol.ntf_commands import Ping, Pong
+from tests.http import get
 from tests.ntf_server.conftest import make_app, make_config
 from tests.ntf_server.ntf_client import DEADLINE, NtfClient
 from tests.ntf_server.test_cli import init
@@ -174,6 +175,20 @@ async def test_clients_of_the_pages_do_not_delay_the_end(monkeypatch: pytest.Mon
         await pages.close()
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_pages_can_only_be_read() -> None:
+    """Under any name, if none was given."""
+
+    class Pages(plain_http.HttpPages):
+        def page(self, path: bytes) -> plain_http.Page:
+            return plain_http.Page(plain_http.PLAIN, path)
+
+    pages = Pages()
+    port = await pages.open("127.0.0.1", 0)
+    assert "405" in (await get(port, "/", "POST")).splitlines()[0]
+    assert (await get(port, "/here HTTP/1.1\r\nHost: any.example\r\nX:")).endswith("/here")
+    await pages.close()
 
 
 @pytest.mark.parametrize(

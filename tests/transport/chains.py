@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -90,11 +91,18 @@ async def running(
 
 
 async def reach(
-    server: Server, identity: bytes | None, *, alpn: list[bytes] = ALPN, service: Credentials | None = None
+    server: Server,
+    identity: bytes | None,
+    *,
+    alpn: list[bytes] = ALPN,
+    service: Credentials | None = None,
+    sock: socket.socket | None = None,
 ) -> TlsStream:
     """A client's stream to the server."""
     context = client_context(alpn, service)
-    return await connect("127.0.0.1", server.port, context=context, identity=identity, now=clock, timeout=10)
+    return await connect(
+        "127.0.0.1", server.port, context=context, identity=identity, now=clock, sock=sock, timeout=10
+    )
 
 
 async def receive_exactly(stream: TlsStream, size: int) -> bytes:

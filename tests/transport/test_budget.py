@@ -166,6 +166,7 @@ async def test_who_waits_is_not_overtaken() -> None:
         assert not goes_at_once(budget, "newcomer")
     assert done == ["waits"] * (GRANTS + 1), "the last one has a turn of its own"
     budget.charge("above its share", 2.0)
+    assert not goes_at_once(budget, "newcomer"), "so much time has to pass first"
     await turns(int(2.0 / TURN) + 20)
     assert not goes_at_once(budget, "above its share")
     await turns()

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from ntf_demo.fake_push.certificates import make_certificates
 from tests.transport.key_updates import UpdatingClient
 from tests.waiting import until
-from transport.budget import CpuBudget
+from transport.budget import CpuBudget, Slice
 from transport.errors import CertificateFileError
 from transport.protocol_adapter import run_protocol
 from transport.server import ServerConfig, serve
@@ -141,6 +141,37 @@ async def test_a_protocol_that_pauses_receives_no_more(serving: Serving) -> None
     assert protocol.received == b""
     protocol.transport.resume_reading()
     await until(lambda: len(protocol.received) == LARGE)
+    writer.close()
+
+
+async def test_a_protocol_that_pauses_hears_of_the_end(serving: Serving) -> None:
+    _, writer, protocol = await serving.connect()
+    writer.write(b"hello")
+    await until(lambda: protocol.received == b"hello")
+    protocol.transport.pause_reading()
+    writer.close()
+    await until(lambda: protocol.events == ["made", "lost"])
+
+
+async def test_nothing_is_handed_over_after_the_end(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what was received before and waited for its turn."""
+    _, writer, protocol = await serving.connect()
+    waiting, turn, take = asyncio.Event(), asyncio.Event(), CpuBudget.take
+
+    async def take_later(self: CpuBudget, source: str) -> Slice:
+        waiting.set()
+        await turn.wait()
+        return await take(self, source)
+
+    monkeypatch.setattr(CpuBudget, "take", take_later)
+    writer.write(b"too late")
+    await waiting.wait()
+    protocol.transport.close()
+    turn.set()
+    await until(lambda: protocol.events[-1] == "lost")
+    assert protocol.received == b""
     writer.close()
 
 

@@ -16,9 +16,11 @@ from tests.transport.chains import echo, make_chain, reach, running
 from tests.waiting import until
 from transport import accepting
 from transport import server as serving
+from transport.budget import BudgetConfig, CpuBudget
 from transport.engine import TlsEngine
 from transport.errors import TransportError
-from transport.server import serve
+from transport.limits import Rate
+from transport.server import AcceptedStream, Handshakes, serve
 from transport.tls import client_context, server_context
 
 
@@ -62,6 +64,38 @@ async def test_connections_count_from_accept_until_their_socket_is_closed() -> N
         await until(lambda: gate.inside.total() == 0)
 
 
+async def test_who_is_refused_does_not_cost_others_their_place() -> None:
+    """Neither when there are none, nor before they had time enough."""
+    gate, problems = Gate(0), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    async with running(make_chain(2), admit=gate.admit, release=gate.release) as server:
+        with pytest.raises((TransportError, OSError)):
+            await reach(server, None)
+        gate.limit = 1
+        slow = tcp(server.port)
+        await until(lambda: gate.inside.total() == 1)
+        with pytest.raises((TransportError, OSError)):
+            await reach(server, None)
+        stream = await reach(server, None, sock=slow)
+        stream.write(b"hello")
+        assert await stream.receive() == b"hello"
+        stream.close()
+    assert not problems
+
+
+async def test_suspect_sources_connect_slowly() -> None:
+    config = BudgetConfig(
+        failures=Rate(per_second=1, burst=1), suspicion=3600, admissions=Rate(per_second=0.001, burst=1)
+    )
+    budget = CpuBudget(config)
+    async with running(make_chain(2), budget=budget) as server:
+        assert not budget.authorised("127.0.0.1", succeeded=0, failed=2)
+        stream = await reach(server, None)
+        with pytest.raises((TransportError, OSError)):
+            await reach(server, None)
+        stream.close()
+
+
 async def test_a_slow_handshake_makes_room_where_room_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "GRACE", 0.2)
     gate = Gate(1)
@@ -93,6 +127,27 @@ async def test_handshakes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: not server._handshakes._begun)
         stream.abort()
         stuck.close()
+
+
+async def test_handshakes_take_part_of_a_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HANDSHAKE_TURN", 0.0)
+    steps, take_turn, shake_hands = list[int](), Handshakes._take_turn, Handshakes._shake_hands
+
+    def counted_turn(self: Handshakes) -> None:
+        steps.append(0)
+        take_turn(self)
+
+    def counted_step(self: Handshakes, stream: AcceptedStream) -> None:
+        steps[-1] += 1
+        shake_hands(self, stream)
+
+    monkeypatch.setattr(Handshakes, "_take_turn", counted_turn)
+    monkeypatch.setattr(Handshakes, "_shake_hands", counted_step)
+    async with running(make_chain(2)) as server:
+        for stream in await asyncio.gather(*(reach(server, None) for _ in range(20))):
+            stream.close()
+    assert sum(steps) >= 40, "two flights of each client"
+    assert max(steps) == 1
 
 
 async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
