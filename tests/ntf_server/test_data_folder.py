@@ -136,7 +136,8 @@ async def test_a_database_taken_away_ends_the_server_with_an_error(
 ) -> None:
     """Or its log, or the index of that: others would find none of what the server writes. What it has written
     to a log that was taken away is in the database afterwards."""
-    app: App = make_app(tmp_path, make_config(tmp_path))
+    config = make_config(tmp_path)
+    app: App = make_app(tmp_path, config)
     database = tmp_path / "data" / f"ntf-server.db{end}"
     with pytest.raises(ExceptionGroup) as ended:
         async with running(app):
@@ -153,7 +154,7 @@ async def test_a_database_taken_away_ends_the_server_with_an_error(
             assert await client.is_closed_by_server()
     assert ended.group_contains(StoreVanished, match="removed, emptied or replaced")
     if end:
-        app = make_app(tmp_path, make_config(tmp_path))
+        app = make_app(tmp_path, config)
         async with running(app):
             client = await NtfClient.open(app.address)
             assert isinstance(await device.ask(client, Tchk()), Tkn)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -185,11 +186,13 @@ def test_a_file_that_is_being_created_is_not_yet_open(
     creating = threading.Thread(target=lambda: open_to_write(path).close())
     creating.start()
     made.wait()
-    opened: list[str] = []
-    others = [
-        threading.Thread(target=lambda name=name, how=how: (how(path).close(), opened.append(name)))
-        for name, how in (("reader", open_to_read), ("writer", open_to_write))
-    ]
+    opened: list[object] = []
+
+    def open_too(how: Callable[[Path], sqlite3.Connection]) -> None:
+        how(path).close()
+        opened.append(how)
+
+    others = [threading.Thread(target=open_too, args=(how,)) for how in (open_to_read, open_to_write)]
     for other in others:
         other.start()
     others[0].join(0.2)
@@ -198,7 +201,7 @@ def test_a_file_that_is_being_created_is_not_yet_open(
     go_on.set()
     for thread in (creating, *others):
         thread.join()
-    assert sorted(opened) == ["reader", "writer"]
+    assert set(opened) == {open_to_read, open_to_write}
 
 
 def test_others_get_no_permissions(tmp_path: Path) -> None:
