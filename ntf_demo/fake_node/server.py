@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import WSMsgType, web
 
@@ -86,7 +86,7 @@ class FakeNode:
         named = (wanted.topics for client in self._clients for wanted in client.filters.values())
         return frozenset().union(*named)
 
-    async def __aenter__(self) -> FakeNode:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
