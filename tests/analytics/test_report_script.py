@@ -31,7 +31,7 @@ def test_one_command_from_a_journal_to_a_page(tmp_path: Path) -> None:
     days = list(csv.DictReader(page.with_name("capacity_daily.csv").read_text().splitlines()))
     assert [day["day"][:10] for day in days] == ["2026-01-05", "2026-01-06"]
     assert all(int(day["receiving_tokens"]) > 0 for day in days)
-    assert re.search(r"^Spark's web interface: http://127\.0\.0\.1:\d+$", run.stderr, re.MULTILINE)
+    assert re.search(r"^Spark's web interface: http://\S+:\d+$", run.stderr, re.MULTILINE)
     assert "WARN" not in run.stderr
     assert "log4j" not in run.stderr
 
@@ -64,4 +64,5 @@ def test_the_journal_of_a_kept_demo(tmp_path: Path) -> None:
         )
     assert run.returncode == 0, run.stderr
     assert "health: 1 rows" in run.stderr
-    assert "of 1 subscription active" in (tmp_path / run.stdout.strip()).read_text("utf-8")
+    page = (tmp_path / run.stdout.strip()).read_text("utf-8")
+    assert re.search(r"of [1-9]\d* subscriptions? active", page)
