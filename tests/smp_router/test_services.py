@@ -48,6 +48,7 @@ from smp_router import session
 from smp_router.broker import Broker
 from smp_router.client import Client, RouterMessage
 from smp_router.config import RouterConfig
+from smp_router.information import RouterPages
 from smp_router.router import Router
 from smp_router.services import Service
 from tests.smp_router.wire import (
@@ -337,18 +338,21 @@ async def test_answers_to_subs_have_a_block_each(router: Router, credentials: Cr
         assert blocks == [["Soks"], ["Msg"], ["Alls"]]
         assert isinstance(message, Msg)
         assert await client.ask(Ack(message.message_id), queue.recipient_id, queue.key) == Ok()
-    async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
-        blocks = noted_blocks(client)
-        params = client.connection.params
-        assert params is not None
-        assert params.service is not None
-        subs = Subs(queue_set(queue.recipient_id))
-        client.write(
-            Outgoing(CorrId(b"1" * 24), client.service_id, subs, params.service.private_key),
-            Outgoing(CorrId(b"2" * 24), NO_ENTITY, Ping()),
-        )
-        assert await client.event() == (NO_ENTITY, Alls())
-        assert blocks == [["Soks"], ["Pong"], ["Alls"]]
+    for stored in ([], ["Msg"]):
+        if stored:
+            await send(router, queue)
+        async with connected(router.address, service=credentials, role=ServiceRole.MESSAGING) as client:
+            blocks = noted_blocks(client)
+            params = client.connection.params
+            assert params is not None
+            assert params.service is not None
+            subs = Subs(queue_set(queue.recipient_id))
+            client.write(
+                Outgoing(CorrId(b"1" * 24), client.service_id, subs, params.service.private_key),
+                Outgoing(CorrId(b"2" * 24), NO_ENTITY, Ping()),
+            )
+            assert (await client.events(len(stored) + 1))[-1] == (NO_ENTITY, Alls())
+            assert blocks == [["Soks"], ["Pong"], *[[word] for word in stored], ["Alls"]]
 
 
 def noted_blocks(client: WireClient) -> list[list[str]]:
@@ -378,6 +382,9 @@ async def test_drift_is_counted(router: Router, side: Side, credentials: Credent
             answer = await client.ask(side.all(queues), client.service_id, params.service.private_key)
             assert answer == Soks(right)
     assert router.counts[count] == 2
+    metrics = RouterPages(router, {}).page(b"/metrics")
+    assert metrics is not None
+    assert f"smp_router_{count}_total 2.0" in metrics.body.decode().splitlines()
 
 
 async def test_a_service_has_a_limit_of_queues(side: Side, credentials: Credentials) -> None:

@@ -53,6 +53,13 @@ def is_watched(router: Router, daemon: Daemon, queues: list[LoadQueue]) -> bool:
     return router.subscribed_notifiers() >= expected and daemon.count(SubState.ACTIVE) == len(expected)
 
 
+async def subscribe_one_more(daemon: Daemon, router: Router) -> None:
+    """Whatever the session had to do before is done by then."""
+    active = daemon.count(SubState.ACTIVE)
+    await daemon.add(router.address, router.load.create_queues(1))
+    await until(lambda: daemon.count(SubState.ACTIVE) == active + 1)
+
+
 @pytest.mark.parametrize("error", TEMPORARY, ids=str)
 async def test_a_temporary_error_leaves_the_service_and_its_queues_as_they_are(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: ErrorType
@@ -79,15 +86,16 @@ async def test_a_temporary_error_leaves_the_service_and_its_queues_as_they_are(
 
 @pytest.mark.parametrize("error", TEMPORARY, ids=str)
 async def test_queues_keep_their_state_until_the_router_can_serve_them(
-    plain_daemon: Daemon, error: ErrorType
+    plain_daemon: Daemon, caplog: pytest.LogCaptureFixture, error: ErrorType
 ) -> None:
-    """Queues never reach the slow retry, which starts at ten minutes."""
+    """Queues never reach the slow retry, which starts at ten minutes; the operator learns of it once."""
     async with Router.start() as router, plain_daemon.running():
         router.faults.answer_errors("NSUB", error, 25)
         queues = router.load.create_queues(10)
         await plain_daemon.add(router.address, queues)
         await until(lambda: is_watched(router, plain_daemon, queues))
         assert not FINAL_STATES & set(plain_daemon.states().values())
+    assert caplog.text.count("cannot subscribe, retrying: the router answered NSUB with") == 1
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -106,6 +114,10 @@ async def test_a_few_queues_with_a_temporary_error_wait_by_themselves(
         assert seen[Nsub] == 5 * count, "the other queues were subscribed again"
         assert len(delays) == 4
         assert delays == sorted(delays)
+        router.faults.answer_errors("NSUB", INTERNAL, 1)
+        await subscribe_one_more(plain_daemon, router)
+        assert len(delays) == 5
+        assert delays[4] < delays[1], "the delay does not start again"
 
 
 async def test_a_router_that_serves_nothing_is_asked_for_one_batch_at_a_time(
@@ -122,6 +134,23 @@ async def test_a_router_that_serves_nothing_is_asked_for_one_batch_at_a_time(
         await plain_daemon.see_drop(router)  # a new connection does not wait
         await until(lambda: len(router.subscribed_notifiers()) == 51)
         assert seen[Nsub] == 5 + 51
+
+
+async def test_a_router_that_served_queues_before_is_asked_for_one_batch_at_a_time_as_well(
+    plain_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(monkeypatch, BATCH_SIZE=5, FIRST_BUSY=60.0, LONGEST_BUSY=60.0)
+    async with Router.start() as router, plain_daemon.running():
+        queues = router.load.create_queues(31)
+        await plain_daemon.add(router.address, queues[:1])
+        await until(lambda: is_watched(router, plain_daemon, queues[:1]))
+        seen = watch_commands(router, monkeypatch)
+        router.faults.answer_errors("NSUB", INTERNAL, 5)
+        await plain_daemon.add(router.address, queues[1:])
+        await until(lambda: seen.get(Nsub, 0) >= 5)
+        await plain_daemon.see_drop(router)
+        await until(lambda: is_watched(router, plain_daemon, queues))
+        assert seen[Nsub] == 5 + 31
 
 
 async def test_queues_beyond_those_in_memory_wait_as_well(
@@ -183,7 +212,8 @@ async def test_deleted_queues_that_were_never_associated_are_no_surplus(
         await daemon.see_drop(router)
         await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 19, 18) in daemon.journal.events)
         await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 18)
-        assert Nsub not in seen
+        await subscribe_one_more(daemon, router)
+        assert seen == {Nsubs: 1, Nsub: 1}
     assert not drift_events(daemon)
 
 
@@ -207,7 +237,8 @@ async def test_of_two_deleted_queues_the_router_keeps_one(
         await daemon.see_drop(router)
         await until(lambda: (JournalEvent.SMP_SERVICE_SUBSCRIBED, 19, 18) in daemon.journal.events)
         await until(lambda: daemon.status().subscribed)
-        assert Nsub not in seen
+        await subscribe_one_more(daemon, router)
+        assert seen == {Nsubs: 1, Nsub: 1}
     assert not drift_events(daemon)
 
 
@@ -229,8 +260,10 @@ async def test_a_deleted_queue_that_the_router_loses_unseen_is_no_drift(
         for drops, commands in ((1, 3), (2, 4)):
             await daemon.see_drop(router)
             await until(lambda commands=commands: seen.get(Nsubs) == commands)
-            await until(lambda: daemon.status().subscribed and daemon.count(SubState.ACTIVE) == 18)
-            assert seen[Nsub] == 18, f"subscribed again after drop {drops}"
+            await until(lambda: daemon.status().subscribed)
+            await until(lambda drops=drops: daemon.count(SubState.ACTIVE) == 17 + drops)
+            await subscribe_one_more(daemon, router)
+            assert (seen[Nsubs], seen[Nsub]) == (commands, 18 + drops)
     assert not drift_events(daemon)
     assert not daemon.journal.count(JournalEvent.SMP_HEALED)
 
