@@ -83,7 +83,10 @@ RUN_BY = {
     },
     "docs/operations.md": {"": f"{HERE}::test_first_server"},
     "docs/push.md": {"": f"{HERE}::test_fake_push"},
-    "docs/reliability.md": {"": "tests/drills/test_compare.py::test_both_are_attacked"},
+    "docs/reliability.md": {
+        "python -m tests.drills.table": "tests/drills/test_table.py::test_words_choose_rows",
+        "scripts/fuzz": "tests/fuzz/test_fuzz.py::test_parsers",
+    },
     "docs/router.md": {"": f"{HERE}::test_router"},
     "docs/scaling.md": {
         "ntf-server start --workers": (
