@@ -362,8 +362,9 @@ class AcceptedStream(TlsStream):
     def shake_hands(self) -> None:
         """Go on with what the peer sent, and let it send more."""
         early, self._early = self._early, b""
-        if self.is_closing or self._transport is None:
+        if self.is_closing:
             return
+        assert self._transport is not None
         if not self._started:
             self._started = True
             self._engine = TlsEngine(self.context, client_side=False)
@@ -371,7 +372,7 @@ class AcceptedStream(TlsStream):
         self._engine.feed(len(early))
         self._process()
         self._shaking = not self._engine.established
-        if len(early) == HANDSHAKE_READ and not (self._reading_paused or self.is_closing):
+        if not self._reading_paused:
             self._transport.resume_reading()
 
     def give_up(self) -> None:

@@ -121,7 +121,7 @@ class TlsStream(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Encrypt and send without waiting; call `drain` now and then. Raises `ConnectionClosed`."""
         transport = self._transport
-        if transport is None or self._lost or transport.is_closing():
+        if transport is None or transport.is_closing():
             raise self._error or ConnectionClosed("the connection is closed")
         encrypt = self._engine.encrypt
         if len(data) <= ENCRYPTED_AT_ONCE:
@@ -135,7 +135,7 @@ class TlsStream(asyncio.BufferedProtocol):
     @property
     def is_closing(self) -> bool:
         """Whether nothing more can be sent or received."""
-        return self._no_more or self._lost or self._transport is None or self._transport.is_closing()
+        return self._no_more or self._transport is None or self._transport.is_closing()
 
     @property
     def local_address(self) -> str:
@@ -166,13 +166,13 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def end_writing(self) -> None:
         """Say goodbye, and go on receiving what the peer sends until it says so too."""
-        if self._transport is not None and not self._lost and (goodbye := self._engine.close()):
+        if self._transport is not None and (goodbye := self._engine.close()):
             self._transport.write(goodbye)
 
     def close(self) -> None:
         """Send what was written and say goodbye; a peer that does not take it within a bound is cut off."""
         transport = self._transport
-        if transport is None or self._lost or transport.is_closing():
+        if transport is None or transport.is_closing():
             return
         if goodbye := self._engine.close():
             transport.write(goodbye)

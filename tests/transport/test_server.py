@@ -9,6 +9,7 @@ import resource
 import socket
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from transport.budget import BudgetConfig, CpuBudget
 from transport.engine import TlsEngine
 from transport.errors import TransportError
 from transport.limits import Rate
-from transport.server import AcceptedStream, Handshakes, serve
+from transport.server import AcceptedStream, Handshakes, Server, serve
 from transport.tls import client_context, server_context
 
 
@@ -148,6 +149,69 @@ async def test_handshakes_take_part_of_a_turn_of_the_event_loop(monkeypatch: pyt
             stream.close()
     assert sum(steps) >= 40, "two flights of each client"
     assert max(steps) == 1
+
+
+def begin(server: Server, address: str) -> socket.socket:
+    """A client that sends the head of a ClientHello of 512 bytes, and no more."""
+    sock = socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0))
+    sock.sendall(bytes.fromhex("1603010200 01"))
+    return sock
+
+
+async def test_places_are_taken_from_the_network_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "GRACE", 3600.0)
+    async with running(make_chain(2), max_handshakes=4) as server:
+        begun, stuck = server._handshakes._begun_by, []
+        for address in ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.4"):
+            stuck.append(begin(server, address))
+            await until(lambda: begun.total() == len(stuck))
+        stuck.append(begin(server, "127.0.0.5"))
+        await until(lambda: begun["127.0.0.5"])
+        assert begun == {f"127.0.0.{number}": 1 for number in (2, 3, 4, 5)}
+        stuck.append(begin(server, "127.0.0.6"))
+        await until(lambda: "127.0.0.6" in server._handshakes._waiting)
+        assert begun.total() == 4
+        for sock in stuck:
+            sock.close()
+
+
+async def test_one_timer_looks_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait for it; and it ends nobody's handshake if nobody waits any more."""
+    monkeypatch.setattr(serving, "GRACE", -1.0)
+    monkeypatch.setattr(serving, "LOOK_FOR_ROOM", 4321.0)
+    loop, timers = asyncio.get_running_loop(), list[float]()
+    later = loop.call_later
+
+    def counted(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        timers.append(delay)
+        return later(delay, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    async with running(make_chain(2), max_handshakes=1) as server:
+        handshakes, stuck = server._handshakes, list[socket.socket]()
+        for number in range(5):
+            stuck.append(begin(server, "127.0.0.1"))
+            await until(lambda: len(server._unfinished) == len(stuck))
+            await until(lambda: handshakes._begun)
+            assert timers.count(4321.0) == min(number, 1)
+        for sock in stuck[1:]:
+            sock.close()
+        await until(lambda: not handshakes._waiting)
+        handshakes._look_for_room()
+        assert handshakes._begun
+        stuck[0].close()
+
+
+async def test_nothing_is_spent_on_a_connection_that_is_over() -> None:
+    async with running(make_chain(2)) as server:
+        sock = tcp(server.port)
+        await until(lambda: server._unfinished)
+        (stream,) = server._unfinished
+        await until(lambda: not stream.is_closing)
+        stream.abort()
+        stream.shake_hands()
+        assert not stream._started
+        sock.close()
 
 
 async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

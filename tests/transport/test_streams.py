@@ -189,6 +189,39 @@ async def test_junk_in_an_open_connection(pair: Pair, junk: bytes) -> None:
     await asyncio.wait_for(pair.server.wait_closed(), 5)
 
 
+async def test_a_stream_without_a_connection() -> None:
+    stream = TlsStream(client_context(ALPN), lambda *_: None, client_side=True)
+    assert stream.is_closing
+    assert (stream.local_address, stream.write_buffer_size) == ("", 0)
+    with pytest.raises(ConnectionClosed):
+        stream.write(b"to nobody")
+    stream.end_writing()
+    stream.close()
+    stream.abort()
+
+
+@pytest.mark.parametrize("by", ["close", "abort", "the system", "the peer"])
+async def test_nothing_is_sent_after_the_end(pair: Pair, by: str) -> None:
+    server = pair.server
+    if by == "the peer":
+        pair.client.close()
+        assert await server.receive() == b""
+    elif by == "the system":
+        assert server._transport is not None
+        server._transport.abort()
+    else:
+        getattr(server, by)()
+    assert server.is_closing
+    if by != "the peer":
+        with pytest.raises(ConnectionClosed):
+            server.write(b"late")
+    pair.client.abort()
+    await server.wait_closed()
+    server.end_writing()
+    server.close()
+    assert server._timer is None
+
+
 async def test_one_reader_only(pair: Pair) -> None:
     waiting = asyncio.ensure_future(pair.client.receive())
     await asyncio.sleep(0)
