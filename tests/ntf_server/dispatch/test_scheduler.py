@@ -10,7 +10,7 @@ from ntf_server.config import PushConfig
 from ntf_server.push import lanes
 from ntf_server.push.lanes import FAILURES, Attempts, BreakerState, Job, Kind, statement_job
 from ntf_server.push.provider import Destination
-from ntf_server.push.scheduler import Added, Ended, PushScheduler
+from ntf_server.push.scheduler import PROBE_CANDIDATES, Added, Ended, PushScheduler
 from protocol.device_token import Provider
 from store.records import TokenKey
 from store.statement_records import PushKey
@@ -527,3 +527,18 @@ def test_no_party_occupies_the_probes() -> None:
     loud = [job for job in probes if job.kind is Kind.STATEMENT and job.push_key <= 1000]
     assert len(loud) == 1
     assert {unknown(2000 + number) for number in range(3)} & set(probes)
+
+
+def test_candidates_are_few_and_a_loud_party_displaces_none() -> None:
+    scheduler = make()
+    fail_until_open(scheduler, 0.0)
+    quiet = [unknown(number + 1) for number in range(PROBE_CANDIDATES)]
+    for number, job in enumerate(quiet):
+        start_statement(scheduler, job, 0.5, b"client %d" % number)
+    for number in range(1000):
+        start_statement(scheduler, unknown(PROBE_CANDIDATES + number + 1), 0.5, b"client 0")
+    probes = start(scheduler, 1.0)
+    while scheduler.breaker_state(APNS) is BreakerState.PROBING:
+        scheduler.ended(probes[-1], Ended(answered=False, tells=False), 1.0)
+        probes += start(scheduler, 1.0)
+    assert sorted(probes) == sorted(quiet)
