@@ -169,12 +169,14 @@ def test_what_waits_for_the_new_ratchet_is_bounded() -> None:
 
 def test_aborting_while_the_new_queue_is_made_leaves_none_behind() -> None:
     alice, bob = connected_parties()
+    old = own_queue(alice)
     assert alice.switch()
     alice.before_answer = alice.abort_switch
     alice.command()
     settle(alice, bob)
     assert len(alice.routers.queues) == 2
-    assert alice.queues() == 1
+    assert own_queue(alice).recipient_id == old.recipient_id
+    assert own_queue(alice).switch is None
     talk(alice, bob)
 
 
