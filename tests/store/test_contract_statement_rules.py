@@ -232,7 +232,8 @@ async def test_a_call_is_sent_at_once_or_never(
     store: NtfStore, channel: Channel, is_call: bool, rings: bool
 ) -> None:
     wanted = rule()
-    made = await subscribed(store, wanted, channel=channel, is_call=is_call)
+    made = await subscribed(store, channel=channel, is_call=is_call)
+    await edit(store, made, RuleEdit.REPLACE, wanted, now=NOW - 60)
     await settle(store, wanted)
     await accept(store, statement(wanted), stored(statement(wanted), NOW - 20))
     assert len((await claim(store, NOW + 10)).claimed) == 2
@@ -240,6 +241,16 @@ async def test_a_call_is_sent_at_once_or_never(
     assert list(late.dropped.values()) == [Outcome.LATE] * rings
     assert len((await claim(store, NOW + 30.1)).dropped) == rings
     assert (await outcomes(store, made)).count(Outcome.LATE) == 2 * rings
+
+
+async def test_a_stored_call_is_not_older_than_its_rule(store: NtfStore) -> None:
+    """Nobody heard the node when it came; it is new for the rule, so it came after the rule was made."""
+    wanted = rule()
+    await subscribed(store, wanted, channel=Channel.VOIP)
+    await settle(store, wanted)
+    await accept(store, stored(statement(wanted), NOW - 1000))
+    assert len((await claim(store, NOW + 30)).claimed) == 1
+    assert list((await claim(store, NOW + 30.1)).dropped.values()) == [Outcome.LATE]
 
 
 async def test_a_device_that_is_registered_again_gets_nothing_twice(store: NtfStore) -> None:
