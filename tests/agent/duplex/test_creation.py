@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -160,26 +160,36 @@ class LateStore(DuplexStore):
     """Stores a prepared queue only after its first message was looked at."""
 
     looked: asyncio.Event
+    stored: asyncio.Event
+    late_news = False
+    "What came of the look is known only when the queue is stored."
     asked = 0
 
     async def run(self, change: Change[T]) -> tuple[T, Tx]:
         name, cls = change.__qualname__, type(self)
-        if name.startswith("CommandRunner.create."):
-            cls.asked += 1
-            if cls.asked == 2:  # NEW was answered
-                await cls.looked.wait()
+        is_creation = name.startswith("CommandRunner.create.")
+        cls.asked += is_creation
+        is_answered = is_creation and cls.asked == 2
+        if is_answered:
+            await cls.looked.wait()
         result = await super().run(change)
+        if is_answered:
+            cls.stored.set()
         if name.startswith("Inbox.received."):
             cls.looked.set()
+            if cls.late_news:
+                await cls.stored.wait()
         return result
 
 
+@pytest.mark.parametrize("late_news", [False, True], ids=["known at once", "known late"])
 @pytest.mark.parametrize("has_others", [False, True], ids=["first queue", "later queue"])
 @pytest.mark.parametrize("services", [False, True], ids=["one by one", "service"])
 async def test_a_message_that_comes_before_its_queue_is_stored(
-    tmp_path: Path, services: bool, has_others: bool
+    tmp_path: Path, services: bool, has_others: bool, late_news: bool
 ) -> None:
-    late = type("Late", (LateStore,), {"looked": asyncio.Event()})
+    values: dict[str, Any] = {"looked": asyncio.Event(), "stored": asyncio.Event(), "late_news": late_news}
+    late = type("Late", (LateStore,), values)
     async with (
         Router.start() as router,
         open_duplex(config(tmp_path / "alice.db", router.address, services=services), late) as agent,
