@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -61,6 +61,8 @@ from tests.smp_router.wire import (
     new_key,
     tls,
 )
+from transport import budget
+from transport.budget import CpuBudget, Slice
 from transport.certificates import make_service
 from transport.errors import TransportError
 
@@ -294,6 +296,27 @@ async def test_signatures_that_cost_most_do_not_hold_up_others(known: bool) -> N
         pauses = await longest_pauses(answers())
         assert sum(pauses) > 0.04  # it does cost something
         assert pauses[-5] < 0.006  # of a few, other things are the cause
+
+
+async def test_the_keys_of_a_queue_are_tried_in_turns(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every key is a slice of its own if it takes as long as one."""
+    turns, take = list[str](), CpuBudget.take
+
+    def counted(self: CpuBudget, source: str) -> Coroutine[None, None, Slice]:
+        turns.append(source)
+        return take(self, source)
+
+    async with connected(router.address) as client:
+        queue = await create_queue(client, mode=QueueMode.CONTACT)
+        keys = tuple(Ed448PrivateKey(secrets.token_bytes(57)).public for _ in range(32))
+        assert await client.ask(Rkey(keys), queue.recipient_id, queue.key) == Ok()
+        monkeypatch.setattr(CpuBudget, "take", counted)
+        monkeypatch.setattr(budget, "SLICE", 0.00002)
+        wrong = Ed448PrivateKey(secrets.token_bytes(57))
+        assert await client.ask(Sub(), queue.recipient_id, wrong) == Err(AUTH)
+    assert len(turns) >= 32
 
 
 async def test_an_address_that_fails_too_often_is_disconnected() -> None:
