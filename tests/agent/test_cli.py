@@ -24,6 +24,7 @@ from protocol.addresses import parse_smp_server
 from protocol.agent.integrity import Skipped
 from protocol.agent.ratchet_sync import SyncState
 from protocol.smp_messages import Ping, QueueSet
+from smp_client.dialer import NetworkConfig
 from smp_client.proxy import ProxyConfig, ProxyPolicy
 from smp_router.config import RouterConfig
 from smp_router.router import Router
@@ -250,21 +251,53 @@ def test_events(
     assert capsys.readouterr().out == ("" if text is None else f"{text}\n")
 
 
+def config_of(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> DuplexConfig:
+    """What a command asks of the agent."""
+    seen = list[DuplexConfig]()
+
+    def opened(config: DuplexConfig) -> None:
+        seen.append(config)
+        raise AgentError("so be it")
+
+    monkeypatch.setattr("agent.cli.running.open_duplex", opened)
+    assert main(["--folder", str(folder), "create", *arguments]) == 1
+    (config,) = seen
+    return config
+
+
 @pytest.mark.parametrize("policy", list(ProxyPolicy))
 def test_sending_through_a_proxy_is_for_the_user_to_decide(
     tmp_path: Path, policy: ProxyPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Seen(AgentError):
-        pass
-
-    def opened(config: DuplexConfig) -> None:
-        server = parse_smp_server(NO_ROUTER)
-        assert config.proxy == ProxyConfig(policy=policy, proxies=(server,), known=(server,))
-        raise Seen("so be it")
-
-    monkeypatch.setattr("agent.cli.running.open_duplex", opened)
     asked = ["--proxy", policy.value] if policy is not ProxyPolicy.UNKNOWN else []
-    assert main(["--folder", str(tmp_path), "create", "--router", NO_ROUTER, *asked]) == 1
+    config, server = (
+        config_of(monkeypatch, tmp_path, "--router", NO_ROUTER, *asked),
+        parse_smp_server(NO_ROUTER),
+    )
+    assert config.proxy == ProxyConfig(policy=policy, proxies=(server,), known=(server,))
+
+
+def test_the_password_of_a_router_is_for_queues_and_for_sending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the router is not named again."""
+    passwords = {parse_smp_server(NO_ROUTER): b"sesame"}
+    for named in (("--router", NO_ROUTER.replace("@", ":sesame@")), ()):
+        config = config_of(monkeypatch, tmp_path, *named)
+        assert config.passwords == passwords
+        assert config.sending.passwords == passwords
+
+
+@pytest.mark.parametrize("onion", [None, "prefer", "require"])
+def test_the_way_to_servers_is_for_the_user_to_decide(
+    tmp_path: Path, onion: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, asked = "socks5://127.0.0.1:9050", [] if onion is None else ["--onion", onion]
+    config = config_of(monkeypatch, tmp_path, "--router", NO_ROUTER, "--socks-proxy", proxy, *asked)
+    assert config.network == NetworkConfig(
+        socks_proxy=proxy, proxy_all=True, prefer_onion=onion is not None, onion_only=onion == "require"
+    )
+    assert config_of(monkeypatch, tmp_path, "--router", NO_ROUTER).network == NetworkConfig()
 
 
 @pytest.mark.parametrize(

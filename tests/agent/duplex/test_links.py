@@ -124,21 +124,16 @@ async def test_through_a_proxy(tmp_path: Path) -> None:
             assert (await bob.reads()).body == b"who are you?"
 
 
-async def test_routers_with_passwords(tmp_path: Path) -> None:
-    """One for creating queues, one for acting as a proxy."""
+@pytest.mark.parametrize("policy", [None, ProxyPolicy.ALWAYS])
+async def test_routers_with_passwords(tmp_path: Path, policy: ProxyPolicy | None) -> None:
+    """One for creating queues, one for acting as a proxy; the same if nothing else is said."""
     closed = RouterConfig(password=b"open sesame", private_relays=True)
     async with Router.start(closed) as router, person(tmp_path / "carol.db", router.address) as carol:
         with pytest.raises(RouterRefused, match="AUTH"):
             await carol.agent.create_invitation()
-        made = replace(
-            config(tmp_path / "alice.db", router.address),
-            passwords={router.address: b"open sesame"},
-            proxy=ProxyConfig(
-                policy=ProxyPolicy.ALWAYS,
-                proxies=(router.address,),
-                passwords={router.address: b"open sesame"},
-            ),
-        )
+        passwords = {router.address: b"open sesame"}
+        proxy = policy and ProxyConfig(policy=policy, proxies=(router.address,), passwords=passwords)
+        made = replace(config(tmp_path / "alice.db", router.address), passwords=passwords, proxy=proxy)
         async with (
             Router.start() as other,
             open_duplex(made) as agent,
