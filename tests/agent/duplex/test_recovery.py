@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.duplex import rotation
+from agent.duplex.deletion import clean_up
 from agent.duplex.outgoing import MAX_ANSWERS
 from agent.duplex.records import ReceiveQueue
-from agent.duplex.resending import MAX_UNREAD, UNREAD_TIME, clean_up_unread
+from agent.duplex.resending import MAX_UNREAD, UNREAD_TIME
 from agent.duplex.schema import prepare
 from agent.duplex.store import Tx
-from agent.duplex.synchronisation import MAX_ROUNDS
+from agent.duplex.synchronisation import MAX_ROUNDS, PATIENT, PATIENT_GROWTH
 from agent.duplex.tables import connection, receive_queues
 from agent.errors import Prohibited
 from protocol.agent.ratchet_sync import SyncState
@@ -271,7 +272,7 @@ def test_what_is_kept_for_a_new_queue_is_bounded() -> None:
 
     def much_later(tx: Tx) -> None:
         tx.now += UNREAD_TIME + 1
-        clean_up_unread(tx)
+        clean_up(tx)
 
     bob.run(much_later)
     assert bob.db.execute(sql).fetchone()[0] == 0
@@ -399,6 +400,28 @@ def test_rounds_are_bounded() -> None:
     assert connection(alice.db, alice.connection_id).sync_rounds == MAX_ROUNDS
     (keys,) = alice.db.execute("SELECT count(*) FROM sent_messages WHERE kind = 'R'").fetchone()
     assert keys <= MAX_ROUNDS + 1
+
+
+def test_a_silent_peer_is_asked_less_and_less_often() -> None:
+    """At random times: two that are silent at once must not start together again."""
+    first = set[int]()
+    for seed in range(4):
+        alice, bob = connected_parties(seed)
+        alice.sync()
+        carry(alice, bob, 0)
+        bob.deliver()
+        alice.receive()
+        for number in range(MAX_ROUNDS):
+            due = connection(alice.db, alice.connection_id).sync_due
+            assert due is not None
+            wait = due - alice.run(lambda tx: tx.now) + 1
+            least, most = (seconds * PATIENT_GROWTH**number for seconds in PATIENT)
+            assert least <= wait <= most
+            if number == 0:
+                first.add(wait)
+            alice.synchronise_again()
+        assert connection(alice.db, alice.connection_id).sync_due is None
+    assert len(first) > 1
 
 
 SYNCS = ("sync", "deliver", "receive", "ack", "restart", "answer lost", "send")
