@@ -156,9 +156,12 @@ async def claim(store: NtfStore, now: float = NOW) -> Claim:
 
 @pytest.mark.parametrize("how", [RuleEdit.REMOVE, RuleEdit.REPLACE])
 async def test_a_rule_that_is_gone_revokes_what_was_not_sent(store: NtfStore, how: RuleEdit) -> None:
-    revoked, kept = rule(), rule()
+    """Another sender of the topic, and another client who has the rule, allow nothing."""
+    revoked = rule()
+    kept = rule(topic=revoked.topic)
     made = await subscribed(store, revoked, kept)
     await accept(store, statement(revoked), statement(kept))
+    await subscribed(store, revoked, client=b"d" * 32)
     await edit(store, made, how, revoked if how is RuleEdit.REMOVE else kept)
     claimed = await claim(store)
     assert (len(claimed.claimed), list(claimed.dropped.values())) == (1, [Outcome.REVOKED])
@@ -215,6 +218,7 @@ async def test_what_has_expired_is_not_sent_and_not_kept(store: NtfStore) -> Non
     made = await subscribed(store, wanted)
     await accept(store, statement(wanted, expires_at=NOW + 10), statement(wanted, expires_at=NOW + 20))
     assert not (await claim(store, NOW + 9.9)).dropped
+    assert (await store.purge_statements(NOW + 20, 100)).expired == 0, "they are being sent"
     keys = await store.unsent_statement_pushes(after=PushKey(0), limit=100)
     await store.end_statement_pushes(sent=[], given_up=[], again=keys, now=NOW + 10)
     assert list((await claim(store, NOW + 10)).dropped.values()) == [Outcome.EXPIRED]
