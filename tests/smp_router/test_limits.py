@@ -62,6 +62,7 @@ from tests.smp_router.wire import (
     tls,
 )
 from transport import budget
+from transport import server as serving
 from transport.budget import CpuBudget, Slice
 from transport.certificates import make_service
 from transport.errors import TransportError
@@ -86,6 +87,21 @@ async def test_connections_in_all() -> None:
             await stack.enter_async_context(connected(router.address))
         with pytest.raises((TransportError, OSError)):
             await tls(router.address)
+
+
+async def test_a_handshake_that_stops_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "GRACE", 0.1)
+    config = RouterConfig(max_handshakes=1, handshake_timeout=10 * DEADLINE)
+    async with Router.start(config) as router, asyncio.timeout(DEADLINE):
+        reader, writer = await asyncio.open_connection(router.address.hosts[0], int(router.address.port))
+        writer.write(bytes.fromhex("1603010200 01"))  # the head of a ClientHello of 512 bytes
+        while not reader.at_eof():
+            async with connected(router.address) as client:
+                assert await client.ask(Ping()) == Pong()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    assert await reader.read() == b""
+        writer.close()
 
 
 async def test_a_fast_client_is_read_later() -> None:
