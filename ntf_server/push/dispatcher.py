@@ -33,6 +33,7 @@ from ntf_server.push.provider import (
     PushProvider,
     RetryLater,
     TooLate,
+    detached,
 )
 from ntf_server.push.scheduler import ANY_NUMBER, Added, Ended, PushScheduler, Taken
 from ntf_server.randomness import random_part
@@ -329,7 +330,7 @@ class Dispatcher:
                         delivery = self._in_time(push.token, delivery)
                     await delivery
         except PushError as refusal:
-            error = refusal.with_traceback(None)  # or it would hold itself, through this frame, and the push
+            error = detached(refusal)
         except TimeoutError:
             error = ProviderDown("no end in time")
         except Exception as failure:

@@ -229,6 +229,13 @@ def error_for(meaning: Meaning, answer: str, after: float | None, advice: str) -
     return _ERRORS[meaning](answer, after=after, is_answer=True)
 
 
+def detached(error: PushError) -> PushError:
+    """The error alone, for a caller that keeps it in a variable: its traceback and that of the error it came
+    from hold the frames of the whole delivery, the caller's with this variable included."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
 def unanswered(reason: str, *, whole_origin: bool) -> PushError:
     """There was no answer; `whole_origin`: other devices must expect the same."""
     return (ProviderDown if whole_origin else RetryLater)(reason)

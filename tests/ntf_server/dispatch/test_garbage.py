@@ -12,14 +12,14 @@ from ntf_demo.fake_push.faults import Fault
 from ntf_server import memory
 from ntf_server.memory import Tidying
 from ntf_server.push.http2 import NoAnswer
-from ntf_server.push.provider import PushError
+from ntf_server.push.provider import PushError, detached, unanswered
 from tests.ntf_server.dispatch.world import World
 from tests.waiting import until
 
 
 class Knot:
     def __init__(self) -> None:
-        self.itself = self
+        self.itself: Knot | None = self
 
 
 @pytest.fixture
@@ -59,6 +59,27 @@ def test_old_cycles_are_freed_when_there_are_many(
 
 def errors() -> list[Exception]:
     return [each for each in gc.get_objects() if isinstance(each, NoAnswer | PushError)]
+
+
+def unanswered_push(body: Knot) -> None:
+    try:
+        raise NoAnswer("reset by the peer", whole_origin=False)
+    except NoAnswer as error:
+        raise unanswered(error.reason, whole_origin=error.whole_origin) from None
+
+
+def test_an_error_that_is_kept_keeps_no_frame_alive(no_collector: None) -> None:
+    knot = Knot()
+    body = weakref.ref(knot)
+    knot.itself = None
+    kept = None
+    try:
+        unanswered_push(knot)
+    except PushError as error:
+        kept = detached(error)
+    del knot
+    assert kept is not None
+    assert body() is None
 
 
 @pytest.mark.parametrize(
