@@ -15,7 +15,7 @@ import pytest
 
 from tests.transport.chains import echo, make_chain, reach, running
 from tests.waiting import until
-from transport import accepting
+from transport import accepting, tls
 from transport import server as serving
 from transport.budget import BudgetConfig, CpuBudget
 from transport.engine import TlsEngine
@@ -82,6 +82,12 @@ async def test_who_is_refused_does_not_cost_others_their_place() -> None:
         assert await stream.receive() == b"hello"
         stream.close()
     assert not problems
+
+
+def test_a_tls_library_that_cannot_what_is_needed_is_refused() -> None:
+    tls._require(1)
+    with pytest.raises(RuntimeError):
+        tls._require(0)
 
 
 async def test_suspect_sources_connect_slowly() -> None:
@@ -200,6 +206,17 @@ async def test_one_timer_looks_for_room(monkeypatch: pytest.MonkeyPatch) -> None
         handshakes._look_for_room()
         assert handshakes._begun
         stuck[0].close()
+
+
+async def test_handshakes_that_a_server_breaks_off_are_not_the_peers_failures() -> None:
+    errors = list[TransportError]()
+    async with running(make_chain(2), on_handshake_error=errors.append) as server:
+        gone, silent = tcp(server.port), tcp(server.port)
+        await until(lambda: len(server._unfinished) == 2)
+        gone.close()
+        await until(lambda: len(errors) == 1)
+    assert len(errors) == 1
+    silent.close()
 
 
 async def test_nothing_is_spent_on_a_connection_that_is_over() -> None:
