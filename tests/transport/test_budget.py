@@ -162,7 +162,7 @@ async def test_who_waits_is_not_overtaken() -> None:
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
         for _ in range(GRANTS + 1):
             tasks.create_task(work(budget, "waits", done, 0.0))
-        await turns(1)
+        await turns(2)
         assert not goes_at_once(budget, "newcomer")
     assert done == ["waits"] * (GRANTS + 1), "the last one has a turn of its own"
     budget.charge("above its share", 2.0)
