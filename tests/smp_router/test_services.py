@@ -508,7 +508,7 @@ async def test_wrong_service_commands(router: Router, side: Side, credentials: C
         async with connected(router.address, service=another_service, role=side.role) as another:
             assert await client.ask(side.all(expected), another.service_id, own_key) == Err(SERVICE)
         service_id = client.service_id
-        assert side.service(router).queues == queue_set()
+        assert [each.queues for each in router.services] == [queue_set()] * 2
     async with connected(router.address) as client:
         assert await client.ask(side.all(expected), service_id, new_key()) == Err(SERVICE)
 
