@@ -9,7 +9,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -229,6 +229,30 @@ async def test_nothing_is_spent_on_a_connection_that_is_over() -> None:
         stream.shake_hands()
         assert not stream._started
         sock.close()
+
+
+class Peer:
+    """What handshakes know of a stream."""
+
+    network = source = "192.0.2.1"
+    is_closing = False
+    steps = 0
+
+    def shake_hands(self) -> None:
+        self.steps += 1
+
+
+async def test_a_turn_that_leaves_something_over_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that wait to begin, and of those that can go on."""
+    monkeypatch.setattr(serving, "HANDSHAKE_TURN", 0.0)
+    handshakes, peers = Handshakes(0, None), [Peer() for _ in range(3)]
+    for steps in (1, 2):
+        for peer in peers:
+            handshakes.add(cast("AcceptedStream", peer))
+        for _ in peers:
+            assert min(peer.steps for peer in peers) == steps - 1
+            await asyncio.sleep(0)
+        assert [peer.steps for peer in peers] == [steps] * 3
 
 
 async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
