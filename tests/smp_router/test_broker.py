@@ -12,7 +12,7 @@ from protocol.encoding import NO_CORR, EntityId
 from protocol.push_messages import NmsgMeta
 from protocol.session_params import smp_params
 from protocol.smp_handshake import ServiceRole
-from protocol.smp_messages import End, Msg, Pong, Send
+from protocol.smp_messages import End, LinkData, Lnk, Msg, Pong, Send
 from protocol.versions import SMP_VERSIONS
 from smp_router import broker as module
 from smp_router.broker import Broker
@@ -202,6 +202,12 @@ def test_a_client_that_takes_nothing_is_told_from_others() -> None:
     client.take()
     client.push(pongs(1))
     assert client.overrun, "it is disconnected all the same"
+
+
+def test_link_data_counts_with_its_size() -> None:
+    client = make_client(max_unsent=10_000)
+    client.push([Outgoing(NO_CORR, new_id(), Lnk(new_id(), LinkData(bytes(6_000), bytes(6_000))))])
+    assert client.overrun
 
 
 def test_what_is_collected_wakes_the_sender_when_it_is_enough() -> None:
