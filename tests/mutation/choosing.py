@@ -70,12 +70,16 @@ class Tests:
     def of(self, module: str, mutant: Mutant, most_cpu: float) -> list[str]:
         """No more than there is CPU time for. What runs during the import belongs to all its tests."""
         place = mutant.place
-        found = set(self._by_place.get((module, *place), ())) or self._by_function.get((module, place[0]))
+        found = set(self._by_place.get((module, *place), ()))
+        found = found or self._by_function.get((module, place[0]), set())
         if not found:
             found = set().union(*(names for (of, _), names in self._by_function.items() if of == module))
+        refused = set(self._by_place.get((module, *mutant.refused), ())) if mutant.refused else set()
+        if mutant.passed:
+            refused |= found - set(self._by_place.get((module, *mutant.passed), ()))
         chosen: list[str] = []
         total = 0.0
-        for name in sorted(found or (), key=self._promise):
+        for name in sorted(found, key=lambda name: (name not in refused, self._promise(name))):
             total += self.passed[name].cpu
             if chosen and total > most_cpu:
                 continue

@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 CHECKS = re.compile(r"_?check(_|$)|_?(verify|require|ensure|limit|refuse|expect)_")
 TELLS = frozenset({"inc", "observe", "debug", "info", "warning", "error", "record", "_record"})
@@ -46,6 +47,10 @@ class Mutant:
     "The function, and the line counted from its first one."
     function: str
     "Its text, from which to see whether it has changed."
+    refused: tuple[str, int] | None
+    "Where tests come by that see the condition of an `if` hold."
+    passed: tuple[str, int] | None
+    "Where only tests come by that see a call return."
     source: str
     "Of the whole module."
 
@@ -90,6 +95,7 @@ class Places:
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
     tree, places = ast.parse(source), Places(source)
+    refused, passed = _lines_behind(tree)
     seen: Counter[str] = Counter()
     found = []
     for function, change in _changes(tree, "", _decisions(tree)):
@@ -99,7 +105,13 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
         if seen[name] > 1:
             name += f" ({seen[name]})"
         line = getattr(change.node, "lineno", 0)
-        found.append(Mutant(name, line, places.of(line), places.text(line), _replaced(source, change)))
+        behind = [
+            None if at is None else places.of(at)
+            for at in (refused.get(change.node), passed.get(change.node))
+        ]
+        found.append(
+            Mutant(name, line, places.of(line), places.text(line), *behind, _replaced(source, change))
+        )
     return found
 
 
@@ -114,6 +126,20 @@ def _changes(node: ast.AST, function: str, decisions: Container[ast.AST]) -> Ite
             for change in _changes_at(child):
                 yield inner, change
         yield from _changes(child, inner, decisions)
+
+
+def _lines_behind(tree: ast.AST) -> tuple[dict[ast.AST, int], dict[ast.AST, int]]:
+    """For what is in the test of an `if`, where it goes on if that holds; for calls, the statement behind."""
+    refused: dict[ast.AST, int] = {}
+    passed: dict[ast.AST, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            refused |= dict.fromkeys(ast.walk(node.test), node.body[0].lineno)
+        body = getattr(node, "body", ())
+        for statement, following in pairwise(body if isinstance(body, list) else ()):
+            if isinstance(statement, ast.Expr):
+                passed |= dict.fromkeys(ast.walk(statement), following.lineno)
+    return refused, passed
 
 
 def _decisions(tree: ast.AST) -> set[ast.AST]:

@@ -399,12 +399,13 @@ async def test_a_router_that_breaks_off_in_the_handshake() -> None:
     identity = make_identity()
 
     async def break_off(stream: TlsStream) -> None:
-        stream.write(b"half a block")
-        stream.abort()
+        assert stream._transport is not None
+        stream._transport.write(b"\x17\x03\x03\0\x20" + bytes(32))  # no record of this connection
+        await stream.receive()
 
     listener = await serve(break_off, "127.0.0.1", 0, context=server_context(identity, [b"smp/1"]))
     server = SmpServer(("127.0.0.1",), str(listener.port), identity.identity)
-    with pytest.raises(SessionClosed):
+    with pytest.raises(SessionClosed, match="bad record"):
         await connect_smp(server, Dialer())
     listener.close()
     await listener.wait_closed()

@@ -146,6 +146,8 @@ async def test_faults(router: Router, socket: Path, tmp_path: Path) -> None:
         ('{"do": "delay", "seconds": Infinity}', "seconds: a number"),
         ('{"do": "lose_associations"}', "share: a number"),
         ('{"do": "send_end", "ids": "x"}', "ids: a list"),
+        ('{"do": "send_end", "ids": [1]}', "ids: a list"),
+        ('{"do": "block", "ids": [], "reason": "spam", "notice": []}', "notice: a JSON object"),
         ('{"do": "send_end", "ids": ["!"]}', "does not parse"),
         ('{"do": "answer_errors", "command": "NOPE", "error": "AUTH"}', "NOPE is not a command"),
         ('{"do": "answer_errors", "command": "PING", "error": "WHAT"}', "does not parse"),
@@ -169,6 +171,19 @@ async def test_endless_line_ends_the_connection(socket: Path) -> None:
     with pytest.raises((ControlError, ConnectionError)):
         await ask(socket, "x" * (MAX_LINE + 10))
     assert (await ask(socket, '{"do": "status"}'))["ok"]
+
+
+async def test_a_request_that_is_cut_is_not_carried_out(socket: Path) -> None:
+    reader, writer = await asyncio.open_unix_connection(socket)
+    writer.write(b'{"do": "create_queues", "count": 5}')
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    assert (await do(socket, "status"))["queues"] == 0
+
+
+async def test_a_block_needs_no_notice(socket: Path) -> None:
+    assert await do(socket, "block", ids=[], reason="spam") == 0
 
 
 @pytest.mark.parametrize("first", [b"POST / HTTP/1.1\r", b'{"do": "nothing"}', b"[]", b"[" * 10_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from protocol.smp_messages import (
     Lset,
     New,
     NewLink,
+    NotifierKeys,
     Off,
     Ok,
     QueueMode,
@@ -94,6 +96,38 @@ async def test_new_with_a_link(router: Router, mode: QueueMode) -> None:
         _, again, _ = await ask_new(client, mode, corr_id=corr_id)
         assert isinstance(again, Ids)
         assert again.recipient_id != ids.recipient_id
+
+
+@pytest.mark.parametrize("mode", QueueMode)
+async def test_new_repeated(router: Router, mode: QueueMode) -> None:
+    """The first answer may have been lost. Only the same command is answered again."""
+    key, other_key, corr_id = new_key(), new_key(), new_corr_id()
+    link = NewLink(new_link_id() if mode is CONTACT else None, sender_id_of(corr_id), DATA)
+    same = New(recipient_key=key.public, dh_key=new_dh().public, mode=mode, link=link)
+    async with connected(router.address) as client:
+
+        async def ask(command: New, by: AuthPrivateKey = key) -> SmpMessage:
+            client.write(Outgoing(corr_id, NO_ENTITY, command, by))
+            return await client.answer(corr_id)
+
+        ids = await ask(same)
+        assert isinstance(ids, Ids)
+        assert await ask(same) == ids
+        assert await ask(replace(same, recipient_key=other_key.public), other_key) == Err(AUTH)
+        changed_data = replace(link, data=LinkData(b"fixed", b"other"))
+        other_mode = MESSAGING if mode is CONTACT else CONTACT
+        of_other_mode = replace(link, link_id=None if mode is CONTACT else ids.link_id)
+        others = [
+            replace(same, link=changed_data),
+            replace(same, link=of_other_mode, mode=other_mode),
+            replace(same, notifier=NotifierKeys(new_key().public, new_dh().public)),
+        ]
+        if mode is CONTACT:
+            others.append(replace(same, link=replace(link, link_id=new_link_id())))
+        for other in others:
+            assert await ask(other) == Err(AUTH)
+        assert await client.ask(Ldel(), ids.recipient_id, key) == Ok()
+        assert await ask(same) == Err(AUTH)
 
 
 async def test_link_ids_of_contacts(router: Router) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from protocol.blocks import pack_batches, pad
 from protocol.connection import Outgoing
-from protocol.encoding import NO_ENTITY, CorrId, EntityId
+from protocol.crypto import AuthPrivateKey
+from protocol.encoding import NO_ENTITY, CorrId, EntityId, short
 from protocol.errors import AUTH, NO_MSG, QUOTA, SERVICE
 from protocol.ids_hash import NO_IDS, ids_hash
 from protocol.messages_crypto import RcvMessage, open_message
+from protocol.smp_codec import SMP_COMMANDS
 from protocol.smp_handshake import ServiceRole
 from protocol.smp_messages import (
     Ack,
@@ -43,6 +46,7 @@ from protocol.smp_messages import (
     Sub,
     Subs,
 )
+from protocol.transmission import authorize, body, encode_transmission
 from protocol.versions import VersionRange
 from smp_router import session
 from smp_router.broker import Broker
@@ -506,8 +510,12 @@ async def test_wrong_service_commands(router: Router, side: Side, credentials: C
         assert await client.ask(side.all(expected), foreign, params.service.private_key) == Err(SERVICE)
         off = await client.ask(Off(), queue.recipient_id, queue.key, with_service=True)
         assert off == Err(SERVICE)
+        own_key = params.service.private_key
+        another_service = make_service(datetime.now(UTC))
+        async with connected(router.address, service=another_service, role=side.role) as another:
+            assert await client.ask(side.all(expected), another.service_id, own_key) == Err(SERVICE)
         service_id = client.service_id
-        assert side.service(router).queues == queue_set()
+        assert [each.queues for each in router.services] == [queue_set()] * 2
     async with connected(router.address) as client:
         assert await client.ask(side.all(expected), service_id, new_key()) == Err(SERVICE)
 
@@ -527,6 +535,35 @@ async def test_service_signature_must_fit(router: Router, credentials: Credentia
         assert await NOTIFIERS.subscribe(client, queue) == Err(AUTH)
         connection.params = genuine
         assert await NOTIFIERS.subscribe(client, queue) == Sok(client.service_id)
+
+
+async def ask_signed_twice(
+    client: WireClient, command: bytes, entity_id: EntityId, key: AuthPrivateKey
+) -> SmpMessage:
+    """With an authorisation that is valid without a service, and the signature of one beside it."""
+    params = client.connection.params
+    assert params is not None
+    corr_id = CorrId(secrets.token_bytes(24))
+    content = body(corr_id, entity_id, command)
+    auth = authorize(params, key, corr_id, short(params.session_id) + content)
+    (packed,) = pack_batches([encode_transmission(params, auth, bytes(64), content)], params.block_size)
+    client.stream.write(pad(packed, params.block_size))
+    return await client.answer(corr_id)
+
+
+async def test_signatures_of_services_where_none_belongs(router: Router, credentials: Credentials) -> None:
+    (queue,) = await make_queues(router, 1)
+    async with connected(router.address, encrypt=False) as client:
+        nsub = ask_signed_twice(client, b"NSUB", queue.notifier_id, queue.notifier_key)
+        assert await nsub == Err(SERVICE)
+    async with connected(router.address, encrypt=False, service=credentials) as client:
+        params = client.connection.params
+        assert params is not None
+        assert params.service is not None
+        assert params.service.private_key is not None
+        nsubs = SMP_COMMANDS.encode(Nsubs(QueueSet(0, NO_IDS)), params.version)
+        key = params.service.private_key
+        assert await ask_signed_twice(client, nsubs, client.service_id, key) == Err(SERVICE)
 
 
 async def test_signature_of_a_service_in_an_ordinary_session(

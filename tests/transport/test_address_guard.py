@@ -138,6 +138,8 @@ async def test_private_addresses_if_allowed(names: Names) -> None:
     guard = AddressGuard(allow_private=True, resolve=names)
     assert await guard.address("bad", 1.0) == "127.0.0.1"
     assert await guard.address("::1", 1.0) == "::1"
+    assert guard.permits("localhost")
+    assert guard.permits("127.0.0.1")
     guard.close()
 
 

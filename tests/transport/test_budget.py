@@ -162,7 +162,7 @@ async def test_who_waits_is_not_overtaken() -> None:
     async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
         for _ in range(GRANTS + 1):
             tasks.create_task(work(budget, "waits", done, 0.0))
-        await turns(1)
+        await turns(2)
         assert not goes_at_once(budget, "newcomer")
     assert done == ["waits"] * (GRANTS + 1), "the last one has a turn of its own"
     budget.charge("above its share", 2.0)
@@ -202,6 +202,34 @@ async def test_one_timer_watches_all_sources_above_their_share(monkeypatch: pyte
     await work(budget, "a", done, TURN, times=20)
     assert timers.count(DEADLINE) == 1
     waiting.cancel()
+
+
+async def test_there_is_one_turn_of_the_budget_in_a_turn_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    clock, done = Clock(), list[str]()
+    budget = CpuBudget(BudgetConfig(share=0.5, burst=1.0), clock)
+    ours, next_turn = list[int](), budget._next_turn
+
+    def counted(loop: asyncio.AbstractEventLoop) -> None:
+        ours.append(1)
+        next_turn(loop)
+
+    monkeypatch.setattr(budget, "_next_turn", counted)
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as tasks:
+        for number in range(10):
+            budget.charge(f"above its share {number}", 1.5)
+            tasks.create_task(work(budget, f"above its share {number}", done, TURN))
+        await turns(int(15 / TURN))
+        for number in range(20):
+            tasks.create_task(work(budget, f"busy {number}", done, TURN, 10))
+        ours.clear()
+        for loops in range(1, 150):
+            clock.now += 0.02
+            await asyncio.sleep(0)
+            assert len(ours) <= loops + 1
+    assert len(done) == 210
 
 
 def test_a_limit_that_is_lifted_holds_nobody() -> None:

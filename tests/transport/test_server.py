@@ -9,13 +9,13 @@ import resource
 import socket
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.transport.chains import echo, make_chain, reach, running
 from tests.waiting import until
-from transport import accepting
+from transport import accepting, tls
 from transport import server as serving
 from transport.budget import BudgetConfig, CpuBudget
 from transport.engine import TlsEngine
@@ -82,6 +82,12 @@ async def test_who_is_refused_does_not_cost_others_their_place() -> None:
         assert await stream.receive() == b"hello"
         stream.close()
     assert not problems
+
+
+def test_a_tls_library_that_cannot_what_is_needed_is_refused() -> None:
+    tls._require(1)
+    with pytest.raises(RuntimeError):
+        tls._require(0)
 
 
 async def test_suspect_sources_connect_slowly() -> None:
@@ -202,6 +208,17 @@ async def test_one_timer_looks_for_room(monkeypatch: pytest.MonkeyPatch) -> None
         stuck[0].close()
 
 
+async def test_handshakes_that_a_server_breaks_off_are_not_the_peers_failures() -> None:
+    errors = list[TransportError]()
+    async with running(make_chain(2), on_handshake_error=errors.append) as server:
+        gone, silent = tcp(server.port), tcp(server.port)
+        await until(lambda: len(server._unfinished) == 2)
+        gone.close()
+        await until(lambda: len(errors) == 1)
+    assert len(errors) == 1
+    silent.close()
+
+
 async def test_nothing_is_spent_on_a_connection_that_is_over() -> None:
     async with running(make_chain(2)) as server:
         sock = tcp(server.port)
@@ -212,6 +229,30 @@ async def test_nothing_is_spent_on_a_connection_that_is_over() -> None:
         stream.shake_hands()
         assert not stream._started
         sock.close()
+
+
+class Peer:
+    """What handshakes know of a stream."""
+
+    network = source = "192.0.2.1"
+    is_closing = False
+    steps = 0
+
+    def shake_hands(self) -> None:
+        self.steps += 1
+
+
+async def test_a_turn_that_leaves_something_over_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that wait to begin, and of those that can go on."""
+    monkeypatch.setattr(serving, "HANDSHAKE_TURN", 0.0)
+    handshakes, peers = Handshakes(0, None), [Peer() for _ in range(3)]
+    for steps in (1, 2):
+        for peer in peers:
+            handshakes.add(cast("AcceptedStream", peer))
+        for _ in peers:
+            assert min(peer.steps for peer in peers) == steps - 1
+            await asyncio.sleep(0)
+        assert [peer.steps for peer in peers] == [steps] * 3
 
 
 async def test_handshakes_of_one_source_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

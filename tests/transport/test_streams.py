@@ -222,6 +222,26 @@ async def test_nothing_is_sent_after_the_end(pair: Pair, by: str) -> None:
     assert server._timer is None
 
 
+async def test_a_reader_that_was_woken_is_not_woken_again(pair: Pair) -> None:
+    """Two reasons may come in one turn of the event loop."""
+    receiving = asyncio.ensure_future(pair.server.receive())
+    await until(lambda: pair.server._reader is not None)
+    pair.server.eof_received()
+    pair.server.abort()
+    assert await receiving == b""
+
+
+async def test_a_server_chooses_how_much_may_be_unsent() -> None:
+    both = Pair()
+    async with running(CREDENTIALS, both.handle, write_limit=0) as listening:
+        client = await reach(listening, CREDENTIALS.identity)
+        stream = await both.accepted
+        assert stream._transport is not None
+        assert stream._transport.get_write_buffer_limits() == (0, 0)
+        both.release.set()
+        client.abort()
+
+
 async def test_one_reader_only(pair: Pair) -> None:
     waiting = asyncio.ensure_future(pair.client.receive())
     await asyncio.sleep(0)
