@@ -88,7 +88,7 @@ def add_report(report: argparse.ArgumentParser) -> None:
     add_window(report)
     option("--out", required=True, help="folder or Hadoop URL for the results")
     option("--config", type=Path, help="INI file with a section [ANALYTICS]: limits, thresholds")
-    option("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if not all is well")
+    option("--check", action="store_true", help=f"exit with {EXIT_PROBLEMS} if there are problems")
     option("--quiet", action="store_true", help="say nothing but what is wrong, for cron")
     option("--for-others", action="store_true", help="tables only, without pseudonyms and small numbers")
     option("--full", action="store_true", help="make all rollups anew")
@@ -247,7 +247,7 @@ def must_be_elsewhere(args: argparse.Namespace) -> None:
 
 
 def run_report(args: argparse.Namespace, console: Console) -> int:
-    """`report`; with `--check` its exit code says whether all is well."""
+    """`report`; with `--check` its exit code says whether there are problems."""
     with needed("reports need", "analytics"):
         from analytics.job import ReportJob, run_reports
     must_be_elsewhere(args)

@@ -22,9 +22,9 @@ class Thresholds:
     lost_subscriptions: int = 1
     "Subscriptions that a router lost at once."
     failure_rate: float = 0.02
-    "Share of pushes that a provider did not take in the end."
+    "Share of failed pushes."
     latency_ms: float = 5_000.0
-    "95 of 100 pushes within so many milliseconds of their notification."
+    "p95 latency from received notification to accepted push, in milliseconds."
     down_seconds: float = 300.0
     "How long nobody may run between two starts of a daemon."
     silent_seconds: float = 3_600.0
@@ -115,11 +115,11 @@ def outage_text(row: Row) -> str:
 
 
 def scores(rows: Rows | tuple[()], limits: Thresholds) -> Found:
-    """Routers that are not well at the end."""
+    """Routers that are degraded at the end."""
     for row in rows:
         if row["score"] < limits.score and row["subscriptions"]:
             share = f"{number(row['active'])} of {number(row['subscriptions'])} subscriptions active"
-            text = f"{row['server']} is not well: score {int(row['score'])}, {share} ({row['reasons']})."
+            text = f"{row['server']} is degraded: score {int(row['score'])}, {share} ({row['reasons']})."
             yield Finding(LASTING + (100 - row["score"]) * row["subscriptions"], text, "health")
 
 
@@ -129,12 +129,11 @@ def providers(rows: Rows | tuple[()], limits: Thresholds) -> Found:
         failed = row["failure_rate"] or 0
         if failed > limits.failure_rate:
             many = f"{number(row['failed'])} of {number(row['sent'] + row['failed'])}"
-            text = f"{provider(row['provider'])} did not take {many} pushes ({failed:.1%})."
+            text = f"{many} pushes to {provider(row['provider'])} failed ({failed:.1%})."
             yield Finding(row["failed"] * 60, text, "push")
         late = row["latency_ms_p95"] or 0
         if late > limits.latency_ms:
-            text = f"Pushes through {provider(row['provider'])} are late: 5 of 100 take longer than"
-            text += f" {span(late / 1000)}."
+            text = f"Pushes through {provider(row['provider'])} are slow: p95 latency {span(late / 1000)}."
             yield Finding(0.05 * row["sent"] * late / 1000, text, "latency")
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from analytics.figures import WELL, Figures
-from analytics.findings import Finding, moment, number
+from analytics.findings import Finding, moment, number, span
 from analytics.inputs import Window
 from analytics.plots import Chart, charts_of
 from analytics.results import TIME_COLUMNS, Row, Rows, iso_time
@@ -39,9 +39,9 @@ TITLES = {
     "capacity": "Capacity",
 }
 BARS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "delivery_errors": ("Attempts that failed, by reason", "pushes", ("provider", "outcome", "error")),
+    "delivery_errors": ("Failed attempts by reason", "pushes", ("provider", "outcome", "error")),
     "tokens_funnel": ("Registered tokens by the stage they reached", "tokens", ("stage",)),
-    "tokens_invalid": ("Tokens that providers called invalid", "tokens", ("provider", "reason")),
+    "tokens_invalid": ("Tokens rejected as invalid by providers", "tokens", ("provider", "reason")),
     "tokens_deleted": ("Tokens deleted, by reason", "tokens", ("provider", "reason")),
     "stale_summary": ("Stale and orphan subscriptions", "subscriptions", ("server", "reason")),
     "incidents_gaps": ("Notifications missed in gaps", "missed", ("server",)),
@@ -90,27 +90,28 @@ def render(page: ReportPage) -> str:
 def title(page: ReportPage) -> str:
     """What a tab of a browser says."""
     many = len(page.findings)
-    problems = f"{many} {plural('problem', many)}" if many else "All is well"
+    problems = f"{many} {plural('problem', many)}" if many else "No problems"
     return f"{problems} – notification server"
 
 
 def header(page: ReportPage) -> str:
     """What this is about."""
-    span = f"{moment(page.window.start)} to {moment(page.window.end)} {iso_time(page.window.end)[:4]} (UTC)"
-    return f"<header><h1>Notification server</h1><p class=soft>{span}</p></header>"
+    period = f"{moment(page.window.start)} to {moment(page.window.end)} {iso_time(page.window.end)[:4]} (UTC)"
+    return f"<header><h1>Notification server</h1><p class=soft>{period}</p></header>"
 
 
 def problems(page: ReportPage) -> str:
     """One sentence per problem, worst first."""
     notes = "".join(f"<p class=soft>{escape(note)}</p>" for note in page.notes)
     if not page.findings:
-        return f'<main><p class="well">All is well: no router, provider or daemon needs attention.</p>{notes}'
+        said = "No problems found: no router, provider or daemon needs attention."
+        return f'<main><p class="well">{said}</p>{notes}'
     sentences = [f"<li{' class=over' * each.is_over}>{escape(each.text)}</li>" for each in page.findings]
     shown, rest = "".join(sentences[:MOST_PROBLEMS]), sentences[MOST_PROBLEMS:]
     more = ""
     if rest:
         folded = f"<ul class=problems>{''.join(rest)}</ul>"
-        more = f"<details><summary>{len(rest)} lesser {plural('one', len(rest))}</summary>{folded}</details>"
+        more = f"<details><summary>{len(rest)} minor {plural('issue', len(rest))}</summary>{folded}</details>"
     return f'<main><h2 id="problems">What needs attention</h2><ul class="problems">{shown}</ul>{more}{notes}'
 
 
@@ -122,7 +123,7 @@ def tiles(page: ReportPage) -> str:
     names = {
         "notifications": "notifications received",
         "pushes": "pushes accepted",
-        "failed_pushes": "pushes given up",
+        "failed_pushes": "failed pushes",
         "tokens": "tokens",
         "lost_subscriptions": "subscriptions lost by routers",
     }
@@ -132,9 +133,13 @@ def tiles(page: ReportPage) -> str:
             shown.append(tile(number(figure["value"] or 0), label, change(figure)))
     if tables.get("delivery_providers"):
         slowest = page.figures["latency_ms_p95"]
-        shown.append(tile(f"{slowest['value']:,.0f} ms", "95 of 100 pushes are quicker", change(slowest)))
+        shown.append(tile(span((slowest["value"] or 0) / 1000), "p95 push latency", change(slowest, " ms")))
     compared = any(figure["change"] is not None for figure in page.figures.values())
-    against = "<p class=soft>Changes: against the time of the same length before.</p>" if compared else ""
+    against = (
+        "<p class=soft>Changes are relative to the previous period of the same length.</p>"
+        if compared
+        else ""
+    )
     return f'<div class="tiles">{"".join(shown)}</div>{against}'
 
 
@@ -146,7 +151,7 @@ def router_tiles(figures: Figures) -> list[str]:
     of_all = f"of {number(held)} {plural('subscription', round(held))} active"
     return [
         tile(f"{share:.1%}" if held else "–", of_all, change(active), is_bad=share < ENOUGH_ACTIVE),
-        tile(f"{well['value']:.0f} of {routers:.0f}", "routers are well", change(well), is_bad=not is_well),
+        tile(f"{well['value']:.0f} of {routers:.0f}", "healthy routers", change(well), is_bad=not is_well),
     ]
 
 
@@ -157,15 +162,15 @@ def tile(value: str, label: str, more: str = "", *, is_bad: bool = False) -> str
     return f'<div class="{kind}"><b>{escape(value)}</b><span>{escape(label)}</span>{extra}</div>'
 
 
-def change(figure: Mapping[str, float | None]) -> str:
-    """Against the time of the same length before."""
+def change(figure: Mapping[str, float | None], unit: str = "") -> str:
+    """Against the previous period of the same length."""
     change, before = figure["change"], figure["previous"]
     if change is None:
         return ""
     if not round(change):
-        return "as before"
+        return "unchanged"
     share = f" ({change / before:+.0%})" if before and abs(change) >= before / 200 else ""
-    return f"{change:+,.0f}{share}"
+    return f"{change:+,.0f}{unit}{share}"
 
 
 def contents(page: ReportPage) -> str:
@@ -211,8 +216,8 @@ def heat_map(routers: Rows, hours: Rows, window: Window) -> str:
     )
     legend = (
         '<p class="legend"><span><i style="background:var(--heat0)"></i>nothing lost</span><span>'
-        '<i style="background:color-mix(in srgb,var(--bad) 50%,var(--heat0))"></i>lost for a part of the time'
-        '</span><span><i style="background:var(--bad)"></i>all lost all the time</span></p>'
+        '<i style="background:color-mix(in srgb,var(--bad) 50%,var(--heat0))"></i>lost for part of the period'
+        '</span><span><i style="background:var(--bad)"></i>all lost for the entire period</span></p>'
     )
     return (
         f"<h3>Lost subscriptions by router and time</h3>{legend}{SCROLL.format('Lost subscriptions')}"

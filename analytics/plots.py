@@ -76,13 +76,12 @@ def delivery(tables: Tables) -> Iterator[tuple[str, Chart]]:
         shown = hours[-MOST_POINTS:]
         data = lines(
             [row["hour"] for row in shown],
-            half=[row["latency_ms_p50"] for row in shown],
-            **{f"{p} of 100": [row[f"latency_ms_p{p}"] for row in shown] for p in (95, 99)},
+            **{f"p{p}": [row[f"latency_ms_p{p}"] for row in shown] for p in (50, 95, 99)},
         )
         data["bands"] = [[2, 1, "--c1"], [3, 2, "--c3"]]
         yield "latency", Chart("delivery", "From notification to accepted push, milliseconds", data)
     if outcomes := tables.get("delivery_outcomes"):
-        for column, title in (("sent", "Accepted pushes by hour"), ("failed", "Pushes given up by hour")):
+        for column, title in (("sent", "Accepted pushes by hour"), ("failed", "Failed pushes by hour")):
             yield f"pushes-{column}", Chart("delivery", title, by_provider(outcomes, column))
 
 

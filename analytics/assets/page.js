@@ -57,7 +57,7 @@
     const times = Object.values(charts).map((chart) => chart.x).filter(isHourly).flat();
     const known = [...new Set(times.map((at) => at - at % DAY))].sort((a, b) => a - b);
     if (known.length < 2) return;
-    days.add(new Option("the whole time", ""));
+    days.add(new Option("entire period", ""));
     for (const day of known) days.add(new Option(utc(day).toLocaleDateString("en-GB", {dateStyle: "full"}), day));
     days.addEventListener("change", zoom);
     const label = document.createElement("label");

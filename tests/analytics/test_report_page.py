@@ -6,15 +6,18 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from analytics.figures import compared, figures
-from analytics.findings import Thresholds, find
+from analytics.findings import Finding, Thresholds, find
+from analytics.inputs import Window
 from analytics.job import REPORTS
-from analytics.page import ReportPage, asset, heat_heads, render
+from analytics.page import MOST_PROBLEMS, ReportPage, asset, heat_heads, problems, render, tiles
+from analytics.results import Rows
 from analytics.segments import Checked, Segment
 from analytics.times import HOUR_US
 from tests.analytics.conftest import START_US
@@ -71,7 +74,7 @@ def test_the_page_in_a_browser(spark: SparkSession, tmp_path: Path) -> None:
         assert look["violations"] == [], look["name"]
         assert look["wider"] <= 0, look["name"]
     assert seen["plots"] >= 8
-    assert seen["days"][:2] == ["the whole time", "Monday, 5 January 2026"]
+    assert seen["days"][:2] == ["entire period", "Monday, 5 January 2026"]
     assert len(seen["days"]) == 23
     assert seen["zoom"] == {"changed": [True, False], "back": True}  # what is known by day stays
     assert len(seen["printedPlots"]) == seen["plots"]
@@ -128,3 +131,18 @@ def test_words_and_lines_stand_out(theme: int) -> None:
         for ground in ("bg", "panel"):
             darker, lighter = sorted(lightness(colours[which]) for which in (name, ground))
             assert (lighter + 0.05) / (darker + 0.05) >= LEAST_CONTRAST, (name, ground)
+
+
+def test_tiles_and_the_list_of_problems_speak_as_operators_do() -> None:
+    latency = {"latency_ms_p95": {"value": 961_442.0, "previous": 961_542.0, "change": -100.0}}
+    page = ReportPage(
+        window=Window(START_US, START_US + HOUR_US),
+        checked=Checked([], []),
+        notes=[],
+        findings=[Finding(weight, f"problem {weight}", "outage") for weight in range(MOST_PROBLEMS + 1)],
+        figures=latency,
+        sections={"delivery": {"delivery_providers": Rows(["provider"], [{"provider": "AP"}])}},
+    )
+    assert "<b>16 min</b><span>p95 push latency</span><span>-100 ms</span>" in tiles(page)
+    assert "<summary>1 minor issue</summary>" in problems(page)
+    assert "No problems found" in problems(replace(page, findings=[]))

@@ -3,7 +3,7 @@
     python -m tests.drills.planted [--keep FOLDER]
 
 One daemon, three routers, six agents and a provider. The report of the time before the faults must say that
-all is well; that of the whole time must name every fault with its size and time to heal, the worst first.
+there are no problems; that of the entire period must name every fault with its size and time to heal, the worst first.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ def check_healthy(folder: Path, settings: str) -> None:
     code, out = report(folder, GOOD_DAY, settings)
     summary = json.loads((out / "summary.json").read_text())
     assert (code, summary["problems"], summary["notes"]) == (0, [], [])
-    assert "All is well" in (out / "report.html").read_text()
+    assert "No problems found" in (out / "report.html").read_text()
 
 
 def check_faults(folder: Path, planted: Sequence[Planted], settings: str) -> list[str]:
