@@ -130,6 +130,18 @@ async def test_new_repeated(router: Router, mode: QueueMode) -> None:
         assert await ask(same) == Err(AUTH)
 
 
+async def test_only_invitations_are_used_up(router: Router) -> None:
+    """A message of who secured an address leaves its link; one of who secured an invitation does not."""
+    async with connected(router.address) as client:
+        for mode in QueueMode:
+            queue, link_id = await with_link(client, mode)
+            sender = new_key()
+            assert await client.ask(Key(sender.public), queue.recipient_id, queue.key) == Ok()
+            assert await client.ask(Send(False, b"message"), queue.sender_id, sender) == Ok()
+            is_there = router.state.queues.by_link(link_id) is not None
+            assert is_there is (mode is CONTACT)
+
+
 async def test_link_ids_of_contacts(router: Router) -> None:
     async with connected(router.address) as client:
         _, link_id = await with_link(client, CONTACT)
