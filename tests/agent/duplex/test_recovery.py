@@ -16,7 +16,7 @@ from agent.duplex.records import ReceiveQueue
 from agent.duplex.resending import MAX_UNREAD, UNREAD_TIME
 from agent.duplex.schema import prepare
 from agent.duplex.store import Tx
-from agent.duplex.synchronisation import MAX_ROUNDS, PATIENT, PATIENT_GROWTH
+from agent.duplex.synchronisation import ANSWERED, MAX_ROUNDS, PATIENT, PATIENT_GROWTH
 from agent.duplex.tables import connection, receive_queues
 from agent.errors import Prohibited
 from protocol.agent.ratchet_sync import SyncState
@@ -318,17 +318,22 @@ def test_a_peer_that_forgot_the_synchronisation() -> None:
     agreed(alice, bob)
 
 
-def test_keys_that_come_after_an_agreement() -> None:
+@pytest.mark.parametrize("hers", [True, False], ids=["made the link", "joined"])
+def test_keys_that_come_after_an_agreement(hers: bool) -> None:
+    """One side starts and the other one answers: in seconds, with none of the patience for silent peers."""
     alice, bob = connected_parties()
-    alice.sync()
-    alice.deliver()
-    bob.receive()
-    alice.sync()
-    alice.deliver()
-    bob.receive()
-    assert bob.sync_state is SyncState.REQUIRED
+    who, peer = (alice, bob) if hers else (bob, alice)
+    for _ in range(2):
+        who.sync()
+        who.deliver()
+        peer.receive()
+    assert peer.sync_state is SyncState.REQUIRED
     settle(alice, bob)
-    recover(alice, bob)
+    for each in (peer, who) * 4:
+        due = connection(each.db, each.connection_id).sync_due
+        if due is not None and due - each.run(lambda tx: tx.now) <= ANSWERED[1]:
+            each.synchronise_again()
+            settle(alice, bob)
     agreed(alice, bob)
 
 
