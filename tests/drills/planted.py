@@ -3,7 +3,8 @@
     python -m tests.drills.planted [--keep FOLDER]
 
 One daemon, three routers, six agents and a provider. The report of the time before the faults must say that
-there are no problems; that of the entire period must name every fault with its size and time to heal, the worst first.
+there are no problems; that of the entire period must name every fault with its size and time to heal, the
+worst first.
 """
 
 from __future__ import annotations
