@@ -105,12 +105,17 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
         if seen[name] > 1:
             name += f" ({seen[name]})"
         line = getattr(change.node, "lineno", 0)
-        behind = [
-            None if at is None else places.of(at)
-            for at in (refused.get(change.node), passed.get(change.node))
-        ]
+        first, second = refused.get(change.node), passed.get(change.node)
         found.append(
-            Mutant(name, line, places.of(line), places.text(line), *behind, _replaced(source, change))
+            Mutant(
+                name,
+                line,
+                places.of(line),
+                places.text(line),
+                None if first is None else places.of(first),
+                None if second is None else places.of(second),
+                _replaced(source, change),
+            )
         )
     return found
 
