@@ -28,6 +28,8 @@ settings.load_profile("repeatable")
 __all__ = ["postgres", "pytest_timeout_set_timer"]
 
 SECONDS = {
+    "agent/test_cli.py": 5.0,
+    "agent/test_process_kills.py": 10.0,
     "packaging/test_debian.py": 30.0,
     "packaging/test_distribution.py": 30.0,
     "test_whole_path.py": 30.0,

@@ -20,12 +20,12 @@ async def stage(folder: Path) -> AsyncIterator[tuple[Router, LossyProxy, Termina
 
 async def run_to_its_death(terminal: Terminal, proxy: LossyProxy, *arguments: str) -> None:
     """The router has carried out the command's first request."""
-    process = await terminal.start(*arguments)
+    process, before = await terminal.start(*arguments), proxy.lost
     proxy.on_loss = process.kill
     proxy.lose()
     await process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert proxy.lost == 1
+    assert proxy.lost == before + 1
 
 
 async def test_creating_a_link(tmp_path: Path) -> None:
@@ -41,7 +41,8 @@ async def test_creating_a_link(tmp_path: Path) -> None:
 async def test_deleting_a_connection(tmp_path: Path) -> None:
     async with stage(tmp_path) as (router, proxy, alice):
         await alice.run("create")
-        await run_to_its_death(alice, proxy, "delete", "1")
+        while router.state.queues:  # on a busy machine, the first answer is that to the subscription
+            await run_to_its_death(alice, proxy, "delete", "1")
         assert "Connection 1" not in await alice.run("receive")
         while "Connection 1" in await alice.run("status"):  # the router took longer than `receive` waits
             await alice.run("receive")

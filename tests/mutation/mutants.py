@@ -87,9 +87,6 @@ class Places:
                 name, first = inner, node.lineno
         return name, line - first
 
-    def of_any(self, line: int | None) -> tuple[str, int] | None:
-        return None if line is None else self.of(line)
-
     def text(self, line: int) -> str:
         """Of the innermost function or class; outside of them the line itself."""
         around = [node for _, node in self._known if node.lineno <= line <= (node.end_lineno or 0)]
@@ -108,15 +105,16 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
         if seen[name] > 1:
             name += f" ({seen[name]})"
         line = getattr(change.node, "lineno", 0)
+        first, second = refused.get(change.node), passed.get(change.node)
         found.append(
             Mutant(
                 name,
                 line,
-                place=places.of(line),
-                function=places.text(line),
-                refused=places.of_any(refused.get(change.node)),
-                passed=places.of_any(passed.get(change.node)),
-                source=_replaced(source, change),
+                places.of(line),
+                places.text(line),
+                None if first is None else places.of(first),
+                None if second is None else places.of(second),
+                _replaced(source, change),
             )
         )
     return found
