@@ -6,6 +6,7 @@ import asyncio
 import os
 
 from ntf_server.app import App
+from ntf_server.clock import SystemClock, day
 from protocol.device_token import ApnsToken
 from protocol.encoding import NO_ENTITY, EntityId
 from protocol.errors import AUTH
@@ -26,6 +27,7 @@ async def stored_device(app: App, token: ApnsToken, *, active: bool = False) -> 
     """Registered without the wire: the limits of registrations are not what is tried here."""
     device = Device.make(token)
     device.token_id = EntityId(os.urandom(24))
+    today = day(SystemClock().now())  # an older one may be purged before it is active
     record = await app.store.create_token(
         NewToken(
             token_id=device.token_id,
@@ -34,11 +36,11 @@ async def stored_device(app: App, token: ApnsToken, *, active: bool = False) -> 
             dh_private=os.urandom(32),
             dh_secret=os.urandom(32),
             code=os.urandom(32),
-            updated_on=0,
+            updated_on=today,
         )
     )
     if active:
-        await app.store.move_token(record, TokenInput.CODE_MATCHED, 0)
+        await app.store.move_token(record, TokenInput.CODE_MATCHED, today)
     return device, record
 
 
