@@ -17,8 +17,6 @@ from bench.table import COLUMNS, cells, number, spread
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "latest.json"
-ALONE = RESULTS.with_name("analytics.json")
-"Of `python -m bench --only analytics` with sizes that take longer than all other parts."
 PAGE = ROOT / "docs" / "performance.md"
 WIDTH = 125
 
@@ -55,21 +53,26 @@ How to read it:
 """
 
 
+def alone() -> list[Path]:
+    """Results of parts that take longer than all others together, each measured in a run of its own."""
+    return sorted(path for path in RESULTS.parent.glob("*.json") if path != RESULTS)
+
+
 def written(path: Path = RESULTS) -> str:
     """The page of these results."""
-    return render(read(path), read(ALONE) if ALONE.exists() else None)
+    return render(read(path), *map(read, alone()))
 
 
-def render(results: Results, alone: Results | None = None) -> str:
-    """The parts of `alone`, a run of its own, are shown instead of those of `results`."""
-    if alone is not None:
-        others = [part for part in results.parts if alone.part(part.name) is None]
-        results = replace(results, parts=[*others, *alone.parts])
+def render(results: Results, *apart: Results) -> str:
+    """The parts of runs of their own, `apart`, are shown instead of those of `results`."""
+    runs = {part.name: run for run in apart for part in run.parts}
+    others = [part for part in results.parts if part.name not in runs]
+    results = replace(results, parts=[*others, *(part for run in apart for part in run.parts)])
     blocks = [INTRODUCTION, *_machine(results), *_aims(results)]
     for part in PARTS:
         blocks += section(part, results.part(part.name))
-        if alone is not None and alone.part(part.name) is not None:
-            when = f"{alone.started}, commit `{alone.commit}`"
+        if run := runs.get(part.name):
+            when = f"{run.started}, commit `{run.commit}`"
             blocks.append(paragraph(f"This part was measured in a run of its own: {when}."))
     return "\n".join(blocks).rstrip() + "\n"
 
