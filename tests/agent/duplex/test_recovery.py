@@ -277,6 +277,21 @@ def test_no_step_of_a_rotation_is_sent_again_with_the_messages() -> None:
     assert waiting(bob) == [MessageKind.USER, MessageKind.TEST]
 
 
+def test_what_was_sent_before_the_keys_is_not_kept() -> None:
+    """Whoever has read QKEY has read all before it in the same queue."""
+    alice, bob = connected_parties()
+    assert alice.switch()
+    alice.command()
+    alice.deliver()  # QADD
+    bob.send(b"before QKEY")
+    bob.receive()
+    assert waiting(bob) == [MessageKind.USER, MessageKind.KEY]
+    bob.deliver(OLD)
+    assert waiting(bob) == [MessageKind.KEY]
+    sql = "SELECT count(*) FROM sent_messages WHERE kind = ? AND plaintext IS NOT NULL"
+    assert tuple(bob.db.execute(sql, (MessageKind.USER,)).fetchone()) == (0,)
+
+
 def test_what_is_kept_for_a_new_queue_is_bounded() -> None:
     alice, bob = connected_parties()
     until_quse(alice, bob)
