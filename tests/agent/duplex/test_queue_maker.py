@@ -10,7 +10,7 @@ from agent.duplex.secrets import Secrets
 from agent.duplex.tables import receive_queues
 from protocol.addresses import SmpServer
 from protocol.encoding import CorrId
-from protocol.smp_messages import QueueMode, SmpCommand, SmpMessage
+from protocol.smp_messages import New, QueueMode, SmpCommand, SmpMessage
 from smp_client.requests import Request
 from tests.agent.duplex.simulation import SERVERS, connected_parties, finish, settle
 
@@ -36,6 +36,24 @@ def test_routers_to_be_avoided() -> None:
         assert maker.choose([ONE, TWO]) is THREE
         assert maker.choose(SERVERS, [ONE]) in (TWO, THREE)
         assert maker.choose(SERVERS) in SERVERS
+
+
+def test_the_password_of_a_router_however_it_is_spelled() -> None:
+    sent = list[SmpCommand]()
+
+    async def ask(
+        server: SmpServer, request: Request[SmpCommand], corr_id: CorrId | None = None
+    ) -> SmpMessage:
+        sent.append(request.message)
+        raise TemporaryFailure("away")
+
+    spelled = SmpServer(("Router0.example.",), "5223", ONE.key_hash)
+    assert spelled.canonical == ONE.canonical
+    maker = QueueMaker(SERVERS, Secrets(), ask, passwords={spelled: b"sesame"})
+    for server in (ONE, spelled, TWO):
+        with pytest.raises(TemporaryFailure):
+            finish(maker.make(server, QueueMode.MESSAGING))
+    assert [command.password for command in sent if isinstance(command, New)] == [b"sesame", b"sesame", None]
 
 
 def test_a_queue_moves_to_a_router_of_its_own() -> None:

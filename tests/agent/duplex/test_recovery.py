@@ -208,6 +208,12 @@ def until_quse(alice: Party, bob: Party) -> ReceiveQueue:
     return old
 
 
+def waiting(party: Party) -> list[str]:
+    """Kinds of what is still to be sent."""
+    sql = "SELECT kind FROM deliveries JOIN sent_messages USING (connection_id, local_id) ORDER BY local_id"
+    return [kind for (kind,) in party.db.execute(sql)]
+
+
 def lose_old_queue(alice: Party, old: ReceiveQueue) -> None:
     """As a deployed agent does when the first message comes on the new queue."""
     alice.routers.queues[old.recipient_id].messages.clear()
@@ -257,9 +263,33 @@ def test_what_was_confirmed_is_not_sent_again() -> None:
     for _ in range(4):
         bob.receive()
         bob.ack()
-    sql = "SELECT kind FROM deliveries JOIN sent_messages USING (connection_id, local_id) ORDER BY local_id"
-    kinds = [kind for (kind,) in bob.db.execute(sql)]
-    assert kinds == [MessageKind.USER, MessageKind.TEST], "and no step of the rotation"
+    assert waiting(bob) == [MessageKind.USER, MessageKind.TEST]
+
+
+def test_no_step_of_a_rotation_is_sent_again_with_the_messages() -> None:
+    alice, bob = connected_parties()
+    until_quse(alice, bob)
+    bob.send(b"after QKEY")
+    bob.deliver(OLD)
+    alice.command()  # KEY
+    alice.deliver()  # QUSE
+    bob.receive()
+    assert waiting(bob) == [MessageKind.USER, MessageKind.TEST]
+
+
+def test_what_was_sent_before_the_keys_is_not_kept() -> None:
+    """Whoever has read QKEY has read all before it in the same queue."""
+    alice, bob = connected_parties()
+    assert alice.switch()
+    alice.command()
+    alice.deliver()  # QADD
+    bob.send(b"before QKEY")
+    bob.receive()
+    assert waiting(bob) == [MessageKind.USER, MessageKind.KEY]
+    bob.deliver(OLD)
+    assert waiting(bob) == [MessageKind.KEY]
+    sql = "SELECT count(*) FROM sent_messages WHERE kind = ? AND plaintext IS NOT NULL"
+    assert tuple(bob.db.execute(sql, (MessageKind.USER,)).fetchone()) == (0,)
 
 
 def test_what_is_kept_for_a_new_queue_is_bounded() -> None:
