@@ -169,6 +169,7 @@ class Neighbours:
                 "NTF_SUBSCRIBER_ALLOW_PRIVATE_ROUTERS": "on",
                 **{f"NTF_LIMITS_{name}": "0" for name in UNLIMITED},
                 "NTF_JOURNAL_ENABLED": "on",
+                "NTF_JOURNAL_SEGMENT_SECONDS": "1",
                 **push_settings(push),
                 **({KEY_VARIABLE: key} if key else {}),
             },

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tests.beside import needs_locks, neighbours
 from tests.test_beside import SPARK_MATRIX, check_nothing_is_lost
+from tests.waiting import until
 
 
 @needs_locks
 async def test_nothing_is_lost_beside_spark(tmp_path: Path) -> None:
     async with neighbours(tmp_path) as live:
+        await until(lambda: any((live.data_dir / "journal").glob("date=*/*.parquet")))
         await check_nothing_is_lost(live, SPARK_MATRIX)
