@@ -28,7 +28,7 @@ ROUTERS = f"""
 SELECT coalesce(sum(active), 0) AS active_subscriptions, count(*) AS routers,
   count_if(score >= {WELL}) AS well_routers
 FROM ({health.TABLES["health"]})"""
-"Of all routers: how many are well, and how many subscriptions are active?"
+"How many routers are healthy, and how many subscriptions are active?"
 
 Figures = Mapping[str, Mapping[str, float | None]]
 

@@ -45,7 +45,7 @@ def _lock(folder: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-            # Else whoever held it before has removed it: the lock is on a file that nobody else sees.
+            # Otherwise the previous holder removed the file after it was opened here: open the new one.
         except BlockingIOError:
             refusals += 1
             if refusals == _ATTEMPTS:

@@ -266,7 +266,7 @@ class ServiceBalance:
         return len(found)
 
     def explains(self, surplus: int) -> bool:
-        """Whether so many queues more at the router may be ones that were deleted here."""
+        """Whether a surplus of queues at the router may consist of queues that were deleted here."""
         return surplus > 0 and (not self.is_complete or surplus <= self._surplus.count)
 
     def compare(self, ours: QueueSet, routers: QueueSet) -> Balance:

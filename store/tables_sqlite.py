@@ -215,7 +215,7 @@ class NewSqliteTables(SqliteTables):
 
     @staticmethod
     def remove(path: Path) -> None:
-        """For whoever holds the folder."""
+        """Remove an unfinished copy; the caller holds the folder."""
         for end in ("", "-wal", "-shm", "-journal"):
             path.with_name(f"{path.name}.moving{end}").unlink(missing_ok=True)
 

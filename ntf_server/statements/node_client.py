@@ -53,7 +53,7 @@ class NodeError(Exception):
 
 
 class NodeSilent(NodeError):
-    """Nothing came from the node for so many seconds, though the connection seemed to be there."""
+    """The node sent nothing for `seconds`, although the connection seemed to be open."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)

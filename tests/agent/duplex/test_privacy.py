@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from ntf_demo.demo import playground
 from protocol.addresses import SmpServer
 from protocol.encoding import EntityId
 from protocol.smp_messages import Ids, Nkey, Pfwd, Prxy, Send, SmpMessage, Sub
+from smp_client.dialer import NetworkConfig
 from smp_client.proxy import ProxyConfig, ProxyPolicy
 from smp_router.authentication import Request
 from smp_router.broker import Broker
@@ -26,6 +28,7 @@ from smp_router.config import RouterConfig
 from smp_router.router import Router
 from tests.agent.duplex.world import Person, config, connect
 from tests.agent.notifications.world import settle, verified, watched
+from tests.smp_client.test_dialer import SocksProxy
 from tests.waiting import until
 
 FREQUENTLY = 0.01
@@ -96,6 +99,22 @@ async def test_each_session_is_about_one_queue(tmp_path: Path, watcher: Watcher,
             await say(bob, first[1], alice, b"three")
             await say(alice, second[0], bob, b"four")
         assert (watcher.most() == 1) is separate
+
+
+@pytest.mark.parametrize("separate", [True, False])
+async def test_separate_sessions_take_separate_circuits(tmp_path: Path, separate: bool) -> None:
+    """Tor uses another circuit for each user name."""
+    async with Router.start() as router:
+        proxy = SocksProxy(int(router.address.port))
+        async with await asyncio.start_server(proxy.handle, "127.0.0.1", 0) as listener:
+            url = f"socks5://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            made = config(tmp_path / "alice.db", replace(router.address, hosts=("abc.onion",)))
+            network = NetworkConfig(socks_proxy=url)
+            async with opened(replace(made, network=network, separate_sessions=separate)) as alice:
+                for _ in range(2):
+                    await alice.agent.create_invitation()
+    assert len(set(proxy.users)) == (len(proxy.asked) if separate else 0)
+    assert len(proxy.asked) >= (2 if separate else 1)
 
 
 async def test_the_session_of_a_queue_ends_with_it(tmp_path: Path) -> None:
